@@ -1,0 +1,33 @@
+# make lab opens the course, make test passes its tests. Both set everything up first, in .venv.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.PHONY: lab setup lessons test bench doctor
+
+lab: setup
+	@$(BIN)/ddp-course lab
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info[:2] <= (3, 13) else \
+		"The course needs Python 3.11, 3.12 or 3.13, this is %d.%d: make PYTHON=python3.12 ..." % sys.version_info[:2])'
+	@echo "Installing the course into .venv: some minutes the first time, torch is large."
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable ".[test]"
+	@$(BIN)/python -m ddp_course.doctor pair
+	@touch $@
+
+lessons: setup
+	@$(BIN)/ddp-course execute
+
+test: setup
+	@$(BIN)/python -m pytest
+
+bench: setup
+	@$(BIN)/python benchmarks/run.py
+
+doctor: setup
+	@$(BIN)/ddp-course doctor

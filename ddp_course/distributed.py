@@ -1,0 +1,101 @@
+"""The small parts that every distributed program has: who am I, on which device, in which group.
+
+Each is shown in full in the lesson that teaches it: the environment, the process group and `rank_zero_first` in
+lesson 02, the device and the log in lesson 04.
+"""
+
+import os
+import socket
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ddp_course import UsageError
+
+
+class Place(NamedTuple):
+    """Where a process stands in the job."""
+
+    rank: int  # among all processes, 0 to world_size - 1
+    local_rank: int  # among those on this machine, 0 to local_world_size - 1
+    world_size: int
+    local_world_size: int
+
+
+def torchrun_environment():
+    """Read from the environment what torchrun (or `launch`) tells each process: its Place.
+
+    A process that nobody launched is the only one: rank 0 of 1. Raises UsageError where only a part is set.
+    """
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
+    missing = [name for name in names if name not in os.environ]
+    if missing == names:
+        return Place(0, 0, 1, 1)
+    if missing:
+        present = [name for name in names if name in os.environ]
+        cure = "start with torchrun, which sets all, or unset them"
+        raise UsageError(f"{', '.join(present)} set, but {', '.join(missing)} not: {cure}")
+    try:
+        return Place(*(int(os.environ[name]) for name in names[:4]))
+    except ValueError as error:
+        raise UsageError(f"{', '.join(names[:4])} must be whole numbers: {error}") from None
+
+
+def choose_device(wish="auto"):
+    """The device of this process: its own GPU where there is one for each local rank, else the CPU.
+
+    wish: 'auto', 'cpu', 'cuda' or 'mps'. One process alone on a Mac gets its 'mps', which has no collectives.
+    Raises UsageError for a device that is not there, or for fewer GPUs than local ranks.
+    """
+    _, local_rank, world_size, local_world_size = torchrun_environment()
+    gpus = torch.cuda.device_count()
+    mps = torch.backends.mps.is_available()
+    if wish == "auto":
+        wish = "cuda" if gpus >= local_world_size else "mps" if mps and world_size == 1 else "cpu"
+    if wish == "cuda":
+        if gpus < local_world_size:
+            cure = "nccl needs one for each: start fewer ranks, or use --device cpu"
+            raise UsageError(f"{local_world_size} local ranks, but {gpus} GPUs; {cure}")
+        torch.cuda.set_device(local_rank)
+        return torch.device("cuda", local_rank)
+    if wish == "mps" and not (mps and world_size == 1):
+        raise UsageError("mps is for one process on a Mac: it has no collectives; use --device cpu")
+    return torch.device(wish)
+
+
+def backend_for(device):
+    """The backend whose collectives work on tensors of this device: 'nccl' on GPUs, 'gloo' elsewhere."""
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
+def loopback_interface():
+    """The name of the loopback interface, 'lo' on Linux and 'lo0' on a Mac; None on Windows, which names none."""
+    return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+
+
+def stay_on_this_machine():
+    """Keep gloo's connections on the loopback interface where the whole job is on one machine."""
+    place = torchrun_environment()
+    if place.world_size == place.local_world_size and loopback_interface():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
+
+
+@contextmanager
+def process_group(backend="gloo", timeout=300):
+    """Join the job's process group for the length of a `with` block; gives (rank, world_size).
+
+    timeout: seconds that a collective waits for the others (torch's own default is 30 minutes, 10 with nccl).
+    """
+    rank, _, world_size, _ = torchrun_environment()
+    stay_on_this_machine()
+    if world_size > 1:
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    else:  # nobody to meet: no address, no port
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield rank, world_size
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,194 @@
+"""What `ddp-course doctor` looks at: one function a question, each answered by a Finding."""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from typing import NamedTuple
+
+REINSTALL = "install the two together: pip install --force-reinstall torch torchvision"
+
+
+class Finding(NamedTuple):
+    """One answer: what was looked at, what was found, and how to cure it; `cure` is empty where all is well."""
+
+    subject: str
+    found: str
+    cure: str = ""
+
+
+def examine():
+    """Yield one Finding after the other. Those that start ranks come last, and only where torch can be imported."""
+    yield python()
+    torch = torch_and_torchvision()
+    yield torch
+    yield notebooks()
+    yield environment()
+    yield loopback()
+    yield ports()
+    yield disk()
+    if "none" in torch.found:
+        return
+    yield devices()
+    yield backends()
+    yield images()
+    yield ranks_by_launch()
+    yield ranks_by_torchrun()
+
+
+def python():
+    version = platform.python_version()
+    good = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    return Finding("Python", f"{version} on {platform.system()}", "" if good else "use Python 3.11, 3.12 or 3.13")
+
+
+def version_of(package):
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def torch_and_torchvision():
+    """Import both, in a process of its own: a pair that does not match fails at import."""
+    found = f"torch {version_of('torch')}, torchvision {version_of('torchvision')}"
+    if "none" in found:
+        return Finding("torch", found, "install the course: make setup, or pip install -c constraints.txt -e .")
+    program = "import torch, torchvision; torchvision.ops.nms"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    if done.returncode == 0:
+        return Finding("torch", f"{found}, a matched pair")
+    reason = (done.stderr.strip().splitlines() or ["import failed"])[-1]
+    return Finding("torch", f"{found} do not match ({reason})", REINSTALL)
+
+
+def notebooks():
+    names = ["jupyterlab", "ipykernel", "papermill", "nbval", "matplotlib", "accelerate", "transformers"]
+    missing = [name for name in names if version_of(name) == "none"]
+    found = ", ".join(f"{name} {version_of(name)}" for name in names)
+    return Finding("packages", found, f"missing {', '.join(missing)}: make setup" if missing else "")
+
+
+def environment():
+    """Variables that would make a program think that torchrun had started it, or that misguide gloo."""
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
+    left = [name for name in names if name in os.environ]
+    if left:
+        return Finding("environment", f"{', '.join(left)} set in this shell", f"unset {' '.join(left)}: only a launcher should set them")
+    interface = os.environ.get("GLOO_SOCKET_IFNAME")
+    if interface and interface not in [name for _, name in socket.if_nameindex()]:
+        return Finding("environment", f"GLOO_SOCKET_IFNAME={interface}, which is no interface of this machine", "unset GLOO_SOCKET_IFNAME")
+    return Finding("environment", "no launcher's variables left over")
+
+
+def loopback():
+    """Ranks on one machine talk over 127.0.0.1."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=2):
+            pass
+    except OSError as error:
+        cure = "bring the loopback interface up, and let your firewall pass it"
+        return Finding("loopback", f"127.0.0.1 cannot be reached ({error})", cure)
+    try:
+        socket.gethostbyname(socket.gethostname())
+    except OSError:
+        name = socket.gethostname()
+        return Finding("loopback", f"127.0.0.1 works; the host name {name} does not resolve, torch may warn of that")
+    return Finding("loopback", "127.0.0.1 works, the host name resolves")
+
+
+def ports():
+    """The course takes free ports. 29500 is what other launchers take when nobody says."""
+    with socket.socket() as probe:
+        taken = probe.connect_ex(("127.0.0.1", 29500)) == 0
+    return Finding("ports", f"29500, other launchers' default, is {'taken: no matter here' if taken else 'free'}")
+
+
+def disk():
+    from ddp_course import project_folder
+
+    folder = project_folder()
+    free = shutil.disk_usage(folder).free / 2**30
+    if not os.access(folder, os.W_OK):
+        return Finding("disk", f"{folder} cannot be written to", "work in a folder of your own, or pass --out to the lessons")
+    return Finding("disk", f"{free:.1f} GiB free", "make some room: runs and notebooks are written here" if free < 0.5 else "")
+
+
+def devices():
+    import torch
+
+    cores = os.cpu_count()
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    others = ", mps" if torch.backends.mps.is_available() else ""
+    return Finding("devices", f"{cores} CPU cores{others}, {len(gpus)} GPUs{': ' + ', '.join(gpus) if gpus else ', and none is needed'}")
+
+
+def backends():
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return Finding("backends", "none: this torch was built without torch.distributed", REINSTALL)
+    there = [name for name in ("gloo", "nccl", "mpi", "ucc", "xccl") if getattr(dist, f"is_{name}_available")()]
+    return Finding("backends", ", ".join(there), "" if "gloo" in there else REINSTALL)
+
+
+def images():
+    from ddp_course import UsageError, data
+
+    folder = data.data_folder()
+    if not any((folder / data.RAW / name).exists() for name in data.MNIST_FILES):
+        return Finding("data", f"digits; no MNIST in {folder}, lessons try to download it")
+    try:
+        for name in data.MNIST_FILES:
+            data.read_verified(folder / data.RAW / name)
+    except UsageError as error:
+        return Finding("data", str(error).rpartition(": ")[0], str(error).rpartition(": ")[2])
+    return Finding("data", f"digits, and MNIST in {folder}, verified")
+
+
+def sum_of_ranks():
+    """What each of the two ranks does: an all_reduce of its number, plus one. All get 3."""
+    import torch
+    import torch.distributed as dist
+
+    from ddp_course.distributed import process_group
+
+    with process_group(timeout=20) as (rank, _):
+        number = torch.tensor([rank + 1])
+        dist.all_reduce(number)
+        return number.item()
+
+
+def ranks_by_launch():
+    from ddp_course.launch import RankError, launch
+
+    try:
+        sums = launch(sum_of_ranks, timeout=60)
+    except RankError as error:
+        return Finding("launch()", str(error), "set DDP_COURSE_START_METHOD=spawn and try again; else report this text")
+    if sums != [3, 3]:
+        return Finding("launch()", f"2 ranks, one all_reduce: sums of {sums}, not 3", "report this")
+    return Finding("launch()", "2 ranks, one all_reduce: right")
+
+
+def ranks_by_torchrun():
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "ddp_course.doctor"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    except subprocess.TimeoutExpired:
+        return Finding("torchrun", "2 ranks, but no answer in two minutes", "check the loopback line above, and your firewall")
+    if done.returncode == 0 and "".join(done.stdout.split()) == "33":
+        return Finding("torchrun", "2 ranks, one all_reduce: right")
+    words = [line for line in done.stderr.splitlines() if "Error" in line] or ["no reason given"]
+    cure = "set USE_LIBUV=0" if "libuv" in done.stderr else "look at the loopback and environment lines above"
+    return Finding("torchrun", f"2 ranks failed: {words[-1].strip()}", cure)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["pair"]:
+        finding = torch_and_torchvision()
+        sys.exit(f"{finding.found}: {finding.cure}" if finding.cure else None)
+    print(sum_of_ranks())

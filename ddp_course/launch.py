@@ -1,0 +1,450 @@
+"""Real ranks from a notebook cell or a test: `launch(fn, *args, nproc=2)`.
+
+It does what torchrun does, without torchrun's three seconds:
+
+* ranks are processes, started by `torch.multiprocessing.start_processes` (the engine beneath `mp.spawn`) from a fork
+  server that has imported torch already and nothing else, so it does not matter what the calling process did before;
+* they find each other through a TCPStore that the caller hosts on a loopback socket;
+* each has the environment that torchrun would have given it, so code that runs here runs under torchrun.
+
+Functions, classes and closures that were defined in a notebook cell travel by cloudpickle; modules are imported by
+the ranks anew, as they are on disk. No rank outlives the call, nor the process that made it.
+"""
+
+import faulthandler
+import json
+import linecache
+import multiprocessing
+import multiprocessing.connection
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import sysconfig
+import tempfile
+import textwrap
+import threading
+import time
+import traceback
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import cloudpickle
+
+from ddp_course.distributed import loopback_interface
+
+PRELOADED = ["ddp_course.server", "torch", "torch.distributed", "torch.nn.parallel.distributed", "torch._dynamo", "numpy", "cloudpickle"]
+LIVE_AFTER = 3.0  # seconds after which output is shown as it comes, and not only at the end of the run
+GRACE = 0.3  # seconds that the other ranks get, once one has failed, to say what they have to say
+SYMPTOMS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")  # of another rank's failure
+
+
+class RankError(RuntimeError):
+    """A rank raised, died or left early. `rank` is its number; the text holds that rank's own traceback first."""
+
+    def __init__(self, text, rank=None):
+        super().__init__(text)
+        self.rank = rank
+
+    def _render_traceback_(self):
+        """IPython's hook: a notebook shows the ranks' story and none of launch()'s insides."""
+        return f"{type(self).__name__}: {self}".splitlines()
+
+
+class RankTimeout(RankError, TimeoutError):
+    """The ranks did not finish in time. The text says where each of them stood."""
+
+
+class RanksInterrupted(KeyboardInterrupt):
+    """Ctrl-C, or the notebook's stop button. The text says where each rank stood."""
+
+    _render_traceback_ = RankError._render_traceback_
+
+
+def launch(fn, *args, nproc=2, timeout=60, env=None, **kwargs):
+    """Run `fn(*args, **kwargs)` on `nproc` ranks; return what each of them returned, a list in rank order.
+
+    fn: any callable, also one that was defined in a notebook cell. It finds its rank where torchrun would put it, in
+        the environment (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR ...), and so does `init_process_group`.
+    timeout: seconds after which every rank is stopped.
+    env: more environment variables for the ranks, such as {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}.
+
+    What the ranks print is printed by this process: whole lines, marked with their rank, in rank order; as it comes
+    where the run takes longer than three seconds.
+
+    Raises RankError (the traceback of the rank that failed first), RankTimeout (where each rank stood), and TypeError
+    or ValueError for what cannot be launched.
+    """
+    if not callable(fn):
+        raise TypeError(f"launch takes a function and then its arguments, launch(train, 3), but got {fn!r}")
+    if isinstance(nproc, bool) or not isinstance(nproc, int) or nproc < 1:
+        raise ValueError(f"nproc is a number of ranks, 1 or more, but is {nproc!r}")
+    if not timeout > 0:
+        raise ValueError(f"timeout is a number of seconds above 0, but is {timeout!r}")
+    payload = _pickle(fn, args, kwargs)
+    with _Run(nproc, timeout) as run:
+        run.start(payload, env or {})
+        run.wait()
+    return run.results()
+
+
+def start_server():
+    """Start the fork server ahead of the first launch, so that not even the first one waits for `import torch`.
+
+    Returns at once, the server imports in the background. Does nothing where it runs already.
+    """
+    if start_method() == "forkserver":
+        multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+        multiprocessing.forkserver.ensure_running()
+
+
+def start_method():
+    """How ranks are started: 'forkserver'; 'spawn', which takes seconds, on Windows or by DDP_COURSE_START_METHOD."""
+    possible = [name for name in multiprocessing.get_all_start_methods() if name != "fork"]
+    return os.environ.get("DDP_COURSE_START_METHOD") or ("forkserver" if "forkserver" in possible else "spawn")
+
+
+def host_store():
+    """A TCPStore on a free loopback port (`.port`), served by this process, for any number of ranks to join.
+
+    A TCPStore that opens its own socket listens on every interface, whatever host name it is given; one that is given
+    a listening socket keeps to that.
+    """
+    from torch.distributed import TCPStore
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
+def rank_environment(rank, world_size, port):
+    """What torchrun sets for one rank of a job on one machine, and gloo told to stay on the loopback interface."""
+    environment = {
+        "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size,
+        "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "ROLE_RANK": rank, "ROLE_WORLD_SIZE": world_size, "ROLE_NAME": "default",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True,
+        "TORCHELASTIC_RUN_ID": "launch", "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": 1,
+    }  # fmt: skip
+    if world_size > 1:
+        environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", 1)
+    if loopback_interface():
+        environment["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", loopback_interface())
+    return {name: str(value) for name, value in environment.items()}
+
+
+# ---- in the process that calls launch --------------------------------------------------------------------------------
+
+
+def _pickle(fn, args, kwargs):
+    try:
+        return cloudpickle.dumps((fn, args, kwargs))
+    except Exception as error:
+        name = getattr(fn, "__name__", repr(fn))
+        advice = "Make such things inside the function: each rank needs its own."
+        raise TypeError(f"{name} and its arguments cannot be sent to the ranks: {error}. {advice}") from None
+
+
+class _Run:
+    """One launch: its processes, the private folder that they write to, and how each rank ended."""
+
+    one_start_at_a_time = threading.Lock()
+
+    def __init__(self, nproc, timeout):
+        self.nproc, self.timeout = nproc, timeout
+        self.processes, self.endings, self.store = [], [], None
+
+    def __enter__(self):
+        self.folder = Path(tempfile.mkdtemp(prefix="ddp-course-"))
+        self.output = _Output(self.folder, self.nproc)
+        return self
+
+    def start(self, payload, env):
+        from torch.multiprocessing import start_processes
+
+        method = start_method()
+        if method == "spawn":
+            print("Starting ranks with 'spawn': each imports torch anew, which takes some seconds.", file=sys.stderr)
+        with _interrupt_held_back(), self.one_start_at_a_time, _main_module_hidden():
+            start_server()
+            self.store = host_store()
+            environments = [os.environ | rank_environment(rank, self.nproc, self.store.port) | env for rank in range(self.nproc)]
+            arguments = (payload, str(self.folder), environments, self.timeout)
+            self.processes = start_processes(_rank_main, arguments, self.nproc, join=False, start_method=method).processes
+
+    def wait(self):
+        """Return when all ranks have ended, a moment after the first one failed, or when the time is up."""
+        begin = time.monotonic()
+        deadline = begin + self.timeout
+        running = {process.sentinel: process for process in self.processes}
+        while running and (now := time.monotonic()) < deadline:
+            live = now >= begin + LIVE_AFTER
+            patience = 0.2 if live else begin + LIVE_AFTER - now
+            for sentinel in multiprocessing.connection.wait(list(running), timeout=min(patience, deadline - now)):
+                process = running.pop(sentinel)
+                process.join()
+                if process.exitcode != 0:
+                    deadline = min(deadline, time.monotonic() + GRACE)
+            if live:
+                self.output.show()
+
+    def __exit__(self, kind, error, _traceback):
+        """Stop every rank, learn how it ended, show the rest of the output, free the port, leave no file."""
+        with _interrupt_held_back():
+            try:
+                self.store = None
+                running = [rank for rank, process in enumerate(self.processes) if process.is_alive()]
+                self._ask_where_they_stand(running)
+                for process in self.processes:
+                    _kill(process)
+                codes = [process.exitcode for process in self.processes]
+                self.endings = [_Ending(self.folder, rank, code, rank in running) for rank, code in enumerate(codes)]
+                self.output.show(rest=True, but_not=[ending.rank for ending in self.endings if ending.died])
+            finally:
+                shutil.rmtree(self.folder, ignore_errors=True)
+        if kind is KeyboardInterrupt:
+            raise RanksInterrupted("the ranks were stopped\n" + _places(self.endings)) from None
+
+    def _ask_where_they_stand(self, ranks):
+        """Have each of these ranks write its stack to the folder; wait for that half a second at most."""
+        if not hasattr(signal, "SIGUSR2"):
+            return  # no such signal on Windows: there the ranks do it by the clock, see _rank_main
+        for rank in ranks:
+            with suppress(ProcessLookupError):
+                os.kill(self.processes[rank].pid, signal.SIGUSR2)
+        patience = time.monotonic() + 0.5
+        while time.monotonic() < patience and not all(b"_rank_main" in _read(self.folder / f"{rank}.stack") for rank in ranks):
+            time.sleep(0.01)
+
+    def results(self):
+        """What the ranks returned, in rank order; or the error that says why they did not."""
+        failed = [ending for ending in self.endings if ending.failed]
+        if failed:
+            first = min(failed, key=lambda ending: (ending.is_symptom, ending.time))
+            first = next(ending for ending in failed if ending is first or ending.fails_like(first))  # alike: the lowest
+            lines = [f"rank {first.rank} of {self.nproc} {first.story}\n"]
+            for other in self.endings:
+                if other is not first:
+                    lines.append(f"meanwhile rank {other.rank} {'failed likewise' if other.fails_like(first) else other.place}")
+            raise RankError("\n".join(lines).strip(), first.rank)
+        if any(ending.running for ending in self.endings):
+            raise RankTimeout(f"the {self.nproc} ranks did not finish within {self.timeout:g} s\n{_places(self.endings)}")
+        return [cloudpickle.loads(ending.result) for ending in self.endings]
+
+
+class _Ending:
+    """How one rank ended, read from its exit code and from what it left in the folder."""
+
+    def __init__(self, folder, rank, exitcode, running):
+        self.rank, self.exitcode, self.running = rank, exitcode, running
+        self.result = _read(folder / f"{rank}.result")
+        self.failure = json.loads(_read(folder / f"{rank}.failure") or "null")
+        self.died = not self.running and not self.failure and (self.exitcode != 0 or not self.result)
+        self.failed = self.died or bool(self.failure)
+        self.time = self.failure["time"] if self.failure else 0.0  # a rank that could not say when is taken for the first
+        self.is_symptom = bool(self.failure) and any(symptom in self.failure["message"] for symptom in SYMPTOMS)
+        self.last_words = _read(folder / f"{rank}.stderr").decode(errors="replace").strip().splitlines()[-8:]
+        self.stack = _main_thread(_read(folder / f"{rank}.stack").decode(errors="replace"))
+
+    @property
+    def summary(self):
+        if self.failure:
+            return textwrap.shorten(self.failure["message"], width=160, placeholder=" ...")
+        if self.exitcode < 0:
+            return f"was killed by {signal.Signals(-self.exitcode).name}"
+        return f"left with exit code {self.exitcode} before it had returned"
+
+    def fails_like(self, other):
+        """Whether both raised the same error, whatever ranks and numbers it names."""
+        messages = [re.sub(r"\d+", "", ending.failure["message"]) if ending.failure else None for ending in (self, other)]
+        return messages[0] is not None and messages[0] == messages[1]
+
+    @property
+    def story(self):
+        if self.failure:
+            frames = [frame for frame in map(tuple, self.failure["frames"]) if frame[0] != __file__]
+            return f"raised\n\n{_format_frames(frames)}\n{self.failure['message']}"
+        if not self.last_words:
+            return self.summary
+        return f"{self.summary}; its last words:\n\n" + "\n".join(f"    {line}" for line in self.last_words)
+
+    @property
+    def place(self):
+        if self.failed:
+            return f"failed: {self.summary}"
+        if not self.running:
+            return "had returned"
+        if not self.stack:
+            return "was still starting"
+        return "stood in " + _format_frame(next(filter(_is_learners, self.stack), self.stack[0]))
+
+
+class _Output:
+    """What the ranks print: kept in files by them, shown by this process, in rank order, each line with its rank."""
+
+    def __init__(self, folder, nproc):
+        self.files = {}
+        for stream in ("stdout", "stderr"):
+            for rank in range(nproc):
+                path = folder / f"{rank}.{stream}"
+                path.touch()
+                self.files[stream, rank] = path.open("rb")
+
+    def show(self, rest=False, but_not=()):
+        """Print the whole lines that have come since the last call; with `rest`, an unfinished last line too.
+
+        but_not: ranks whose stderr is told elsewhere.
+        """
+        for (stream, rank), file in self.files.items():
+            new = file.read()
+            whole = len(new) if rest else new.rfind(b"\n") + 1
+            file.seek(whole - len(new), os.SEEK_CUR)
+            if stream == "stderr" and rank in but_not:
+                continue
+            for line in new[:whole].decode(errors="replace").splitlines():
+                print(f"[rank{rank}]: {line}", file=getattr(sys, stream))
+            if rest:
+                file.close()
+
+
+def _places(endings):
+    return "\n".join(f"  rank {ending.rank} {ending.place}" for ending in endings)
+
+
+def _read(path):
+    """The bytes of a file that a rank may or may not have written."""
+    return path.read_bytes() if path.exists() else b""
+
+
+def _kill(process):
+    """End a rank and all that it has started: a rank leads a process group of its own."""
+    if hasattr(os, "killpg"):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.join()
+
+
+def _main_thread(dump):
+    """The main thread's frames (file, line, function), innermost first, out of faulthandler's dump of all threads."""
+    for thread in dump.split("\n\n"):
+        if "_rank_main" in thread:
+            frames = re.findall(r'File "(.*)", line (\d+) in (.*)', thread)
+            return [(file, int(line), name) for file, line, name in frames]
+    return []
+
+
+def _is_learners(frame):
+    """Whether a frame (file, line, function) is code of the course or of the learner, and not of a library."""
+    file = frame[0]
+    return file != __file__ and not file.startswith(("<", sysconfig.get_path("stdlib"))) and "-packages" not in file
+
+
+def _format_frame(frame):
+    file, line, name = frame
+    text = linecache.getline(file, line).strip()
+    return f"{_short_name(file)}, line {line}, in {name}" + (f": {text}" if text else "")
+
+
+def _format_frames(frames):
+    """A traceback, outermost frame first: the learner's own frames, and the innermost one, whosever it is."""
+    kept = [frame for index, frame in enumerate(frames) if _is_learners(frame) or index == len(frames) - 1]
+    return "\n".join(f"  {_format_frame(frame)}" for frame in kept)
+
+
+def _short_name(file):
+    """A file as a person would name it: the cell, or a path from where Python finds it."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell and (name := shell.compile.format_code_name(file)):
+        return f"cell {name[1]}"
+    if not os.path.exists(file):
+        return "cell"
+    above = [*map(os.path.abspath, sys.path), str(Path(__file__).parents[1])]
+    parents = [parent for parent in above if file.startswith(parent + os.sep)]
+    return os.path.relpath(file, max(parents, key=len)) if parents else os.path.basename(file)
+
+
+@contextmanager
+def _interrupt_held_back():
+    """Let no Ctrl-C in between two steps that belong together; raise it after the second."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed = []
+    before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _main_module_hidden():
+    """Keep multiprocessing from running the caller's script again in every rank: cloudpickle brings what they need."""
+    main = sys.modules["__main__"].__dict__
+    hidden = {name: main.pop(name) for name in ("__file__", "__spec__") if name in main}
+    main["__spec__"] = None
+    try:
+        yield
+    finally:
+        main.update(hidden)
+
+
+# ---- in each rank ----------------------------------------------------------------------------------------------------
+
+
+def _rank_main(rank, payload, folder, environments, timeout):
+    """Become rank `rank`: take on its output, environment and threads, call the function, write down what came of it."""
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)
+    threading.Thread(target=_end_with_the_caller, args=(folder,), daemon=True).start()
+    _write_output_to(folder, rank)
+    os.environ.clear()
+    os.environ.update(environments[rank])
+
+    stack = open(f"{folder}/{rank}.stack", "w")
+    if hasattr(signal, "SIGUSR2"):
+        faulthandler.register(signal.SIGUSR2, stack)
+    else:
+        faulthandler.dump_traceback_later(max(timeout - 0.3, 0.1), file=stack)
+    try:
+        import torch
+        import torch.distributed
+
+        torch.distributed.set_debug_level_from_env()  # the fork server has read these two before we set them
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed()  # or all that the fork server ever forks would draw the same
+        fn, args, kwargs = cloudpickle.loads(payload)
+        result = cloudpickle.dumps(fn(*args, **kwargs))
+        Path(folder, f"{rank}.result").write_bytes(result)
+    except BaseException as error:
+        if isinstance(error, SystemExit):
+            message = f"SystemExit: the rank left with sys.exit({error.code!r})"
+        else:
+            message = "".join(traceback.format_exception_only(error)).strip()
+        frames = [(frame.filename, frame.lineno, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
+        Path(folder, f"{rank}.failure").write_text(json.dumps({"time": time.time(), "message": message, "frames": frames}))
+        sys.exit(1)
+
+
+def _write_output_to(folder, rank):
+    """Send all that this process prints, from Python or from C++, to the rank's files."""
+    for number, stream in ((1, "stdout"), (2, "stderr")):
+        file = os.open(f"{folder}/{rank}.{stream}", os.O_WRONLY | os.O_APPEND)
+        os.dup2(file, number)
+        os.close(file)
+        setattr(sys, stream, open(number, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False))
+
+
+def _end_with_the_caller(folder):
+    """Wait, in a thread, for the death of the process that called launch; then leave no trace of the run."""
+    multiprocessing.parent_process().join()
+    shutil.rmtree(folder, ignore_errors=True)
+    if hasattr(os, "killpg"):
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)

@@ -1,0 +1,77 @@
+"""MNIST on one device: the program that the rest of the course distributes.
+
+python ddp_course/lesson01.py
+python ddp_course/lesson01.py --data digits --epochs 5
+python -m ddp_course.lesson01 --device cpu --batch-size 32
+torchrun ddp_course/lesson01.py --train-samples 1000
+"""
+
+import time
+
+import torch
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from ddp_course import UsageError, data, runs
+from ddp_course.distributed import choose_device, torchrun_environment
+from ddp_course.models import ConvNet
+
+
+def train_one_epoch(model, loader, optimizer, device):
+    """Take one optimizer step for each batch of the loader; return the loss of each, a list of floats."""
+    model.train()
+    losses = []
+    for images, labels in loader:
+        optimizer.zero_grad()
+        loss = F.nll_loss(model(images.to(device)), labels.to(device))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())  # not loss.item(): that would make a GPU stop and wait at every step
+    return torch.stack(losses).tolist()
+
+
+@torch.no_grad()
+def evaluate(model, loader, device):
+    """Return how many of the loader's samples the model gets right, and how many there are."""
+    model.eval()
+    correct = seen = 0
+    for images, labels in loader:
+        predictions = model(images.to(device)).argmax(dim=1)
+        correct += (predictions == labels.to(device)).sum().item()
+        seen += len(labels)
+    return correct, seen
+
+
+def arguments(argv=None):
+    return runs.parser(__file__, __doc__).parse_args(argv)
+
+
+def main(argv=None):
+    args = arguments(argv)
+    if torchrun_environment().world_size > 1:
+        raise UsageError("lesson 01 is for one process: each rank would train a model of its own; use lesson 04")
+    device = choose_device(args.device)
+
+    log = runs.open_folder(args.out)
+    train_set, test_set = data.load(args.data, args.train_samples, device)
+    runs.check_batch_size(args.batch_size, len(train_set), world_size=1)
+    train_loader = DataLoader(train_set, args.batch_size, shuffle=True)
+    test_loader = DataLoader(test_set, batch_size=1000)
+
+    torch.manual_seed(args.seed)
+    model = ConvNet(dropout=not args.no_dropout).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    losses, seconds = [], 0.0
+    for epoch in range(args.epochs):
+        begin = time.perf_counter()
+        losses += train_one_epoch(model, train_loader, optimizer, device)
+        seconds += time.perf_counter() - begin
+        correct, seen = evaluate(model, test_loader, device)
+        log.info("epoch %d: loss of the last step %.3f, test accuracy %.1f %%", epoch + 1, losses[-1], 100 * correct / seen)
+
+    return runs.finish(args, device, model, train_set, losses, seconds, correct / seen, seen)
+
+
+if __name__ == "__main__":
+    runs.start(main)

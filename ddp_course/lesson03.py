@@ -1,0 +1,174 @@
+"""DistributedDataParallel by hand, in three rungs: average after backward, average during backward, average in buckets.
+
+torchrun --nproc_per_node 2 ddp_course/lesson03.py
+torchrun --nproc_per_node 2 ddp_course/lesson03.py --rung after
+torchrun --nproc_per_node 3 ddp_course/lesson03.py --rung overlapped --epochs 1
+torchrun ddp_course/lesson03.py --bucket-size-mb 1 --epochs 1
+python -m ddp_course.lesson03 --epochs 1
+"""
+
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from ddp_course import data, runs
+from ddp_course.distributed import backend_for, choose_device, process_group
+from ddp_course.lesson01 import evaluate
+from ddp_course.models import ConvNet
+
+
+def broadcast_from_rank_zero(module):
+    """Give every rank the parameters and buffers of rank 0."""
+    for tensor in [*module.parameters(), *module.buffers()]:
+        dist.broadcast(tensor.detach(), src=0)
+
+
+def average_gradients(module):
+    """Replace each gradient by its mean over the ranks. To be called after backward, by all ranks."""
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
+class OverlappedDDP(nn.Module):
+    """Averages each gradient as soon as backward has made it, while backward goes on with the next."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        self.in_flight = []
+        broadcast_from_rank_zero(module)
+        for parameter in module.parameters():  # tied parameters come once
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self.gradient_is_ready)
+
+    def forward(self, *inputs, **options):
+        return self.module(*inputs, **options)
+
+    def gradient_is_ready(self, parameter):
+        parameter.grad /= dist.get_world_size()
+        self.in_flight.append(dist.all_reduce(parameter.grad, async_op=True))
+
+    def finish_gradient_synchronization(self):
+        """Wait until every gradient is the mean over the ranks. To be called before `optimizer.step()`."""
+        for work in self.in_flight:
+            work.wait()
+        self.in_flight.clear()
+
+
+class BucketedDDP(OverlappedDDP):
+    """Averages gradients in buckets of `bucket_size_mb` MiB or a little more: few large messages, not many small ones.
+
+    Backward makes gradients roughly from the last layer to the first, so the buckets are filled in reverse order.
+    """
+
+    def __init__(self, module, bucket_size_mb=25.0):
+        super().__init__(module)
+        self.buckets = []
+        self.bucket_of = {}
+        room = 0  # bytes until the bucket is full
+        for parameter in reversed([parameter for parameter in module.parameters() if parameter.requires_grad]):
+            if room <= 0 or parameter.dtype != self.buckets[-1][0].dtype:
+                self.buckets.append([])
+                room = bucket_size_mb * 2**20
+            self.buckets[-1].append(parameter)
+            self.bucket_of[parameter] = len(self.buckets) - 1
+            room -= parameter.numel() * parameter.element_size()
+        self.missing = [len(bucket) for bucket in self.buckets]
+
+    def gradient_is_ready(self, parameter):
+        index = self.bucket_of[parameter]
+        self.missing[index] -= 1
+        if self.missing[index] == 0:
+            gradients = torch.cat([parameter.grad.flatten() for parameter in self.buckets[index]])
+            gradients /= dist.get_world_size()
+            self.in_flight.append((dist.all_reduce(gradients, async_op=True), gradients, self.buckets[index]))
+
+    def finish_gradient_synchronization(self):
+        """Wait until every gradient is the mean over the ranks. To be called before `optimizer.step()`.
+
+        Raises RuntimeError where a parameter did not get its gradient, once: its bucket has not been sent.
+        """
+        if any(self.missing):
+            raise RuntimeError("each parameter must get one gradient between two steps: freeze those that are not used")
+        for work, gradients, bucket in self.in_flight:
+            work.wait()
+            for parameter, mean in zip(bucket, gradients.split([parameter.numel() for parameter in bucket])):
+                parameter.grad = mean.view_as(parameter)
+        self.in_flight.clear()
+        self.missing = [len(bucket) for bucket in self.buckets]
+
+
+def train_one_epoch(model, loader, optimizer, device, finish):
+    """Lesson 01's loop with one line more: `finish()` makes the gradients the same on all ranks before each step."""
+    model.train()
+    losses = []
+    for images, labels in loader:
+        optimizer.zero_grad()
+        loss = F.nll_loss(model(images.to(device)), labels.to(device))
+        loss.backward()
+        finish()
+        optimizer.step()
+        losses.append(loss.detach())
+    losses = torch.stack(losses)
+    dist.all_reduce(losses, dist.ReduceOp.AVG)  # of the whole batch, and not of this rank's part
+    return losses.tolist()
+
+
+def share_of(samples, epoch, rank, world_size, seed=0):
+    """The indices that this rank trains on in this epoch: all ranks shuffle alike, and each takes every n-th.
+
+    What is left over when the ranks have equally many is left out: a rank with one batch more would wait for ever.
+    """
+    shuffled = torch.randperm(samples, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
+    return shuffled[: samples // world_size * world_size][rank::world_size]
+
+
+def arguments(argv=None):
+    parser = runs.parser(__file__, __doc__)
+    parser.add_argument("--rung", choices=["after", "overlapped", "bucketed"], default="bucketed", help="how gradients are averaged")
+    parser.add_argument("--bucket-size-mb", type=float, default=25.0)
+    return parser.parse_args(argv)
+
+
+def main(argv=None):
+    args = arguments(argv)
+    device = choose_device(args.device)
+    with process_group(backend_for(device)) as (rank, world_size):
+        log = runs.open_folder(args.out)
+        train_set, test_set = data.load(args.data, args.train_samples, device)
+        runs.check_batch_size(args.batch_size, len(train_set), world_size)
+
+        torch.manual_seed(args.seed)
+        model = ConvNet(dropout=not args.no_dropout).to(device)
+        if args.rung == "after":
+            broadcast_from_rank_zero(model)
+            finish = lambda: average_gradients(model)
+        else:
+            model = OverlappedDDP(model) if args.rung == "overlapped" else BucketedDDP(model, args.bucket_size_mb)
+            finish = model.finish_gradient_synchronization
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        torch.manual_seed(args.seed + rank)  # the same model everywhere, but each rank its own dropout
+
+        losses, seconds = [], 0.0
+        for epoch in range(args.epochs):
+            begin = time.perf_counter()
+            share = share_of(len(train_set), epoch, rank, world_size, args.seed)
+            loader = DataLoader(train_set, args.batch_size, sampler=share)
+            losses += train_one_epoch(model, loader, optimizer, device, finish)
+            seconds += time.perf_counter() - begin
+            log.info("epoch %d: loss of the last step %.3f", epoch + 1, losses[-1])
+
+        # Every rank evaluates on all of the test set: right, and a waste. Lesson 04 shares the work.
+        correct, seen = evaluate(model, DataLoader(test_set, batch_size=1000), device)
+        model = getattr(model, "module", model)
+        return runs.finish(args, device, model, train_set, losses, seconds, correct / seen, seen)
+
+
+if __name__ == "__main__":
+    runs.start(main)

@@ -1,0 +1,43 @@
+"""The networks that the lessons train."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class ConvNet(nn.Module):
+    """The network of PyTorch's MNIST example: 1,199,882 parameters.
+
+    Takes images, float32 (batch, 1, 28, 28); returns log-probabilities, float32 (batch, 10), to go with `F.nll_loss`.
+    dropout: switch it off to compare runs number by number, since each rank draws its own dropout.
+    """
+
+    def __init__(self, dropout=True):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 32, kernel_size=3)
+        self.conv2 = nn.Conv2d(32, 64, kernel_size=3)
+        self.dropout1 = nn.Dropout(0.25 if dropout else 0.0)
+        self.fc1 = nn.Linear(9216, 128)
+        self.dropout2 = nn.Dropout(0.5 if dropout else 0.0)
+        self.fc2 = nn.Linear(128, 10)
+
+    def forward(self, images):
+        x = F.relu(self.conv1(images))
+        x = F.relu(self.conv2(x))
+        x = F.max_pool2d(x, 2)
+        x = torch.flatten(self.dropout1(x), 1)
+        x = F.relu(self.fc1(x))
+        return F.log_softmax(self.fc2(self.dropout2(x)), dim=1)
+
+
+class MLP(nn.Sequential):
+    """A stack of linear layers and ReLUs: quick to compute, many parameters to send, so communication shows.
+
+    Takes float32 (batch, 1, 28, 28) or (batch, 784); returns log-probabilities, float32 (batch, 10).
+    """
+
+    def __init__(self, width=512, depth=4):
+        layers = [nn.Flatten(), nn.Linear(784, width), nn.ReLU()]
+        for _ in range(depth - 2):
+            layers += [nn.Linear(width, width), nn.ReLU()]
+        super().__init__(*layers, nn.Linear(width, 10), nn.LogSoftmax(dim=1))

@@ -1,0 +1,122 @@
+"""What a notebook cell calls: show a lesson's source, compare two, expect a failure, and run a cell on ranks.
+
+    %load_ext ddp_course.notebook
+
+adds the `%%ranks` cell magic, starts the fork server in the background, and has lessons that were edited on disk
+reloaded before the next cell.
+"""
+
+import ast
+import difflib
+import io
+import sys
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+from IPython.display import Markdown, display
+
+from ddp_course.distributed import process_group
+from ddp_course.launch import RankError, launch, start_server
+
+
+def show(*things):
+    """Display the source of functions, classes or modules, as it is on the disk now."""
+    for thing in things:
+        display(Markdown(f"```python\n# {_title(thing)}\n{source(thing)}\n```"))
+
+
+def compare(before, after, context=3):
+    """Display what changes from one function, class or module to another: lines that go in red, that come in green."""
+    lines = difflib.unified_diff(source(before).splitlines(), source(after).splitlines(), lineterm="", n=context)
+    changes = list(lines)[2:] or ["  no difference"]
+    display(Markdown("\n".join(["```diff", f"  {_title(before)} -> {_title(after)}", *changes, "```"])))
+
+
+def source(thing):
+    """The text of a function, class or module on the disk now: not of what was imported, which may be older."""
+    module = sys.modules[getattr(thing, "__module__", None) or thing.__name__]
+    text = Path(module.__file__).read_text()
+    if thing is module:
+        return text.rstrip()
+    body = ast.parse(text).body
+    for name in thing.__qualname__.split("."):
+        node = next(node for node in body if getattr(node, "name", None) == name)
+        body = getattr(node, "body", [])
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return "\n".join(text.splitlines()[first - 1 : node.end_lineno])
+
+
+def _title(thing):
+    return f"{getattr(thing, '__module__', None) or thing.__name__}".replace(".", "/") + ".py"
+
+
+def table(rows):
+    """Display a list of dicts as a table, a column for each key of the first; floats with four digits."""
+    columns = list(rows[0])
+
+    def text(value):
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    lines = [columns, ["---"] * len(columns), *([text(row.get(column, "")) for column in columns] for row in rows)]
+    display(Markdown("\n".join(f"| {' | '.join(line)} |" for line in lines)))
+
+
+@contextmanager
+def fails(*words):
+    """Expect the block to fail, with all of `words` in its error: show the error and go on. Complain where it works.
+
+    What ranks write to stderr, torch's own log lines, is left out.
+    """
+    try:
+        with redirect_stderr(io.StringIO()):
+            yield
+    except (Exception, SystemExit) as error:
+        text = str(error) if isinstance(error, RankError) else f"{type(error).__name__}: {error}"
+        missing = [word for word in words if word not in text]
+        if missing:
+            raise AssertionError(f"this was to fail with {missing}, but failed with\n{text}") from error
+        print(text)
+        return
+    raise AssertionError("this was to fail, but it worked")
+
+
+def load_ipython_extension(shell):
+    """What `%load_ext ddp_course.notebook` does."""
+    start_server()
+    shell.register_magic_function(ranks, magic_kind="cell")
+    shell.run_line_magic("load_ext", "autoreload")
+    shell.run_line_magic("autoreload", "2")
+
+
+@magic_arguments()
+@argument("nproc", type=int, nargs="?", default=2, help="how many ranks (2)")
+@argument("--timeout", type=float, default=60, help="seconds after which they are stopped (60)")
+def ranks(line, cell):
+    """Run this cell on ranks, in a process group: `rank`, `world_size`, `torch` and `dist` are there.
+
+    The cell sees the notebook's variables, as copies. What it prints, and the value of its last line, is shown with the
+    number of the rank.
+    """
+    from IPython import get_ipython
+
+    options = parse_argstring(ranks, line)
+    shell = get_ipython()
+    used = {node.id for node in ast.walk(ast.parse(cell)) if isinstance(node, ast.Name)}
+    variables = {name: shell.user_ns[name] for name in used & shell.user_ns.keys()}
+    filename = shell.compile.cache(f"%%ranks {line}\n{cell}")  # so that errors can show the line
+    launch(_run_cell, cell, filename, variables, options.timeout, nproc=options.nproc, timeout=options.timeout)
+
+
+def _run_cell(cell, filename, variables, timeout):
+    import torch
+    import torch.distributed as dist
+
+    statements = ast.increment_lineno(ast.parse(cell)).body  # line 1 is the magic's
+    with process_group(timeout=2 * timeout) as (rank, world_size):  # launch's own timeout says more: let it come first
+        names = {**variables, "rank": rank, "world_size": world_size, "torch": torch, "dist": dist, "__name__": "__main__"}
+        for statement in statements:
+            if statement is statements[-1] and isinstance(statement, ast.Expr):
+                exec(compile(ast.Interactive([statement]), filename, "single"), names)  # shows its value
+            else:
+                exec(compile(ast.Module([statement], []), filename, "exec"), names)

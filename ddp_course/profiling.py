@@ -1,0 +1,38 @@
+"""What a training step does when, and how many collectives it calls, as torch's own tools see it."""
+
+import os
+
+
+def record(step):
+    """Run `step()`, one training step, under torch's profiler; return what ran when.
+
+    Returns {"forward", "backward", "all_reduce", "optimizer": [(begin, length), ...]} in milliseconds from the start.
+    all_reduce runs in threads of its own, so its times may lie within those of backward: that is the overlap.
+    """
+    from torch.profiler import ProfilerActivity, profile
+
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler's library reports each start and stop
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        step()
+    spans = sorted((event.time_range.start / 1e3, event.time_range.end / 1e3, event.name) for event in profiler.events())
+    begin = next(start for start, _, name in spans if name.startswith(("aten::", "DistributedDataParallel.forward")))
+
+    def of(*prefixes):
+        return [(start - begin, end - start) for start, end, name in spans if name.startswith(prefixes)]
+
+    backward = of("autograd::engine::evaluate_function")
+    return {
+        "forward": [(0.0, backward[0][0])],
+        "backward": backward,
+        "all_reduce": of("gloo:", "nccl:"),
+        "optimizer": of("Optimizer.step"),
+    }
+
+
+def count_collectives(step):
+    """Run `step()`; return how many collectives of which kind it called, {name: number}, those of DDP's C++ included."""
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    with CommDebugMode() as mode:
+        step()
+    return {str(kind).removeprefix("c10d.").rstrip("_"): number for kind, number in mode.get_comm_counts().items()}

@@ -1,0 +1,169 @@
+"""What every lesson's program shares: its flags, its folder, its log, its result, and how it ends."""
+
+import argparse
+import hashlib
+import json
+import logging
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ddp_course import UsageError, project_folder
+from ddp_course.distributed import torchrun_environment
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that says what is wrong with a flag in one line, as a UsageError."""
+
+    def error(self, message):
+        raise UsageError(f"{message} (--help lists the flags)")
+
+
+def parser(file, doc, trains=True):
+    """The flags that all lessons have, and those that all that train have; a lesson adds its own.
+
+    file, doc: the lesson's `__file__` and `__doc__`.
+    """
+    lesson = Path(file).stem
+    flags = Parser(prog=f"{lesson}.py", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags.set_defaults(lesson=lesson.removeprefix("lesson"))
+    flags.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto")
+    flags.add_argument("--out", type=Path, default=project_folder() / "runs" / lesson, help="where the result and the log go")
+    flags.add_argument("--seed", type=int, default=0)
+    if trains:
+        data_help = "auto is mnist where it is on the disk or can be had, else digits"
+        flags.add_argument("--data", choices=["auto", "digits", "mnist"], default="auto", help=data_help)
+        flags.add_argument("--epochs", type=_count, default=3)
+        flags.add_argument("--batch-size", type=_count, default=64, help="samples a step, on each rank (64)")
+        flags.add_argument("--train-samples", type=_count, help="how many to train on (all on a GPU, at most 4096 elsewhere)")
+        flags.add_argument("--no-dropout", action="store_true", help="for runs that are to be compared number by number")
+    return flags
+
+
+def _count(text):
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def check_batch_size(batch_size, samples, world_size):
+    """Raise UsageError where a batch is larger than the part of the training set that one rank has."""
+    share = -(-samples // world_size)
+    if batch_size > share:
+        split = f"{share} of {samples} samples on {world_size} ranks"
+        raise UsageError(f"--batch-size {batch_size} is more than a rank's share, {split}: use {share} or less")
+
+
+def open_folder(folder):
+    """Make the run's folder and see that it can be written to; return the log, which writes to train.log there.
+
+    Rank 0 logs from INFO, to the screen too; the other ranks only from WARNING, to the same file.
+    """
+    rank = torchrun_environment().rank
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = logging.FileHandler(folder / "train.log")
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from None
+    file.setFormatter(logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
+    log = logging.getLogger("ddp_course")
+    log.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+    log.propagate = False
+    for handler in list(log.handlers):  # of an earlier run in the same notebook
+        log.removeHandler(handler)
+        handler.close()
+    log.addHandler(file)
+    log.addHandler(logging.StreamHandler(sys.stdout))
+    return log
+
+
+def finish(args, device, model, train_set, losses, seconds, test_accuracy, test_samples):
+    """End a training run: rank 0 prints the result as a table, then writes result.json and metrics.jsonl.
+
+    losses: the loss of each step. seconds: of training. Returns the result, a dict, on every rank.
+    """
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    steps = len(losses) // args.epochs
+    result = {
+        "lesson": args.lesson,
+        "world_size": world_size,
+        "backend": dist.get_backend() if dist.is_initialized() else "none",
+        "device": device.type,
+        "data": train_set.name,
+        "train_samples": len(train_set),
+        "test_samples": test_samples,
+        "epochs": args.epochs,
+        "batch_size": args.batch_size,
+        "test_accuracy": round(test_accuracy, 4),
+        "train_loss": round(sum(losses[-steps:]) / steps, 4),
+        "seconds": round(seconds, 2),
+        "samples_per_second": round(args.epochs * len(train_set) / seconds),
+        "params_sha256": params_sha256(model),
+    }
+    if torchrun_environment().rank == 0:
+        write_result(args.out, result, [{"step": step, "loss": loss} for step, loss in enumerate(losses)])
+    return result
+
+
+def write_result(folder, result, metrics):
+    """Print the result as a table; write it to result.json, and metrics (a list of dicts) to metrics.jsonl."""
+    print("\n".join(f"{name:<20}{value}" for name, value in result.items()))
+    write_atomically(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in metrics))
+    write_atomically(folder / "result.json", json.dumps(result, indent=2) + "\n")
+
+
+def write_atomically(path, text):
+    """Write a file whole or not at all: under another name, flushed to the disk, then renamed.
+
+    Raises UsageError where that fails, a full disk for one; what stood there before stays.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        cure = "make room, or choose another folder with --out; an older file there is untouched"
+        raise UsageError(f"cannot write {path}: {error.strerror}; {cure}") from None
+
+
+def params_sha256(model):
+    """A fingerprint of the parameters: SHA-256 of their bytes, float32 little-endian, in the order of the state_dict."""
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    digest = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        if name in names:
+            digest.update(value.detach().to("cpu", torch.float32).contiguous().numpy().astype("<f4").tobytes())
+    return digest.hexdigest()
+
+
+def start(main):
+    """Run a lesson's main as a program: a UsageError ends it with one line and exit code 2, Ctrl-C quietly."""
+    try:
+        main()
+    except UsageError as error:
+        if _first_to_speak():
+            print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _first_to_speak():
+    """Whether no other rank of this torchrun has been here: ranks mostly fail alike, and one line is enough."""
+    own_file = os.environ.get("TORCHELASTIC_ERROR_FILE")  # in a folder that torchrun makes for each rank
+    if own_file is None:
+        return True
+    try:
+        Path(own_file).parents[1].joinpath("usage-error").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True

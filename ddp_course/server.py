@@ -1,0 +1,20 @@
+"""To be imported by launch's fork server alone. Sees to it that the server tidies up when its caller is killed.
+
+A caller that is killed cannot remove the folder with the server's socket. The server notices that it is alone and
+leaves, so it can, if it lives that long: Jupyter kills a kernel together with its whole process group.
+"""
+
+import atexit
+import multiprocessing.forkserver
+import os
+import shutil
+
+
+def remove_socket_folder():
+    folder = os.path.dirname(multiprocessing.forkserver._forkserver._forkserver_address or "")
+    if os.path.basename(folder).startswith("pymp-"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+os.setpgid(0, 0)
+atexit.register(remove_socket_folder)  # the ranks leave by os._exit, which skips this
