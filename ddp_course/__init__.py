@@ -15,4 +15,11 @@ def project_folder():
     Runs and data lie there, whether a lesson is started at the top or from a notebook. Elsewhere: the working folder.
     """
     here = Path.cwd()
-    return next((folder for folder in (here, *here.parents) if (folder / "lessons").is_dir() and (folder / "ddp_course").is_dir()), here)
+    return next(
+        (
+            folder
+            for folder in (here, *here.parents)
+            if (folder / "lessons").is_dir() and (folder / "ddp_course").is_dir()
+        ),
+        here,
+    )

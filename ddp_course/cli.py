@@ -2,10 +2,10 @@
 
 import ast
 import importlib
-import json
 import logging
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +18,11 @@ from rich.table import Table
 
 from ddp_course import UsageError, project_folder
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Distributed training with PyTorch, on any machine.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Distributed training with PyTorch, on any machine.",
+)
 console = Console(highlight=False)
 
 
@@ -33,7 +37,10 @@ def main():
 
 def lesson_scripts():
     """The lessons' programs, {"01": path}."""
-    return {path.stem.removeprefix("lesson"): path for path in sorted(Path(__file__).parent.glob("lesson[0-9][0-9].py"))}
+    return {
+        path.stem.removeprefix("lesson"): path
+        for path in sorted(Path(__file__).parent.glob("lesson[0-9][0-9].py"))
+    }
 
 
 def lesson_notebooks():
@@ -45,7 +52,9 @@ def find(lessons, number):
     """The path of a lesson by its number, which may come without the leading zero."""
     number = number.zfill(2)
     if number not in lessons:
-        raise UsageError(f"there is no lesson {number}: choose one of {', '.join(lessons) or 'none, start in the course folder'}")
+        raise UsageError(
+            f"there is no lesson {number}: choose one of {', '.join(lessons) or 'none, start in the course folder'}"
+        )
     return lessons[number]
 
 
@@ -66,26 +75,26 @@ def lab(
     lesson: str = typer.Argument("01", help="the lesson to open"),
     browser: bool = typer.Option(True, help="open a browser window"),
 ):
-    """Start JupyterLab on a lesson, on 127.0.0.1 and with its token, and say at which address."""
-    from jupyter_core.paths import jupyter_runtime_dir
-
+    """Start JupyterLab on a lesson, on 127.0.0.1 and with its token. It prints its address."""
     notebook = find(lesson_notebooks(), lesson).relative_to(project_folder())
-    command = [sys.executable, "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1", "--ServerApp.log_level=WARN"]
-    command += ["--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]  # asks nobody
-    command += [str(notebook)] if browser else ["--no-browser", f"--LabApp.default_url=/lab/tree/{notebook.as_posix()}"]
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--ServerApp.ip=127.0.0.1",
+        "--ServerApp.log_level=WARN",
+    ]
+    command += [f"--LabApp.default_url=/lab/tree/{notebook.as_posix()}"]
+    command += [
+        f"--LabApp.app_settings_dir={Path(__file__).parent / 'lab'}"
+    ]  # asks for no news, and asks nobody
+    if not browser:
+        command += ["--no-browser"]
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        command += ["--allow-root"]  # in a container, where everybody is root
     server = subprocess.Popen(command, cwd=project_folder())
-    try:
-        facts = Path(jupyter_runtime_dir()) / f"jpserver-{server.pid}.json"
-        while not facts.exists() and server.poll() is None:
-            time.sleep(0.1)
-        if facts.exists():
-            server_url, token = (json.loads(facts.read_text())[name] for name in ("url", "token"))
-            address = f"{server_url}lab/tree/{notebook.as_posix()}?token={token}"
-            print(f"\nThe course is open at\n\n    {address}\n\nCtrl-C here closes it.", flush=True)
-        server.wait()
-    except KeyboardInterrupt:
-        server.wait()  # it got the Ctrl-C as well, and asks whether to stop
-    raise typer.Exit(max(server.returncode, 0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's: it asks whether to stop
+    raise typer.Exit(server.wait())
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
@@ -101,12 +110,16 @@ def run(
     from torch.distributed.run import run as torchrun
 
     script = find(lesson_scripts(), lesson)
-    importlib.import_module(f"ddp_course.{script.stem}").arguments(context.args)  # wrong flags end here, in one line
+    importlib.import_module(f"ddp_course.{script.stem}").arguments(
+        context.args
+    )  # wrong flags end here, in one line
     command = ["--nproc_per_node", str(nproc), os.path.relpath(script), *context.args]
     if nproc > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's own default, of which it would warn
     print(f"torchrun {shlex.join(command)}", flush=True)
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the ranks have said it themselves
+    logging.getLogger("torch.distributed.elastic").setLevel(
+        logging.CRITICAL
+    )  # the ranks have said it themselves
     try:
         torchrun(parse_args(command))
     except ChildFailedError as error:

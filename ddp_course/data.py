@@ -44,7 +44,7 @@ class Images(Dataset):
         return images[0], labels[0]
 
     def __getitems__(self, indices):
-        """A whole batch at once, which DataLoader asks for where it can: images float32 (b, 1, 28, 28), labels int64 (b,)."""
+        """A whole batch at once: images float32 (b, 1, 28, 28), labels int64 (b,)."""
         indices = torch.as_tensor(indices)
         images = self.images[indices].unsqueeze(1).float().div_(255)
         return [WholeBatch((images.sub_(self.mean).div_(self.std), self.labels[indices]))]
@@ -83,16 +83,25 @@ def load_digits():
     """1,437 and 360 of scikit-learn's handwritten digits, 8x8 pixels of 0 to 16, scaled to 28x28 of 0 to 255."""
     with np.load(Path(__file__).with_name("digits.npz")) as file:
         small, labels = torch.from_numpy(file["images"]), torch.from_numpy(file["labels"]).long()
-    large = F.interpolate(small.unsqueeze(1).float() * (255 / 16), size=28, mode="bilinear").squeeze(1).round().byte()
+    large = (
+        F.interpolate(small.unsqueeze(1).float() * (255 / 16), size=28, mode="bilinear")
+        .squeeze(1)
+        .round()
+        .byte()
+    )
     train, test = slice(0, 1437), slice(1437, None)
-    return tuple(Images("digits", large[part], labels[part], mean=0.3054, std=0.3246) for part in (train, test))
+    return tuple(
+        Images("digits", large[part], labels[part], mean=0.3054, std=0.3246) for part in (train, test)
+    )
 
 
 def load_mnist(folder=None):
     """The 60,000 and 10,000 images of MNIST, verified; downloaded first where they are missing."""
     folder = Path(folder or data_folder())
     download_mnist(folder)
-    train_images, train_labels, test_images, test_labels = [torch.from_numpy(read_verified(folder / RAW / name)) for name in MNIST_FILES]
+    train_images, train_labels, test_images, test_labels = [
+        torch.from_numpy(read_verified(folder / RAW / name)) for name in MNIST_FILES
+    ]
     train = Images("mnist", train_images, train_labels.long(), mean=0.1307, std=0.3081)
     return train, Images("mnist", test_images, test_labels.long(), mean=0.1307, std=0.3081)
 
@@ -133,7 +142,9 @@ def read_verified(path):
     except OSError as error:
         raise UsageError(f"MNIST is incomplete, {path} cannot be read ({error.strerror}): {cure}") from None
     if len(content) != expected:
-        raise UsageError(f"{path} is truncated or half-downloaded, {len(content):,} bytes of {expected:,}: {cure}")
+        raise UsageError(
+            f"{path} is truncated or half-downloaded, {len(content):,} bytes of {expected:,}: {cure}"
+        )
     if content[: len(header)].tobytes() != header:
         raise UsageError(f"{path} is damaged, it does not begin like {path.name} of MNIST: {cure}")
     if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
@@ -183,7 +194,9 @@ def _fetch_with_torchvision(folder, patience):
     """Download in a process of its own: it can be stopped when it takes too long, and importing torchvision is slow."""
     program = "import sys; from torchvision.datasets import MNIST; MNIST(sys.argv[1], download=True)"
     try:
-        done = subprocess.run([sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=patience)
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=patience
+        )
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1] if done.returncode else None
     except subprocess.TimeoutExpired:
         reason = f"not within {patience:g} s"

@@ -1,7 +1,7 @@
 """The small parts that every distributed program has: who am I, on which device, in which group.
 
-Each is shown in full in the lesson that teaches it: the environment, the process group and `rank_zero_first` in
-lesson 02, the device and the log in lesson 04.
+Each is shown in full in the lesson that teaches it: environment and process group in lesson 02, the
+device in lesson 04.
 """
 
 import os
@@ -72,30 +72,33 @@ def backend_for(device):
 
 
 def loopback_interface():
-    """The name of the loopback interface, 'lo' on Linux and 'lo0' on a Mac; None on Windows, which names none."""
+    """The name of the loopback interface: 'lo' on Linux, 'lo0' on a Mac, None on Windows."""
     return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
 
 
-def stay_on_this_machine():
-    """Keep gloo's connections on the loopback interface where the whole job is on one machine."""
+def rendezvous():
+    """Where this process meets the others, as arguments for `init_process_group`.
+
+    Under torchrun that stands in the environment, and there is nothing to add. A process that is alone
+    gets a store of its own, and needs neither address nor port. Where all ranks are on one machine,
+    gloo is told to stay on its loopback interface.
+    """
     place = torchrun_environment()
     if place.world_size == place.local_world_size and loopback_interface():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
+    if "RANK" in os.environ:
+        return {}
+    return {"store": dist.HashStore(), "rank": 0, "world_size": 1}
 
 
 @contextmanager
 def process_group(backend="gloo", timeout=300):
     """Join the job's process group for the length of a `with` block; gives (rank, world_size).
 
-    timeout: seconds that a collective waits for the others (torch's own default is 30 minutes, 10 with nccl).
+    timeout: seconds that a collective waits for the others. torch's own default is 30 minutes, 10 for nccl.
     """
-    rank, _, world_size, _ = torchrun_environment()
-    stay_on_this_machine()
-    if world_size > 1:
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
-    else:  # nobody to meet: no address, no port
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout), **rendezvous())
     try:
-        yield rank, world_size
+        yield dist.get_rank(), dist.get_world_size()
     finally:
         dist.destroy_process_group()

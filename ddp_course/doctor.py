@@ -42,7 +42,11 @@ def examine():
 def python():
     version = platform.python_version()
     good = (3, 11) <= sys.version_info[:2] <= (3, 13)
-    return Finding("Python", f"{version} on {platform.system()}", "" if good else "use Python 3.11, 3.12 or 3.13")
+    return Finding(
+        "Python",
+        f"{version} on {platform.system()}",
+        "" if good else "use Python 3.11, 3.12 or 3.13",
+    )
 
 
 def version_of(package):
@@ -56,7 +60,9 @@ def torch_and_torchvision():
     """Import both, in a process of its own: a pair that does not match fails at import."""
     found = f"torch {version_of('torch')}, torchvision {version_of('torchvision')}"
     if "none" in found:
-        return Finding("torch", found, "install the course: make setup, or pip install -c constraints.txt -e .")
+        return Finding(
+            "torch", found, "install the course: make setup, or pip install -c constraints.txt -e ."
+        )
     program = "import torch, torchvision; torchvision.ops.nms"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     if done.returncode == 0:
@@ -66,7 +72,15 @@ def torch_and_torchvision():
 
 
 def notebooks():
-    names = ["jupyterlab", "ipykernel", "papermill", "nbval", "matplotlib", "accelerate", "transformers"]
+    names = [
+        "jupyterlab",
+        "ipykernel",
+        "papermill",
+        "nbval",
+        "matplotlib",
+        "accelerate",
+        "transformers",
+    ]
     missing = [name for name in names if version_of(name) == "none"]
     found = ", ".join(f"{name} {version_of(name)}" for name in names)
     return Finding("packages", found, f"missing {', '.join(missing)}: make setup" if missing else "")
@@ -77,17 +91,28 @@ def environment():
     names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
     left = [name for name in names if name in os.environ]
     if left:
-        return Finding("environment", f"{', '.join(left)} set in this shell", f"unset {' '.join(left)}: only a launcher should set them")
+        return Finding(
+            "environment",
+            f"{', '.join(left)} set in this shell",
+            f"unset {' '.join(left)}: only a launcher should set them",
+        )
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
     if interface and interface not in [name for _, name in socket.if_nameindex()]:
-        return Finding("environment", f"GLOO_SOCKET_IFNAME={interface}, which is no interface of this machine", "unset GLOO_SOCKET_IFNAME")
+        return Finding(
+            "environment",
+            f"GLOO_SOCKET_IFNAME={interface}, which is no interface of this machine",
+            "unset GLOO_SOCKET_IFNAME",
+        )
     return Finding("environment", "no launcher's variables left over")
 
 
 def loopback():
     """Ranks on one machine talk over 127.0.0.1."""
     try:
-        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=2):
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname(), timeout=2),
+        ):
             pass
     except OSError as error:
         cure = "bring the loopback interface up, and let your firewall pass it"
@@ -96,7 +121,10 @@ def loopback():
         socket.gethostbyname(socket.gethostname())
     except OSError:
         name = socket.gethostname()
-        return Finding("loopback", f"127.0.0.1 works; the host name {name} does not resolve, torch may warn of that")
+        return Finding(
+            "loopback",
+            f"127.0.0.1 works; the host name {name} does not resolve, torch may warn of that",
+        )
     return Finding("loopback", "127.0.0.1 works, the host name resolves")
 
 
@@ -104,7 +132,10 @@ def ports():
     """The course takes free ports. 29500 is what other launchers take when nobody says."""
     with socket.socket() as probe:
         taken = probe.connect_ex(("127.0.0.1", 29500)) == 0
-    return Finding("ports", f"29500, other launchers' default, is {'taken: no matter here' if taken else 'free'}")
+    return Finding(
+        "ports",
+        f"29500, other launchers' default, is {'taken: no matter here' if taken else 'free'}",
+    )
 
 
 def disk():
@@ -113,8 +144,16 @@ def disk():
     folder = project_folder()
     free = shutil.disk_usage(folder).free / 2**30
     if not os.access(folder, os.W_OK):
-        return Finding("disk", f"{folder} cannot be written to", "work in a folder of your own, or pass --out to the lessons")
-    return Finding("disk", f"{free:.1f} GiB free", "make some room: runs and notebooks are written here" if free < 0.5 else "")
+        return Finding(
+            "disk",
+            f"{folder} cannot be written to",
+            "work in a folder of your own, or pass --out to the lessons",
+        )
+    return Finding(
+        "disk",
+        f"{free:.1f} GiB free",
+        "make some room: runs and notebooks are written here" if free < 0.5 else "",
+    )
 
 
 def devices():
@@ -123,7 +162,10 @@ def devices():
     cores = os.cpu_count()
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     others = ", mps" if torch.backends.mps.is_available() else ""
-    return Finding("devices", f"{cores} CPU cores{others}, {len(gpus)} GPUs{': ' + ', '.join(gpus) if gpus else ', and none is needed'}")
+    return Finding(
+        "devices",
+        f"{cores} CPU cores{others}, {len(gpus)} GPUs{': ' + ', '.join(gpus) if gpus else ', and none is needed'}",
+    )
 
 
 def backends():
@@ -131,7 +173,9 @@ def backends():
 
     if not dist.is_available():
         return Finding("backends", "none: this torch was built without torch.distributed", REINSTALL)
-    there = [name for name in ("gloo", "nccl", "mpi", "ucc", "xccl") if getattr(dist, f"is_{name}_available")()]
+    there = [
+        name for name in ("gloo", "nccl", "mpi", "ucc", "xccl") if getattr(dist, f"is_{name}_available")()
+    ]
     return Finding("backends", ", ".join(there), "" if "gloo" in there else REINSTALL)
 
 
@@ -168,18 +212,40 @@ def ranks_by_launch():
     try:
         sums = launch(sum_of_ranks, timeout=60)
     except RankError as error:
-        return Finding("launch()", str(error), "set DDP_COURSE_START_METHOD=spawn and try again; else report this text")
+        return Finding(
+            "launch()",
+            str(error),
+            "set DDP_COURSE_START_METHOD=spawn and try again; else report this text",
+        )
     if sums != [3, 3]:
         return Finding("launch()", f"2 ranks, one all_reduce: sums of {sums}, not 3", "report this")
     return Finding("launch()", "2 ranks, one all_reduce: right")
 
 
 def ranks_by_torchrun():
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "ddp_course.doctor"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        "2",
+        "-m",
+        "ddp_course.doctor",
+    ]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
     except subprocess.TimeoutExpired:
-        return Finding("torchrun", "2 ranks, but no answer in two minutes", "check the loopback line above, and your firewall")
+        return Finding(
+            "torchrun",
+            "2 ranks, but no answer in two minutes",
+            "check the loopback line above, and your firewall",
+        )
     if done.returncode == 0 and "".join(done.stdout.split()) == "33":
         return Finding("torchrun", "2 ranks, one all_reduce: right")
     words = [line for line in done.stderr.splitlines() if "Error" in line] or ["no reason given"]

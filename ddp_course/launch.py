@@ -35,10 +35,20 @@ import cloudpickle
 
 from ddp_course.distributed import loopback_interface
 
-PRELOADED = ["ddp_course.server", "torch", "torch.distributed", "torch.nn.parallel.distributed", "torch._dynamo", "numpy", "cloudpickle"]
+PRELOADED = [
+    "ddp_course.server",
+    "torch",
+    "torch.distributed",
+    "torch.nn.parallel.distributed",
+    "torch._dynamo",
+    "numpy",
+    "cloudpickle",
+]
 LIVE_AFTER = 3.0  # seconds after which output is shown as it comes, and not only at the end of the run
 GRACE = 0.3  # seconds that the other ranks get, once one has failed, to say what they have to say
-SYMPTOMS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")  # of another rank's failure
+# What a rank says when another one has gone wrong.
+SYMPTOMS = ["Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting"]
+SYMPTOMS += ["Application timeout"]
 
 
 class RankError(RuntimeError):
@@ -102,8 +112,8 @@ def start_server():
 
 def start_method():
     """How ranks are started: 'forkserver'; 'spawn', which takes seconds, on Windows or by DDP_COURSE_START_METHOD."""
-    possible = [name for name in multiprocessing.get_all_start_methods() if name != "fork"]
-    return os.environ.get("DDP_COURSE_START_METHOD") or ("forkserver" if "forkserver" in possible else "spawn")
+    best = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    return os.environ.get("DDP_COURSE_START_METHOD") or best
 
 
 def host_store():
@@ -115,8 +125,8 @@ def host_store():
     from torch.distributed import TCPStore
 
     listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    address = listener.getsockname()
+    return TCPStore(*address, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def rank_environment(rank, world_size, port):
@@ -135,7 +145,7 @@ def rank_environment(rank, world_size, port):
     return {name: str(value) for name, value in environment.items()}
 
 
-# ---- in the process that calls launch --------------------------------------------------------------------------------
+# ---- in the process that calls launch ----
 
 
 def _pickle(fn, args, kwargs):
@@ -166,13 +176,20 @@ class _Run:
 
         method = start_method()
         if method == "spawn":
-            print("Starting ranks with 'spawn': each imports torch anew, which takes some seconds.", file=sys.stderr)
+            print("Ranks start with 'spawn' here: each imports torch, for some seconds.", file=sys.stderr)
         with _interrupt_held_back(), self.one_start_at_a_time, _main_module_hidden():
             start_server()
             self.store = host_store()
-            environments = [os.environ | rank_environment(rank, self.nproc, self.store.port) | env for rank in range(self.nproc)]
+            own = [rank_environment(rank, self.nproc, self.store.port) for rank in range(self.nproc)]
+            environments = [os.environ | variables | env for variables in own]
             arguments = (payload, str(self.folder), environments, self.timeout)
-            self.processes = start_processes(_rank_main, arguments, self.nproc, join=False, start_method=method).processes
+            others = multiprocessing.active_children()
+            try:
+                context = start_processes(_rank_main, arguments, self.nproc, join=False, start_method=method)
+                self.processes = context.processes
+            except BaseException:  # too many processes, say: those that did start are ours to stop
+                self.processes = [child for child in multiprocessing.active_children() if child not in others]
+                raise
 
     def wait(self):
         """Return when all ranks have ended, a moment after the first one failed, or when the time is up."""
@@ -182,7 +199,8 @@ class _Run:
         while running and (now := time.monotonic()) < deadline:
             live = now >= begin + LIVE_AFTER
             patience = 0.2 if live else begin + LIVE_AFTER - now
-            for sentinel in multiprocessing.connection.wait(list(running), timeout=min(patience, deadline - now)):
+            patience = min(patience, deadline - now)
+            for sentinel in multiprocessing.connection.wait(list(running), timeout=patience):
                 process = running.pop(sentinel)
                 process.join()
                 if process.exitcode != 0:
@@ -199,8 +217,8 @@ class _Run:
                 self._ask_where_they_stand(running)
                 for process in self.processes:
                     _kill(process)
-                codes = [process.exitcode for process in self.processes]
-                self.endings = [_Ending(self.folder, rank, code, rank in running) for rank, code in enumerate(codes)]
+                for rank, process in enumerate(self.processes):
+                    self.endings.append(_Ending(self.folder, rank, process.exitcode, rank in running))
                 self.output.show(rest=True, but_not=[ending.rank for ending in self.endings if ending.died])
             finally:
                 shutil.rmtree(self.folder, ignore_errors=True)
@@ -214,8 +232,9 @@ class _Run:
         for rank in ranks:
             with suppress(ProcessLookupError):
                 os.kill(self.processes[rank].pid, signal.SIGUSR2)
+        stacks = [self.folder / f"{rank}.stack" for rank in ranks]
         patience = time.monotonic() + 0.5
-        while time.monotonic() < patience and not all(b"_rank_main" in _read(self.folder / f"{rank}.stack") for rank in ranks):
+        while time.monotonic() < patience and not all(b"_rank_main" in _read(stack) for stack in stacks):
             time.sleep(0.01)
 
     def results(self):
@@ -223,14 +242,16 @@ class _Run:
         failed = [ending for ending in self.endings if ending.failed]
         if failed:
             first = min(failed, key=lambda ending: (ending.is_symptom, ending.time))
-            first = next(ending for ending in failed if ending is first or ending.fails_like(first))  # alike: the lowest
+            first = next(ending for ending in failed if ending is first or ending.fails_like(first))
             lines = [f"rank {first.rank} of {self.nproc} {first.story}\n"]
             for other in self.endings:
                 if other is not first:
-                    lines.append(f"meanwhile rank {other.rank} {'failed likewise' if other.fails_like(first) else other.place}")
+                    place = "failed likewise" if other.fails_like(first) else other.place
+                    lines.append(f"meanwhile rank {other.rank} {place}")
             raise RankError("\n".join(lines).strip(), first.rank)
         if any(ending.running for ending in self.endings):
-            raise RankTimeout(f"the {self.nproc} ranks did not finish within {self.timeout:g} s\n{_places(self.endings)}")
+            limit = f"the {self.nproc} ranks did not finish within {self.timeout:g} s"
+            raise RankTimeout(f"{limit}\n{_places(self.endings)}")
         return [cloudpickle.loads(ending.result) for ending in self.endings]
 
 
@@ -243,29 +264,29 @@ class _Ending:
         self.failure = json.loads(_read(folder / f"{rank}.failure") or "null")
         self.died = not self.running and not self.failure and (self.exitcode != 0 or not self.result)
         self.failed = self.died or bool(self.failure)
-        self.time = self.failure["time"] if self.failure else 0.0  # a rank that could not say when is taken for the first
-        self.is_symptom = bool(self.failure) and any(symptom in self.failure["message"] for symptom in SYMPTOMS)
+        self.time = self.failure["time"] if self.failure else 0.0  # who cannot say when was the first
+        self.message = self.failure["message"] if self.failure else ""
+        self.is_symptom = any(symptom in self.message for symptom in SYMPTOMS)
         self.last_words = _read(folder / f"{rank}.stderr").decode(errors="replace").strip().splitlines()[-8:]
         self.stack = _main_thread(_read(folder / f"{rank}.stack").decode(errors="replace"))
 
     @property
     def summary(self):
         if self.failure:
-            return textwrap.shorten(self.failure["message"], width=160, placeholder=" ...")
+            return textwrap.shorten(self.message, width=160, placeholder=" ...")
         if self.exitcode < 0:
             return f"was killed by {signal.Signals(-self.exitcode).name}"
         return f"left with exit code {self.exitcode} before it had returned"
 
     def fails_like(self, other):
         """Whether both raised the same error, whatever ranks and numbers it names."""
-        messages = [re.sub(r"\d+", "", ending.failure["message"]) if ending.failure else None for ending in (self, other)]
-        return messages[0] is not None and messages[0] == messages[1]
+        return bool(self.message) and re.sub(r"\d+", "", self.message) == re.sub(r"\d+", "", other.message)
 
     @property
     def story(self):
         if self.failure:
             frames = [frame for frame in map(tuple, self.failure["frames"]) if frame[0] != __file__]
-            return f"raised\n\n{_format_frames(frames)}\n{self.failure['message']}"
+            return f"raised\n\n{_format_frames(frames)}\n{self.message}"
         if not self.last_words:
             return self.summary
         return f"{self.summary}; its last words:\n\n" + "\n".join(f"    {line}" for line in self.last_words)
@@ -339,7 +360,9 @@ def _main_thread(dump):
 def _is_learners(frame):
     """Whether a frame (file, line, function) is code of the course or of the learner, and not of a library."""
     file = frame[0]
-    return file != __file__ and not file.startswith(("<", sysconfig.get_path("stdlib"))) and "-packages" not in file
+    return not (
+        file == __file__ or "-packages" in file or file.startswith(("<", sysconfig.get_path("stdlib")))
+    )
 
 
 def _format_frame(frame):
@@ -394,7 +417,7 @@ def _main_module_hidden():
         main.update(hidden)
 
 
-# ---- in each rank ----------------------------------------------------------------------------------------------------
+# ---- in each rank ----
 
 
 def _rank_main(rank, payload, folder, environments, timeout):
@@ -420,15 +443,20 @@ def _rank_main(rank, payload, folder, environments, timeout):
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()  # or all that the fork server ever forks would draw the same
         fn, args, kwargs = cloudpickle.loads(payload)
-        result = cloudpickle.dumps(fn(*args, **kwargs))
+        result = fn(*args, **kwargs)
+        try:
+            result = cloudpickle.dumps(result)
+        except Exception as error:
+            raise TypeError(f"what the rank returned cannot be sent back: {error}") from None
         Path(folder, f"{rank}.result").write_bytes(result)
     except BaseException as error:
         if isinstance(error, SystemExit):
             message = f"SystemExit: the rank left with sys.exit({error.code!r})"
         else:
             message = "".join(traceback.format_exception_only(error)).strip()
-        frames = [(frame.filename, frame.lineno, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
-        Path(folder, f"{rank}.failure").write_text(json.dumps({"time": time.time(), "message": message, "frames": frames}))
+        frames = [(at.filename, at.lineno, at.name) for at in traceback.extract_tb(error.__traceback__)]
+        failure = {"time": time.time(), "message": message, "frames": frames}
+        Path(folder, f"{rank}.failure").write_text(json.dumps(failure))
         sys.exit(1)
 
 
@@ -438,7 +466,8 @@ def _write_output_to(folder, rank):
         file = os.open(f"{folder}/{rank}.{stream}", os.O_WRONLY | os.O_APPEND)
         os.dup2(file, number)
         os.close(file)
-        setattr(sys, stream, open(number, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False))
+        options = {"buffering": 1, "encoding": "utf-8", "errors": "replace", "closefd": False}
+        setattr(sys, stream, open(number, "w", **options))
 
 
 def _end_with_the_caller(folder):

@@ -18,7 +18,7 @@ from ddp_course.models import ConvNet
 
 
 def train_one_epoch(model, loader, optimizer, device):
-    """Take one optimizer step for each batch of the loader; return the loss of each, a list of floats."""
+    """Take one optimizer step for each batch; return the loss of each step, a list of floats."""
     model.train()
     losses = []
     for images, labels in loader:
@@ -26,7 +26,7 @@ def train_one_epoch(model, loader, optimizer, device):
         loss = F.nll_loss(model(images.to(device)), labels.to(device))
         loss.backward()
         optimizer.step()
-        losses.append(loss.detach())  # not loss.item(): that would make a GPU stop and wait at every step
+        losses.append(loss.detach())  # not .item(): a GPU would stop and wait for that
     return torch.stack(losses).tolist()
 
 
@@ -49,7 +49,7 @@ def arguments(argv=None):
 def main(argv=None):
     args = arguments(argv)
     if torchrun_environment().world_size > 1:
-        raise UsageError("lesson 01 is for one process: each rank would train a model of its own; use lesson 04")
+        raise UsageError("lesson 01 is for one process; lesson 04 trains one model on many")
     device = choose_device(args.device)
 
     log = runs.open_folder(args.out)
@@ -68,7 +68,7 @@ def main(argv=None):
         losses += train_one_epoch(model, train_loader, optimizer, device)
         seconds += time.perf_counter() - begin
         correct, seen = evaluate(model, test_loader, device)
-        log.info("epoch %d: loss of the last step %.3f, test accuracy %.1f %%", epoch + 1, losses[-1], 100 * correct / seen)
+        log.info(f"epoch {epoch + 1}: loss {losses[-1]:.3f}, test accuracy {correct / seen:.1%}")
 
     return runs.finish(args, device, model, train_set, losses, seconds, correct / seen, seen)
 

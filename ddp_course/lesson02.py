@@ -1,4 +1,4 @@
-"""Ranks and collectives: who is who, who holds what before and after, a ring all-reduce by hand, and what it costs.
+"""Ranks and collectives: who is who, what each collective moves, an all-reduce by hand, what it costs.
 
 torchrun --nproc_per_node 2 ddp_course/lesson02.py
 torchrun --nproc_per_node 4 ddp_course/lesson02.py --largest-mb 1
@@ -18,8 +18,8 @@ from ddp_course import runs
 from ddp_course.distributed import backend_for, choose_device, process_group, torchrun_environment
 
 # ---- who holds what ----
-# A rank begins with n chunks. Chunk i of rank r is marked with a 1 at place (r, i) and 0 elsewhere, so that after any
-# collective, sums included, the marks say what a rank holds and where it came from.
+# A rank begins with n chunks. Chunk i of rank r is marked with a 1 at place (r, i) and 0 elsewhere:
+# after any collective, sums included, the marks say what a rank holds and where it came from.
 
 
 def marked_chunks(rank, n):
@@ -73,22 +73,32 @@ def all_to_all(chunks, rank, n):
 
 
 def send_and_receive(chunk, rank, n):
-    """Each rank sends to the next and receives from the one before. With send in place of isend, all would wait for all."""
+    """Each rank sends to the next, and receives from the one before."""
     if n == 1:
         return chunk
     received = torch.empty_like(chunk)
-    sending = dist.isend(chunk, (rank + 1) % n)
+    sending = dist.isend(chunk, (rank + 1) % n)  # with send, all would wait for all
     dist.recv(received, (rank - 1) % n)
     sending.wait()
     return received
 
 
 ONE_CHUNK_EACH = [gather, all_gather, send_and_receive]
-COLLECTIVES = [broadcast, scatter, gather, all_gather, reduce, all_reduce, reduce_scatter, all_to_all, send_and_receive]
+COLLECTIVES = [
+    broadcast,
+    scatter,
+    gather,
+    all_gather,
+    reduce,
+    all_reduce,
+    reduce_scatter,
+    all_to_all,
+    send_and_receive,
+]
 
 
 def before_and_after(collective):
-    """What this rank holds before and after the collective, two tensors (chunks, n * n marks). For a rank in a group."""
+    """What this rank holds before and after a collective: two tensors (chunks, n * n marks)."""
     rank, n = dist.get_rank(), dist.get_world_size()
     chunks = marked_chunks(rank, n)
     if collective in ONE_CHUNK_EACH:
@@ -99,7 +109,7 @@ def before_and_after(collective):
 
 
 def named(chunks, n):
-    """The marks in words: `A0 A1` are chunks 0 and 1 of rank 0, `A0+B0` is a sum over ranks 0 and 1, `-` is nothing."""
+    """The marks in words: `A0 B1` are chunk 0 of rank 0 and chunk 1 of rank 1, `A0+B0` is a sum."""
     words = []
     for chunk in chunks:
         owners = [f"{chr(ord('A') + place // n)}{place % n}" for place in chunk.nonzero().flatten().tolist()]
@@ -109,7 +119,7 @@ def named(chunks, n):
 
 @contextmanager
 def rank_zero_first():
-    """Let rank 0 through the `with` block alone; the others enter when it has left, and find done what it did."""
+    """Let rank 0 through the `with` block alone; the others enter when it has left it."""
     if dist.get_rank() != 0:
         dist.barrier()
     yield
@@ -121,12 +131,13 @@ def rank_zero_first():
 
 
 def ring_all_reduce(tensor, steps=None):
-    """Sum a contiguous tensor over all ranks, in place, by passing pieces round a ring. Return the bytes this rank sent.
+    """Sum a contiguous tensor over all ranks, in place, round a ring; return the bytes this rank sent.
 
-    Each rank only ever sends to the next one. In the first n - 1 steps the pieces are summed as they go round, and each
-    rank ends up with one finished piece; in the other n - 1 steps the finished pieces go round. All in all a rank sends
-    2 (n - 1) / n of the tensor's bytes, hardly more for many ranks than for few: Patarasuk and Yuan, "Bandwidth optimal
-    all-reduce algorithms for clusters of workstations", 2009.
+    Each rank only ever sends to the next one. In the first n - 1 steps the pieces are summed as they
+    go round, and each rank ends up with one finished piece; in the other n - 1 steps the finished
+    pieces go round. All in all a rank sends 2 (n - 1) / n of the tensor's bytes, hardly more for many
+    ranks than for few: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+    workstations", 2009.
 
     steps: stop after so many, to look inside.
     """
@@ -151,9 +162,9 @@ def ring_all_reduce(tensor, steps=None):
 
 
 def measure_all_reduce(sizes, rounds=30, device="cpu"):
-    """Time all_reduce of each size in bytes, over and over; return the shortest time of each in seconds, a list.
+    """Time all_reduce of each size in bytes, over and over; return the shortest time of each (seconds).
 
-    The shortest, since whatever else the machine does can only add. For ranks in a group.
+    The shortest, since whatever else the machine does can only add.
     """
     tensors = [torch.zeros(size // 4, device=device) for size in sizes]
     shortest = [float("inf")] * len(sizes)
@@ -170,13 +181,15 @@ def measure_all_reduce(sizes, rounds=30, device="cpu"):
 def fit_cost_line(sizes, seconds):
     """Fit seconds = alpha + beta * bytes; return alpha (seconds) and beta (seconds a byte).
 
-    Least squares of the relative error, since the sizes span several powers of ten. Roger Hockney's model of a message
-    ("The communication challenge for MPP", 1994): alpha is the latency, 1 / beta the bandwidth.
+    Least squares of the relative error, since the sizes span several powers of ten. The model is
+    Roger Hockney's ("The communication challenge for MPP", 1994): alpha is the latency of a message,
+    1 / beta the bandwidth.
     """
-    sizes, seconds = torch.tensor(sizes, dtype=torch.float64), torch.tensor(seconds, dtype=torch.float64)
-    rows = torch.stack([1 / seconds, sizes / seconds], dim=1)
-    alpha, beta = torch.linalg.lstsq(rows, torch.ones(len(sizes), 1, dtype=torch.float64)).solution.flatten().tolist()
-    return alpha, beta
+    seconds = torch.tensor(seconds, dtype=torch.float64)
+    rows = torch.stack([torch.ones_like(seconds), torch.tensor(sizes, dtype=torch.float64)], dim=1)
+    rows /= seconds[:, None]  # then the right side is all ones, and every error is relative
+    alpha, beta = torch.linalg.lstsq(rows, torch.ones_like(seconds)[:, None]).solution.flatten()
+    return alpha.item(), beta.item()
 
 
 def arguments(argv=None):
@@ -193,7 +206,13 @@ def main(argv=None):
         places = [None] * n
         dist.all_gather_object(places, torchrun_environment())
         for place in places:
-            log.info("rank %d of %d, local rank %d of %d", place.rank, n, place.local_rank, place.local_world_size)
+            log.info(
+                "rank %d of %d, local rank %d of %d",
+                place.rank,
+                n,
+                place.local_rank,
+                place.local_world_size,
+            )
 
         for collective in COLLECTIVES:
             before, after = before_and_after(collective)
@@ -208,7 +227,9 @@ def main(argv=None):
         sent = ring_all_reduce(by_ring)
         torch.testing.assert_close(by_ring, by_torch)
 
-        sizes = [2**power for power in range(10, 21) if 2**power <= args.largest_mb * 2**20] + [args.largest_mb * 2**20]
+        sizes = [2**power for power in range(10, 21) if 2**power <= args.largest_mb * 2**20] + [
+            args.largest_mb * 2**20
+        ]
         seconds = measure_all_reduce(sizes, device=device)
         alpha, beta = fit_cost_line(sizes[::2], seconds[::2])
         errors = [abs(alpha + beta * size - time) / time for size, time in zip(sizes[1::2], seconds[1::2])]
@@ -224,7 +245,11 @@ def main(argv=None):
             "held_out_error": round(statistics.median(errors), 2),
         }
         if rank == 0:
-            runs.write_result(args.out, result, [{"bytes": size, "seconds": time} for size, time in zip(sizes, seconds)])
+            runs.write_result(
+                args.out,
+                result,
+                [{"bytes": size, "seconds": time} for size, time in zip(sizes, seconds)],
+            )
         return result
 
 

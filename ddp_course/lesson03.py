@@ -1,4 +1,4 @@
-"""DistributedDataParallel by hand, in three rungs: average after backward, average during backward, average in buckets.
+"""DistributedDataParallel by hand, in three rungs: average after backward, during it, in buckets.
 
 torchrun --nproc_per_node 2 ddp_course/lesson03.py
 torchrun --nproc_per_node 2 ddp_course/lesson03.py --rung after
@@ -8,6 +8,7 @@ python -m ddp_course.lesson03 --epochs 1
 """
 
 import time
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -62,9 +63,10 @@ class OverlappedDDP(nn.Module):
 
 
 class BucketedDDP(OverlappedDDP):
-    """Averages gradients in buckets of `bucket_size_mb` MiB or a little more: few large messages, not many small ones.
+    """Averages gradients in buckets of `bucket_size_mb` MiB or a little more: few messages, large ones.
 
-    Backward makes gradients roughly from the last layer to the first, so the buckets are filled in reverse order.
+    Backward makes gradients roughly from the last layer to the first, so the buckets are filled in
+    reverse order.
     """
 
     def __init__(self, module, bucket_size_mb=25.0):
@@ -72,7 +74,8 @@ class BucketedDDP(OverlappedDDP):
         self.buckets = []
         self.bucket_of = {}
         room = 0  # bytes until the bucket is full
-        for parameter in reversed([parameter for parameter in module.parameters() if parameter.requires_grad]):
+        trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        for parameter in reversed(trainable):
             if room <= 0 or parameter.dtype != self.buckets[-1][0].dtype:
                 self.buckets.append([])
                 room = bucket_size_mb * 2**20
@@ -87,25 +90,27 @@ class BucketedDDP(OverlappedDDP):
         if self.missing[index] == 0:
             gradients = torch.cat([parameter.grad.flatten() for parameter in self.buckets[index]])
             gradients /= dist.get_world_size()
-            self.in_flight.append((dist.all_reduce(gradients, async_op=True), gradients, self.buckets[index]))
+            work = dist.all_reduce(gradients, async_op=True)
+            self.in_flight.append((work, gradients, self.buckets[index]))
 
     def finish_gradient_synchronization(self):
         """Wait until every gradient is the mean over the ranks. To be called before `optimizer.step()`.
 
-        Raises RuntimeError where a parameter did not get its gradient, once: its bucket has not been sent.
+        Raises RuntimeError where a parameter did not get its gradient: its bucket has not been sent.
         """
         if any(self.missing):
-            raise RuntimeError("each parameter must get one gradient between two steps: freeze those that are not used")
+            raise RuntimeError("each parameter must get one gradient a step: freeze those that are not used")
         for work, gradients, bucket in self.in_flight:
             work.wait()
-            for parameter, mean in zip(bucket, gradients.split([parameter.numel() for parameter in bucket])):
+            sizes = [parameter.numel() for parameter in bucket]
+            for parameter, mean in zip(bucket, gradients.split(sizes)):
                 parameter.grad = mean.view_as(parameter)
         self.in_flight.clear()
         self.missing = [len(bucket) for bucket in self.buckets]
 
 
 def train_one_epoch(model, loader, optimizer, device, finish):
-    """Lesson 01's loop with one line more: `finish()` makes the gradients the same on all ranks before each step."""
+    """Lesson 01's loop with one line more: `finish()` makes the gradients equal on all ranks."""
     model.train()
     losses = []
     for images, labels in loader:
@@ -121,9 +126,10 @@ def train_one_epoch(model, loader, optimizer, device, finish):
 
 
 def share_of(samples, epoch, rank, world_size, seed=0):
-    """The indices that this rank trains on in this epoch: all ranks shuffle alike, and each takes every n-th.
+    """The indices that this rank trains on in this epoch: of a common shuffle, every n-th.
 
-    What is left over when the ranks have equally many is left out: a rank with one batch more would wait for ever.
+    What is left over when the ranks have equally many is left out: a rank with one batch more would
+    wait for ever.
     """
     shuffled = torch.randperm(samples, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
     return shuffled[: samples // world_size * world_size][rank::world_size]
@@ -131,7 +137,7 @@ def share_of(samples, epoch, rank, world_size, seed=0):
 
 def arguments(argv=None):
     parser = runs.parser(__file__, __doc__)
-    parser.add_argument("--rung", choices=["after", "overlapped", "bucketed"], default="bucketed", help="how gradients are averaged")
+    parser.add_argument("--rung", choices=["after", "overlapped", "bucketed"], default="bucketed")
     parser.add_argument("--bucket-size-mb", type=float, default=25.0)
     return parser.parse_args(argv)
 
@@ -148,9 +154,12 @@ def main(argv=None):
         model = ConvNet(dropout=not args.no_dropout).to(device)
         if args.rung == "after":
             broadcast_from_rank_zero(model)
-            finish = lambda: average_gradients(model)
+            finish = partial(average_gradients, model)
+        elif args.rung == "overlapped":
+            model = OverlappedDDP(model)
+            finish = model.finish_gradient_synchronization
         else:
-            model = OverlappedDDP(model) if args.rung == "overlapped" else BucketedDDP(model, args.bucket_size_mb)
+            model = BucketedDDP(model, args.bucket_size_mb)
             finish = model.finish_gradient_synchronization
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         torch.manual_seed(args.seed + rank)  # the same model everywhere, but each rank its own dropout
@@ -162,7 +171,7 @@ def main(argv=None):
             loader = DataLoader(train_set, args.batch_size, sampler=share)
             losses += train_one_epoch(model, loader, optimizer, device, finish)
             seconds += time.perf_counter() - begin
-            log.info("epoch %d: loss of the last step %.3f", epoch + 1, losses[-1])
+            log.info(f"epoch {epoch + 1}: loss {losses[-1]:.3f}")
 
         # Every rank evaluates on all of the test set: right, and a waste. Lesson 04 shares the work.
         correct, seen = evaluate(model, DataLoader(test_set, batch_size=1000), device)

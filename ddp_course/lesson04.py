@@ -1,4 +1,4 @@
-"""DistributedDataParallel, the whole program: set-up, sampler, seeds, wrapper, exact evaluation, log, saving.
+"""DistributedDataParallel, the whole program: sampler, seeds, wrapper, exact evaluation, log, saving.
 
 torchrun ddp_course/lesson04.py
 torchrun --nproc_per_node 2 ddp_course/lesson04.py
@@ -8,9 +8,8 @@ python ddp_course/lesson04.py --epochs 1
 python -m ddp_course.lesson04 --epochs 1
 """
 
-import os
+import io
 import time
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -18,47 +17,37 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from ddp_course import data, lesson01, runs
-from ddp_course.distributed import backend_for, choose_device, stay_on_this_machine, torchrun_environment
+from ddp_course.distributed import backend_for, choose_device, rendezvous
 from ddp_course.models import ConvNet
 
 
-def set_up(device):
-    """Join the process group of all ranks; return this rank's number and how many there are."""
-    rank, _, world_size, _ = torchrun_environment()
-    stay_on_this_machine()
-    if "RANK" in os.environ:  # torchrun says where to meet
-        gpu = device if device.type == "cuda" else None  # tells nccl which GPU is ours before the first collective
-        dist.init_process_group(backend_for(device), timeout=timedelta(minutes=10), device_id=gpu)
-    else:  # started alone: a group of one, which needs no address
-        dist.init_process_group(backend_for(device), store=dist.HashStore(), rank=0, world_size=1)
-    return rank, world_size
-
-
 def train_one_epoch(model, loader, optimizer, device):
-    """Lesson 01's loop as it is: backward() averages the gradients. Return the loss of each step, over all ranks."""
+    """Lesson 01's loop as it is, since backward() averages. Return the mean loss of each step."""
     losses = torch.tensor(lesson01.train_one_epoch(model, loader, optimizer, device), device=device)
     dist.all_reduce(losses, dist.ReduceOp.AVG)
     return losses.tolist()
 
 
 def evaluate(model, test_set, device):
-    """Count, over all ranks, how many samples the model gets right, and how many there are: each is seen once.
+    """Count, over all ranks, how many samples the model gets right, and how many there are.
 
     Not by DistributedSampler: it repeats samples until all ranks have equally many.
-    Not through the DDP wrapper: its forward may communicate, and here a rank may have one batch more than another.
+    Not through the DDP wrapper: its forward may communicate, and a rank may have a batch less here.
     """
-    mine = Subset(test_set, range(dist.get_rank(), len(test_set), dist.get_world_size()))
-    counts = torch.tensor(lesson01.evaluate(model.module, DataLoader(mine, batch_size=1000), device), device=device)
+    mine = range(dist.get_rank(), len(test_set), dist.get_world_size())
+    loader = DataLoader(Subset(test_set, mine), batch_size=1000)
+    counts = torch.tensor(lesson01.evaluate(model.module, loader, device), device=device)
     dist.all_reduce(counts)
     correct, seen = counts.tolist()
     return correct, seen
 
 
 def save(model, path):
-    """Rank 0 writes the parameters, under another name first; nobody goes on before the file is there."""
+    """Rank 0 writes the parameters, whole or not at all; nobody goes on before the file is there."""
     if dist.get_rank() == 0:
-        torch.save(model.module.state_dict(), path.with_suffix(".part"))  # .module: names without the prefix `module.`
-        os.replace(path.with_suffix(".part"), path)
+        file = io.BytesIO()
+        torch.save(model.module.state_dict(), file)  # .module: names without the prefix `module.`
+        runs.write_atomically(path, file.getvalue())
     dist.barrier()
 
 
@@ -77,9 +66,10 @@ def arguments(argv=None):
 def main(argv=None):
     args = arguments(argv)
     device = choose_device(args.device)
-    rank, world_size = set_up(device)
+    gpu = device if device.type == "cuda" else None  # nccl wants to know before the first collective
+    dist.init_process_group(backend_for(device), device_id=gpu, **rendezvous())
     try:
-        return train(args, rank, world_size, device)
+        return train(args, dist.get_rank(), dist.get_world_size(), device)
     finally:
         dist.destroy_process_group()
 
@@ -109,7 +99,7 @@ def train(args, rank, world_size, device):
         losses += train_one_epoch(model, train_loader, optimizer, device)
         seconds += time.perf_counter() - begin
         correct, seen = evaluate(model, test_set, device)
-        log.info("epoch %d: loss of the last step %.3f, test accuracy %.1f %%", epoch + 1, losses[-1], 100 * correct / seen)
+        log.info(f"epoch {epoch + 1}: loss {losses[-1]:.3f}, test accuracy {correct / seen:.1%}")
 
     save(model, args.out / "model.pt")
     load(model, args.out / "model.pt", device)

@@ -8,7 +8,9 @@ reloaded before the next cell.
 
 import ast
 import difflib
+import html
 import io
+import re
 import sys
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
@@ -27,10 +29,22 @@ def show(*things):
 
 
 def compare(before, after, context=3):
-    """Display what changes from one function, class or module to another: lines that go in red, that come in green."""
-    lines = difflib.unified_diff(source(before).splitlines(), source(after).splitlines(), lineterm="", n=context)
-    changes = list(lines)[2:] or ["  no difference"]
-    display(Markdown("\n".join(["```diff", f"  {_title(before)} -> {_title(after)}", *changes, "```"])))
+    """Display what changes from one function, class or module to another: out in red, in in green."""
+    diff = difflib.unified_diff(
+        source(before).splitlines(), source(after).splitlines(), n=context, lineterm=""
+    )
+    lines = [f"  {_title(before)} -> {_title(after)}"]
+    for line in list(diff)[2:]:
+        lines.append("  ..." if line.startswith("@@") else line)
+    if len(lines) == 1:
+        lines.append("  no difference")
+    colors = {"+": "rgba(46, 160, 67, 0.22)", "-": "rgba(248, 81, 73, 0.20)"}
+    rows = []
+    for line in lines:
+        style = f' style="background-color: {colors[line[0]]}"' if line[0] in colors else ""
+        rows.append(f"<div{style}>{html.escape(line)}</div>")
+    bundle = {"text/html": f"<pre>{''.join(rows)}</pre>", "text/plain": "\n".join(lines)}
+    display(bundle, raw=True)
 
 
 def source(thing):
@@ -58,24 +72,29 @@ def table(rows):
     def text(value):
         return f"{value:.4g}" if isinstance(value, float) else str(value)
 
-    lines = [columns, ["---"] * len(columns), *([text(row.get(column, "")) for column in columns] for row in rows)]
+    lines = [
+        columns,
+        ["---"] * len(columns),
+        *([text(row.get(column, "")) for column in columns] for row in rows),
+    ]
     display(Markdown("\n".join(f"| {' | '.join(line)} |" for line in lines)))
 
 
 @contextmanager
-def fails(*words):
-    """Expect the block to fail, with all of `words` in its error: show the error and go on. Complain where it works.
+def fails(*patterns):
+    """Expect the block to fail, with a match for each pattern in its error: show the error and go on.
 
-    What ranks write to stderr, torch's own log lines, is left out.
+    Raises AssertionError where the block works, or fails with something else. What ranks write to stderr, torch's own
+    log lines, is left out.
     """
     try:
         with redirect_stderr(io.StringIO()):
             yield
     except (Exception, SystemExit) as error:
         text = str(error) if isinstance(error, RankError) else f"{type(error).__name__}: {error}"
-        missing = [word for word in words if word not in text]
+        missing = [pattern for pattern in patterns if not re.search(pattern, text)]
         if missing:
-            raise AssertionError(f"this was to fail with {missing}, but failed with\n{text}") from error
+            raise AssertionError(f"this was to fail with {missing}, but failed with\n{text}") from None
         print(text)
         return
     raise AssertionError("this was to fail, but it worked")
@@ -105,7 +124,15 @@ def ranks(line, cell):
     used = {node.id for node in ast.walk(ast.parse(cell)) if isinstance(node, ast.Name)}
     variables = {name: shell.user_ns[name] for name in used & shell.user_ns.keys()}
     filename = shell.compile.cache(f"%%ranks {line}\n{cell}")  # so that errors can show the line
-    launch(_run_cell, cell, filename, variables, options.timeout, nproc=options.nproc, timeout=options.timeout)
+    launch(
+        _run_cell,
+        cell,
+        filename,
+        variables,
+        options.timeout,
+        nproc=options.nproc,
+        timeout=options.timeout,
+    )
 
 
 def _run_cell(cell, filename, variables, timeout):
@@ -113,8 +140,18 @@ def _run_cell(cell, filename, variables, timeout):
     import torch.distributed as dist
 
     statements = ast.increment_lineno(ast.parse(cell)).body  # line 1 is the magic's
-    with process_group(timeout=2 * timeout) as (rank, world_size):  # launch's own timeout says more: let it come first
-        names = {**variables, "rank": rank, "world_size": world_size, "torch": torch, "dist": dist, "__name__": "__main__"}
+    with process_group(timeout=2 * timeout) as (
+        rank,
+        world_size,
+    ):  # launch's own timeout says more: let it come first
+        names = {
+            **variables,
+            "rank": rank,
+            "world_size": world_size,
+            "torch": torch,
+            "dist": dist,
+            "__name__": "__main__",
+        }
         for statement in statements:
             if statement is statements[-1] and isinstance(statement, ast.Expr):
                 exec(compile(ast.Interactive([statement]), filename, "single"), names)  # shows its value

@@ -2,7 +2,16 @@
 
 import matplotlib.pyplot as plt
 
-RANK_COLORS = ["#3b76c2", "#e08a1e", "#3f9c5f", "#b8487c", "#7a5fc0", "#8a6d3b", "#2aa3a3", "#c2503b"]
+RANK_COLORS = [
+    "#3b76c2",
+    "#e08a1e",
+    "#3f9c5f",
+    "#b8487c",
+    "#7a5fc0",
+    "#8a6d3b",
+    "#2aa3a3",
+    "#c2503b",
+]
 INK, FAINT = "#222222", "#d9d9d9"
 STYLE = {
     "figure.facecolor": "white",
@@ -40,11 +49,22 @@ def flow(steps):
         axis.axis("off")
         axis.set(xlim=(-0.55, len(steps) - 0.45), ylim=(-1.0, 0.45))
         for x, (label, note) in enumerate(steps.items()):
-            axis.add_patch(plt.Rectangle((x - 0.36, -0.3), 0.72, 0.6, facecolor="#eef3fa", edgecolor=RANK_COLORS[0], linewidth=1.4))
+            axis.add_patch(
+                plt.Rectangle(
+                    (x - 0.36, -0.3),
+                    0.72,
+                    0.6,
+                    facecolor="#eef3fa",
+                    edgecolor=RANK_COLORS[0],
+                    linewidth=1.4,
+                )
+            )
             axis.text(x, 0, label, ha="center", va="center", fontsize=11.5)
             axis.text(x, -0.42, note, ha="center", va="top", fontsize=8.5, color="#555555")
             if x:
-                axis.annotate("", (x - 0.37, 0), (x - 0.63, 0), arrowprops={"arrowstyle": "-|>", "color": INK})
+                axis.annotate(
+                    "", (x - 0.37, 0), (x - 0.63, 0), arrowprops={"arrowstyle": "-|>", "color": INK}
+                )
         plt.show()
 
 
@@ -54,18 +74,47 @@ def data_parallel_step(ranks):
         figure, axis = plt.subplots(figsize=(8.5, 0.35 + 0.62 * ranks))
         axis.axis("off")
         axis.set(xlim=(-0.1, 8.6), ylim=(ranks - 0.45, -0.75))
-        columns = [(0.6, "part {} of the batch"), (2.4, "forward, backward"), (4.2, "its own gradients"), (7.8, "step")]
+        columns = [
+            (0.6, "part {} of the batch"),
+            (2.4, "forward, backward"),
+            (4.2, "its own gradients"),
+            (7.8, "step"),
+        ]
         for rank in range(ranks):
             for left, label in columns:
                 width = 1.5 if left < 7 else 0.8
-                axis.add_patch(plt.Rectangle((left, rank - 0.3), width, 0.6, facecolor=color_of(rank), linewidth=0))
-                axis.text(left + width / 2, rank, label.format(rank), ha="center", va="center", fontsize=9, color="white")
+                axis.add_patch(
+                    plt.Rectangle((left, rank - 0.3), width, 0.6, facecolor=color_of(rank), linewidth=0)
+                )
+                axis.text(
+                    left + width / 2,
+                    rank,
+                    label.format(rank),
+                    ha="center",
+                    va="center",
+                    fontsize=9,
+                    color="white",
+                )
             axis.text(0.45, rank, f"rank {rank}", ha="right", va="center", fontsize=9.5)
             for left, right in ((2.1, 2.4), (3.9, 4.2), (5.7, 6.0), (7.5, 7.8)):
-                axis.annotate("", (right, rank), (left, rank), arrowprops={"arrowstyle": "-|>", "color": INK, "shrinkA": 0, "shrinkB": 0})
-        axis.add_patch(plt.Rectangle((6.0, -0.35), 1.5, ranks - 0.3, facecolor="#f0f0f0", edgecolor=INK, linewidth=1.2))
+                axis.annotate(
+                    "",
+                    (right, rank),
+                    (left, rank),
+                    arrowprops={"arrowstyle": "-|>", "color": INK, "shrinkA": 0, "shrinkB": 0},
+                )
+        axis.add_patch(
+            plt.Rectangle((6.0, -0.35), 1.5, ranks - 0.3, facecolor="#f0f0f0", edgecolor=INK, linewidth=1.2)
+        )
         axis.text(6.75, (ranks - 1) / 2, "mean of all\ngradients", ha="center", va="center", fontsize=10)
-        axis.text(6.75, -0.55, "the ranks talk here, and only here", ha="center", fontsize=8.5, color="#555555")
+        axis.text(
+            6.75,
+            -0.55,
+            "the ranks talk here, and only here",
+            ha="center",
+            fontsize=8.5,
+            color="#555555",
+        )
         plt.show()
 
 
@@ -77,14 +126,36 @@ def machines(nodes, ranks_per_node):
         axis.set(xlim=(-0.7, nodes * (ranks_per_node + 0.4) - 0.6), ylim=(-0.75, 1.0))
         for node in range(nodes):
             left = node * (ranks_per_node + 0.4)
-            frame = plt.Rectangle((left - 0.6, -0.7), ranks_per_node + 0.2, 1.45, facecolor="#f6f6f6", edgecolor="#999999")
+            frame = plt.Rectangle(
+                (left - 0.6, -0.7),
+                ranks_per_node + 0.2,
+                1.45,
+                facecolor="#f6f6f6",
+                edgecolor="#999999",
+            )
             axis.add_patch(frame)
             axis.text(left - 0.52, 0.84, f"machine, node rank {node}", fontsize=10)
             for local_rank in range(ranks_per_node):
                 rank = node * ranks_per_node + local_rank
-                axis.add_patch(plt.Rectangle((left + local_rank - 0.45, -0.55), 0.9, 1.15, facecolor=color_of(rank), linewidth=0))
+                axis.add_patch(
+                    plt.Rectangle(
+                        (left + local_rank - 0.45, -0.55),
+                        0.9,
+                        1.15,
+                        facecolor=color_of(rank),
+                        linewidth=0,
+                    )
+                )
                 text = f"rank {rank}\n\nlocal rank {local_rank}\nworld size {nodes * ranks_per_node}"
-                axis.text(left + local_rank, 0.02, text, ha="center", va="center", fontsize=9, color="white")
+                axis.text(
+                    left + local_rank,
+                    0.02,
+                    text,
+                    ha="center",
+                    va="center",
+                    fontsize=9,
+                    color="white",
+                )
         plt.show()
 
 
@@ -97,7 +168,13 @@ def images(pictures, titles, columns=10, wrong=()):
             axis.axis("off")
         for index, (axis, picture, title) in enumerate(zip(axes.flat, pictures, titles)):
             axis.imshow(picture, cmap="gray_r")
-            axis.set_title(title, fontsize=9, loc="center", pad=2, color=RANK_COLORS[7] if index in wrong else INK)
+            axis.set_title(
+                title,
+                fontsize=9,
+                loc="center",
+                pad=2,
+                color=RANK_COLORS[7] if index in wrong else INK,
+            )
         plt.show()
 
 
@@ -106,7 +183,10 @@ def losses(curves, title="Training loss", every_epoch=None):
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(7, 2.8))
         for index, (label, values) in enumerate(curves.items()):
-            style = {"linestyle": ["-", "--", ":", "-."][index % 4], "linewidth": 1.4 if index else 2.2}
+            style = {
+                "linestyle": ["-", "--", ":", "-."][index % 4],
+                "linewidth": 1.4 if index else 2.2,
+            }
             axis.plot(range(1, len(values) + 1), values, label=label, **style)
         if every_epoch:
             for step in range(every_epoch, len(values), every_epoch):
@@ -122,7 +202,11 @@ def bars(values, xlabel, title, unit=""):
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(7, 0.6 + 0.38 * len(values)))
         drawn = axis.barh(list(values), list(values.values()), color=RANK_COLORS[: len(values)], height=0.65)
-        axis.bar_label(drawn, [f"{value:,.3g}{unit}" if value < 1000 else f"{value:,.0f}{unit}" for value in values.values()], padding=4)
+        axis.bar_label(
+            drawn,
+            [f"{value:,.3g}{unit}" if value < 1000 else f"{value:,.0f}{unit}" for value in values.values()],
+            padding=4,
+        )
         axis.invert_yaxis()
         axis.grid(axis="y", visible=False)
         axis.xaxis.set_major_formatter("{x:,.4g}")
@@ -139,7 +223,9 @@ def who_holds_what(panels, columns=2):
     n = len(next(iter(panels.values()))[0])
     rows = -(-len(panels) // columns)
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(rows, columns, figsize=(4.6 * columns, (0.42 * n + 0.55) * rows), squeeze=False)
+        figure, axes = plt.subplots(
+            rows, columns, figsize=(4.6 * columns, (0.42 * n + 0.55) * rows), squeeze=False
+        )
         for axis in axes.flat:
             axis.axis("off")
         for axis, (name, (before, after)) in zip(axes.flat, panels.items()):
@@ -150,7 +236,12 @@ def who_holds_what(panels, columns=2):
                     _draw_chunk(axis, column, rank, chunk, n)
                 for column, chunk in enumerate(after[rank]):
                     _draw_chunk(axis, n + 1.3 + column, rank, chunk, n)
-            axis.annotate("", (n + 1.0, (n - 1) / 2), (n + 0.25, (n - 1) / 2), arrowprops={"arrowstyle": "-|>", "color": INK, "lw": 1.6})
+            axis.annotate(
+                "",
+                (n + 1.0, (n - 1) / 2),
+                (n + 0.25, (n - 1) / 2),
+                arrowprops={"arrowstyle": "-|>", "color": INK, "lw": 1.6},
+            )
         plt.show()
 
 
@@ -159,7 +250,9 @@ def ring_frames(frames, columns=3):
     n = len(frames[0])
     rows = -(-len(frames) // columns)
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(rows, columns, figsize=(3.1 * columns, (0.42 * n + 0.55) * rows), squeeze=False)
+        figure, axes = plt.subplots(
+            rows, columns, figsize=(3.1 * columns, (0.42 * n + 0.55) * rows), squeeze=False
+        )
         for axis in axes.flat:
             axis.axis("off")
         for step, (axis, holdings) in enumerate(zip(axes.flat, frames)):
@@ -179,7 +272,11 @@ def _draw_chunk(axis, x, y, chunk, n, new=False):
     owners = [place // n for place in places]
     for stripe, owner in enumerate(owners):
         width = 0.9 / len(owners)
-        axis.add_patch(plt.Rectangle((x - 0.45 + stripe * width, y - 0.4), width, 0.8, color=color_of(owner), linewidth=0))
+        axis.add_patch(
+            plt.Rectangle(
+                (x - 0.45 + stripe * width, y - 0.4), width, 0.8, color=color_of(owner), linewidth=0
+            )
+        )
     edge = {"edgecolor": INK, "linewidth": 2.4} if new else {"edgecolor": "#777777", "linewidth": 0.8}
     axis.add_patch(plt.Rectangle((x - 0.45, y - 0.4), 0.9, 0.8, fill=False, **edge))
     if len(owners) == 1:
@@ -194,10 +291,27 @@ def cost_line(sizes, seconds, alpha, beta, fitted):
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(7, 3.2))
         curve = [sizes[0] * (sizes[-1] / sizes[0]) ** (step / 100) for step in range(101)]
-        axis.plot(curve, [(alpha + beta * size) * 1e3 for size in curve], color=INK, linewidth=1.2, label="\u03b1 + \u03b2 \u00b7 bytes")
-        for held_out, label in ((False, "measured, used for the fit"), (True, "measured, held out")):
-            points = [(size, time * 1e3) for size, time in zip(sizes, seconds) if (size not in fitted) == held_out]
-            axis.plot(*zip(*points), "o", color=RANK_COLORS[1], fillstyle="none" if held_out else "full", label=label)
+        axis.plot(
+            curve,
+            [(alpha + beta * size) * 1e3 for size in curve],
+            color=INK,
+            linewidth=1.2,
+            label="\u03b1 + \u03b2 \u00b7 bytes",
+        )
+        for held_out, label in (
+            (False, "measured, used for the fit"),
+            (True, "measured, held out"),
+        ):
+            points = [
+                (size, time * 1e3) for size, time in zip(sizes, seconds) if (size not in fitted) == held_out
+            ]
+            axis.plot(
+                *zip(*points),
+                "o",
+                color=RANK_COLORS[1],
+                fillstyle="none" if held_out else "full",
+                label=label,
+            )
         axis.set(xscale="log", yscale="log", title="What an all_reduce costs")
         axis.set(xlabel="bytes in the tensor", ylabel="time of one all_reduce (ms)")
         axis.yaxis.set_major_formatter("{x:g}")
@@ -208,17 +322,41 @@ def cost_line(sizes, seconds, alpha, beta, fitted):
 
 def step_timelines(recordings):
     """What one training step does when. recordings: {label: what profiling.record returned}, on one time axis."""
-    colors = {"forward": "#9db8dc", "backward": RANK_COLORS[0], "optimizer": RANK_COLORS[2], "all_reduce": RANK_COLORS[1]}
+    colors = {
+        "forward": "#9db8dc",
+        "backward": RANK_COLORS[0],
+        "optimizer": RANK_COLORS[2],
+        "all_reduce": RANK_COLORS[1],
+    }
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(len(recordings), 1, figsize=(8.5, 0.55 + 0.85 * len(recordings)), sharex=True, squeeze=False)
+        figure, axes = plt.subplots(
+            len(recordings),
+            1,
+            figsize=(8.5, 0.55 + 0.85 * len(recordings)),
+            sharex=True,
+            squeeze=False,
+        )
         for axis, (label, rows) in zip(axes.flat, recordings.items()):
             for row, spans in rows.items():
                 lane = 1 if row == "all_reduce" else 0
-                axis.broken_barh(spans, (lane - 0.36, 0.72), facecolors=colors[row], alpha=0.8 if lane else 1.0, linewidth=0, label=row)
+                axis.broken_barh(
+                    spans,
+                    (lane - 0.36, 0.72),
+                    facecolors=colors[row],
+                    alpha=0.8 if lane else 1.0,
+                    linewidth=0,
+                    label=row,
+                )
             axis.set(ylim=(1.5, -0.5), title=label)
             axis.set_yticks([0, 1], ["computes", "all_reduce"])
             axis.grid(axis="y", visible=False)
-        axes[0, 0].legend(*axes[0, 0].get_legend_handles_labels(), ncols=4, loc="lower right", bbox_to_anchor=(1, 1), borderpad=0)
+        axes[0, 0].legend(
+            *axes[0, 0].get_legend_handles_labels(),
+            ncols=4,
+            loc="lower right",
+            bbox_to_anchor=(1, 1),
+            borderpad=0,
+        )
         axes[-1, 0].set_xlabel("time since the step began (ms)")
         plt.show()
 
@@ -231,7 +369,15 @@ def sample_map(owners, title):
             for x, ranks in enumerate(row):
                 for stripe, rank in enumerate(ranks):
                     width = 0.9 / len(ranks)
-                    axis.add_patch(plt.Rectangle((x + stripe * width, y - 0.38), width, 0.76, color=color_of(rank), linewidth=0))
+                    axis.add_patch(
+                        plt.Rectangle(
+                            (x + stripe * width, y - 0.38),
+                            width,
+                            0.76,
+                            color=color_of(rank),
+                            linewidth=0,
+                        )
+                    )
                 if not ranks:
                     axis.add_patch(plt.Rectangle((x, y - 0.38), 0.9, 0.76, fill=False, edgecolor=FAINT))
         samples = max(map(len, owners.values()))

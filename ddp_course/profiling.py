@@ -14,8 +14,12 @@ def record(step):
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler's library reports each start and stop
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         step()
-    spans = sorted((event.time_range.start / 1e3, event.time_range.end / 1e3, event.name) for event in profiler.events())
-    begin = next(start for start, _, name in spans if name.startswith(("aten::", "DistributedDataParallel.forward")))
+    spans = sorted(
+        (event.time_range.start / 1e3, event.time_range.end / 1e3, event.name) for event in profiler.events()
+    )
+    begin = next(
+        start for start, _, name in spans if name.startswith(("aten::", "DistributedDataParallel.forward"))
+    )
 
     def of(*prefixes):
         return [(start - begin, end - start) for start, end, name in spans if name.startswith(prefixes)]
@@ -35,4 +39,6 @@ def count_collectives(step):
 
     with CommDebugMode() as mode:
         step()
-    return {str(kind).removeprefix("c10d.").rstrip("_"): number for kind, number in mode.get_comm_counts().items()}
+    return {
+        str(kind).removeprefix("c10d.").rstrip("_"): number for kind, number in mode.get_comm_counts().items()
+    }

@@ -32,15 +32,28 @@ def parser(file, doc, trains=True):
     flags = Parser(prog=f"{lesson}.py", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.set_defaults(lesson=lesson.removeprefix("lesson"))
     flags.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto")
-    flags.add_argument("--out", type=Path, default=project_folder() / "runs" / lesson, help="where the result and the log go")
+    flags.add_argument(
+        "--out",
+        type=Path,
+        default=project_folder() / "runs" / lesson,
+        help="where the result and the log go",
+    )
     flags.add_argument("--seed", type=int, default=0)
     if trains:
         data_help = "auto is mnist where it is on the disk or can be had, else digits"
         flags.add_argument("--data", choices=["auto", "digits", "mnist"], default="auto", help=data_help)
         flags.add_argument("--epochs", type=_count, default=3)
         flags.add_argument("--batch-size", type=_count, default=64, help="samples a step, on each rank (64)")
-        flags.add_argument("--train-samples", type=_count, help="how many to train on (all on a GPU, at most 4096 elsewhere)")
-        flags.add_argument("--no-dropout", action="store_true", help="for runs that are to be compared number by number")
+        flags.add_argument(
+            "--train-samples",
+            type=_count,
+            help="how many to train on (all on a GPU, at most 4096 elsewhere)",
+        )
+        flags.add_argument(
+            "--no-dropout",
+            action="store_true",
+            help="for runs that are to be compared number by number",
+        )
     return flags
 
 
@@ -52,14 +65,18 @@ def _count(text):
 
 def check_batch_size(batch_size, samples, world_size):
     """Raise UsageError where a batch is larger than the part of the training set that one rank has."""
+    if samples < world_size:
+        raise UsageError(f"{samples} training samples are too few for {world_size} ranks")
     share = -(-samples // world_size)
     if batch_size > share:
         split = f"{share} of {samples} samples on {world_size} ranks"
-        raise UsageError(f"--batch-size {batch_size} is more than a rank's share, {split}: use {share} or less")
+        raise UsageError(
+            f"--batch-size {batch_size} is more than a rank's share, {split}: use {share} or less"
+        )
 
 
 def open_folder(folder):
-    """Make the run's folder and see that it can be written to; return the log, which writes to train.log there.
+    """Make the run's folder, see that it can be written to, and return the log, train.log there.
 
     Rank 0 logs from INFO, to the screen too; the other ranks only from WARNING, to the same file.
     """
@@ -68,7 +85,9 @@ def open_folder(folder):
         folder.mkdir(parents=True, exist_ok=True)
         file = logging.FileHandler(folder / "train.log")
     except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from None
+        raise UsageError(
+            f"cannot write to {folder}: {error.strerror}; choose another folder with --out"
+        ) from None
     file.setFormatter(logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
     log = logging.getLogger("ddp_course")
     log.setLevel(logging.INFO if rank == 0 else logging.WARNING)
@@ -116,15 +135,15 @@ def write_result(folder, result, metrics):
     write_atomically(folder / "result.json", json.dumps(result, indent=2) + "\n")
 
 
-def write_atomically(path, text):
-    """Write a file whole or not at all: under another name, flushed to the disk, then renamed.
+def write_atomically(path, content):
+    """Write a file, text or bytes, whole or not at all: under another name, flushed, then renamed.
 
     Raises UsageError where that fails, a full disk for one; what stood there before stays.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("w") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -141,7 +160,9 @@ def params_sha256(model):
     digest = hashlib.sha256()
     for name, value in model.state_dict().items():
         if name in names:
-            digest.update(value.detach().to("cpu", torch.float32).contiguous().numpy().astype("<f4").tobytes())
+            digest.update(
+                value.detach().to("cpu", torch.float32).contiguous().numpy().astype("<f4").tobytes()
+            )
     return digest.hexdigest()
 
 
