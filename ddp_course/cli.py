@@ -183,3 +183,7 @@ def doctor():
             console.print(f"         cure         {escape(finding.cure)}", soft_wrap=True)
     console.print("Nothing is missing." if not problems else f"{problems} to cure.")
     raise typer.Exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()

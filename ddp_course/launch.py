@@ -33,8 +33,6 @@ from pathlib import Path
 
 import cloudpickle
 
-from ddp_course.distributed import loopback_interface
-
 PRELOADED = [
     "ddp_course.server",
     "torch",
@@ -107,7 +105,8 @@ def start_server():
     """
     if start_method() == "forkserver":
         multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
-        multiprocessing.forkserver.ensure_running()
+        with _main_module_hidden():
+            multiprocessing.forkserver.ensure_running()
 
 
 def start_method():
@@ -131,6 +130,8 @@ def host_store():
 
 def rank_environment(rank, world_size, port):
     """What torchrun sets for one rank of a job on one machine, and gloo told to stay on the loopback interface."""
+    from ddp_course.distributed import loopback_interface
+
     environment = {
         "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size,
         "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "ROLE_RANK": rank, "ROLE_WORLD_SIZE": world_size, "ROLE_NAME": "default",
@@ -160,8 +161,6 @@ def _pickle(fn, args, kwargs):
 class _Run:
     """One launch: its processes, the private folder that they write to, and how each rank ended."""
 
-    one_start_at_a_time = threading.Lock()
-
     def __init__(self, nproc, timeout):
         self.nproc, self.timeout = nproc, timeout
         self.processes, self.endings, self.store = [], [], None
@@ -172,13 +171,13 @@ class _Run:
         return self
 
     def start(self, payload, env):
+        start_server()  # it imports torch while we do
         from torch.multiprocessing import start_processes
 
         method = start_method()
         if method == "spawn":
             print("Ranks start with 'spawn' here: each imports torch, for some seconds.", file=sys.stderr)
-        with _interrupt_held_back(), self.one_start_at_a_time, _main_module_hidden():
-            start_server()
+        with _interrupt_held_back(), _main_module_hidden():
             self.store = host_store()
             own = [rank_environment(rank, self.nproc, self.store.port) for rank in range(self.nproc)]
             environments = [os.environ | variables | env for variables in own]
@@ -358,11 +357,10 @@ def _main_thread(dump):
 
 
 def _is_learners(frame):
-    """Whether a frame (file, line, function) is code of the course or of the learner, and not of a library."""
+    """Whether a frame (file, line, function) is the learner's code or a lesson's, and not a library's or ours."""
     file = frame[0]
-    return not (
-        file == __file__ or "-packages" in file or file.startswith(("<", sysconfig.get_path("stdlib")))
-    )
+    ours = file in (__file__, str(Path(__file__).with_name("notebook.py")))
+    return not (ours or "-packages" in file or file.startswith(("<frozen", sysconfig.get_path("stdlib"))))
 
 
 def _format_frame(frame):
@@ -405,16 +403,20 @@ def _interrupt_held_back():
         raise KeyboardInterrupt
 
 
+_one_start_at_a_time = threading.Lock()
+
+
 @contextmanager
 def _main_module_hidden():
     """Keep multiprocessing from running the caller's script again in every rank: cloudpickle brings what they need."""
-    main = sys.modules["__main__"].__dict__
-    hidden = {name: main.pop(name) for name in ("__file__", "__spec__") if name in main}
-    main["__spec__"] = None
-    try:
-        yield
-    finally:
-        main.update(hidden)
+    with _one_start_at_a_time:
+        main = sys.modules["__main__"].__dict__
+        hidden = {name: main.pop(name) for name in ("__file__", "__spec__") if name in main}
+        main["__spec__"] = None
+        try:
+            yield
+        finally:
+            main.update(hidden)
 
 
 # ---- in each rank ----

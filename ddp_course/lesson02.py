@@ -4,7 +4,6 @@ torchrun --nproc_per_node 2 ddp_course/lesson02.py
 torchrun --nproc_per_node 4 ddp_course/lesson02.py --largest-mb 1
 torchrun ddp_course/lesson02.py
 python ddp_course/lesson02.py
-python -m ddp_course.lesson02
 """
 
 import statistics

@@ -1,10 +1,9 @@
 """DistributedDataParallel by hand, in three rungs: average after backward, during it, in buckets.
 
 torchrun --nproc_per_node 2 ddp_course/lesson03.py
-torchrun --nproc_per_node 2 ddp_course/lesson03.py --rung after
 torchrun --nproc_per_node 3 ddp_course/lesson03.py --rung overlapped --epochs 1
-torchrun ddp_course/lesson03.py --bucket-size-mb 1 --epochs 1
-python -m ddp_course.lesson03 --epochs 1
+torchrun ddp_course/lesson03.py --rung after --epochs 1
+python -m ddp_course.lesson03 --bucket-size-mb 1 --epochs 1
 """
 
 import time

@@ -1,11 +1,9 @@
 """DistributedDataParallel, the whole program: sampler, seeds, wrapper, exact evaluation, log, saving.
 
 torchrun ddp_course/lesson04.py
-torchrun --nproc_per_node 2 ddp_course/lesson04.py
-torchrun --nproc_per_node 3 ddp_course/lesson04.py --data digits --batch-size 32
-torchrun --nproc_per_node 2 ddp_course/lesson04.py --learning-rate 2e-3 --bucket-cap-mb 1 --epochs 1
+torchrun --nproc_per_node 2 ddp_course/lesson04.py --epochs 1
+torchrun --nproc_per_node 3 ddp_course/lesson04.py --data digits --learning-rate 2e-3 --bucket-cap-mb 1
 python ddp_course/lesson04.py --epochs 1
-python -m ddp_course.lesson04 --epochs 1
 """
 
 import io

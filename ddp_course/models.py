@@ -41,3 +41,19 @@ class MLP(nn.Sequential):
         for _ in range(depth - 2):
             layers += [nn.Linear(width, width), nn.ReLU()]
         super().__init__(*layers, nn.Linear(width, 10), nn.LogSoftmax(dim=1))
+
+
+class TwoHeads(nn.Module):
+    """A network with a second head that is never called: its parameters get no gradient.
+
+    Takes images, float32 (batch, 1, 28, 28) or (batch, 784); returns log-probabilities, (batch, 10).
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(784, 64)
+        self.head = nn.Linear(64, 10)
+        self.spare = nn.Linear(64, 10)
+
+    def forward(self, images):
+        return F.log_softmax(self.head(self.body(images.flatten(1))), dim=1)

@@ -18,7 +18,6 @@ from pathlib import Path
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from IPython.display import Markdown, display
 
-from ddp_course.distributed import process_group
 from ddp_course.launch import RankError, launch, start_server
 
 
@@ -138,6 +137,8 @@ def ranks(line, cell):
 def _run_cell(cell, filename, variables, timeout):
     import torch
     import torch.distributed as dist
+
+    from ddp_course.distributed import process_group
 
     statements = ast.increment_lineno(ast.parse(cell)).body  # line 1 is the magic's
     with process_group(timeout=2 * timeout) as (

@@ -1,0 +1,62 @@
+"""What the tests share: where things are, MNIST where it is there, and looking for what a run left behind."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+COURSE = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def mnist():
+    """The folder with MNIST. Tests that need it are skipped, visibly, where it is not there."""
+    from ddp_course.data import MNIST_FILES, RAW, data_folder
+
+    folder = data_folder().absolute()
+    if not all((folder / RAW / name).exists() for name in MNIST_FILES):
+        pytest.skip(f"MNIST is not in {folder}: set DDP_COURSE_DATA")
+    return folder
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """An empty working folder without a network, from which `ddp_course/lessonNN.py` can be run."""
+    (tmp_path / "ddp_course").symlink_to(COURSE / "ddp_course")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DDP_COURSE_DATA", str(tmp_path / "data"))
+    for name, value in no_network().items():
+        monkeypatch.setenv(name, value)
+    return tmp_path
+
+
+def no_network():
+    """Environment variables with which downloads fail at once, on a machine with and without a network."""
+    return {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")}
+
+
+def python(*arguments, **options):
+    """Run this Python in a process of its own; return what came of it, with stdout and stderr as text."""
+    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, **options)
+
+
+def descendants(pid=None):
+    """The processes that a process has started, and those that they have, ranks and fork servers among them."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid or os.getpid()).children(recursive=True)
+    return []
+
+
+def wait_until(condition, seconds=10):
+    """Whether the condition came true in that time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return bool(condition())

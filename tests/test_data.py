@@ -1,0 +1,264 @@
+"""The data sets: what they hold, that they are verified, and that they are had whole or not at all."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import no_network, python
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+
+from ddp_course import UsageError, data
+
+
+def test_digits_are_scikit_learns():
+    """Each of the 1,797 images once, with its label, in one of the two parts."""
+    from sklearn.datasets import load_digits
+
+    theirs = load_digits()
+    expected = sorted(
+        (image.tobytes(), label) for image, label in zip(theirs.images.astype("uint8"), theirs.target)
+    )
+    import numpy as np
+
+    with np.load(Path(data.__file__).with_name("digits.npz")) as file:
+        ours = sorted((image.tobytes(), label) for image, label in zip(file["images"], file["labels"]))
+    assert ours == expected
+
+
+def test_digits_are_split_for_good_and_scaled():
+    train, test = data.load("digits", train_samples=1437)
+    assert (len(train), len(test)) == (1437, 360)
+    assert train.images.shape == (1437, 28, 28) and train.images.dtype == torch.uint8
+    assert train.images.min() == 0 and train.images.max() == 255
+    assert train.labels.dtype == torch.int64 and set(train.labels.tolist()) == set(range(10))
+    assert test.labels[:10].tolist() == data.load("digits")[1].labels[:10].tolist()
+
+
+def test_the_training_set_is_normalised():
+    train, _ = data.load("digits", train_samples=1437)
+    images, _ = next(iter(DataLoader(train, batch_size=1437)))
+    assert abs(images.mean()) < 1e-3 and abs(images.std() - 1) < 1e-3
+
+
+@pytest.mark.parametrize(
+    "make_loader",
+    [
+        lambda images: DataLoader(images, batch_size=10),
+        lambda images: DataLoader(
+            images, batch_size=10, sampler=DistributedSampler(images, 1, 0, shuffle=False)
+        ),
+        lambda images: DataLoader(Subset(images, range(len(images))), batch_size=10),
+        lambda images: DataLoader(images, batch_size=10, num_workers=1),
+    ],
+    ids=["plain", "DistributedSampler", "Subset", "a worker process"],
+)
+def test_an_ordinary_loader_gives_whole_batches(make_loader):
+    images = data.load("digits", train_samples=25)[0]
+    batches = list(make_loader(images))
+    assert [tuple(batch.shape) for batch, _ in batches] == [(10, 1, 28, 28), (10, 1, 28, 28), (5, 1, 28, 28)]
+    assert batches[0][0].dtype == torch.float32
+    assert torch.equal(torch.cat([labels for _, labels in batches]), images.labels)
+    image, label = images[3]
+    assert torch.equal(image, batches[0][0][3]) and label == images.labels[3]
+
+
+def test_mnist_equals_torchvisions_bit_for_bit(mnist):
+    from torchvision import datasets, transforms
+
+    transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
+    for ours, is_train in zip(data.load("mnist", train_samples=60000), (True, False)):
+        theirs = datasets.MNIST(mnist, train=is_train, transform=transform)
+        assert len(ours) == len(theirs) == (60000 if is_train else 10000)
+        assert torch.equal(ours.labels, theirs.targets) and torch.equal(ours.images, theirs.data)
+        order = torch.randperm(len(ours))[:256].tolist()
+        fast, slow = (next(iter(DataLoader(set_, batch_size=256, sampler=order))) for set_ in (ours, theirs))
+        assert torch.equal(fast[0], slow[0]) and torch.equal(fast[1], slow[1])
+
+
+def test_a_subset_is_taken_on_a_cpu_and_all_on_a_gpu(mnist):
+    assert len(data.load("mnist")[0]) == 4096
+    assert len(data.load("mnist", device="cuda")[0]) == 60000
+    assert len(data.load("mnist", train_samples=100)[0]) == 100
+
+
+def test_an_unknown_data_set_is_refused():
+    with pytest.raises(UsageError, match="there is no data set 'cifar': choose digits, mnist or auto"):
+        data.load("cifar")
+
+
+def test_more_samples_than_there_are_are_refused():
+    with pytest.raises(UsageError, match="--train-samples 1438 is more than digits has: 1437"):
+        data.load("digits", train_samples=1438)
+
+
+# ---- damaged files ----
+
+
+@pytest.fixture
+def copy(mnist, tmp_path, monkeypatch):
+    """A copy of MNIST that may be damaged: its folder of files."""
+    shutil.copytree(mnist / "MNIST", tmp_path / "MNIST")
+    monkeypatch.setenv("DDP_COURSE_DATA", str(tmp_path))
+    for name, value in no_network().items():
+        monkeypatch.setenv(name, value)
+    return tmp_path / data.RAW
+
+
+def one_line(error):
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+CURE = "start again to download it, or use --data digits"
+
+
+@pytest.mark.parametrize("name", data.MNIST_FILES)
+@pytest.mark.parametrize("how", ["auto", "mnist"])
+def test_a_changed_byte_is_found_and_the_file_named(copy, name, how):
+    content = bytearray((copy / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (copy / name).write_bytes(content)
+    with pytest.raises(UsageError, match=f"{name} is damaged, its checksum is not that of MNIST") as error:
+        data.load(how)
+    assert CURE in one_line(error)
+
+
+def test_a_truncated_file_is_found(copy):
+    path = copy / "train-images-idx3-ubyte"
+    os.truncate(path, 1_000_000)
+    with pytest.raises(
+        UsageError, match="truncated or half-downloaded, 1,000,000 bytes of 47,040,016"
+    ) as error:
+        data.load("mnist")
+    assert CURE in one_line(error)
+
+
+def test_an_empty_file_is_found(copy):
+    (copy / "t10k-labels-idx1-ubyte").write_bytes(b"")
+    with pytest.raises(UsageError, match="half-downloaded, 0 bytes of 10,008"):
+        data.load("mnist")
+
+
+def test_a_wrong_header_is_found(copy):
+    path = copy / "t10k-labels-idx1-ubyte"
+    path.write_bytes(b"\x1f\x8b" + path.read_bytes()[2:])
+    with pytest.raises(UsageError, match="it does not begin like t10k-labels-idx1-ubyte of MNIST"):
+        data.load("mnist")
+
+
+def test_a_missing_file_is_found(copy):
+    (copy / "t10k-images-idx3-ubyte").unlink()
+    with pytest.raises(
+        UsageError, match="MNIST is incomplete, .*t10k-images-idx3-ubyte cannot be read"
+    ) as error:
+        data.load("mnist")
+    assert CURE in one_line(error)
+
+
+def test_undamaged_files_pass_the_same_checks(copy):
+    assert [len(part) for part in data.load("mnist", train_samples=60000)] == [60000, 10000]
+
+
+# ---- downloading ----
+
+
+def test_without_a_network_mnist_is_refused_in_one_line(workplace):
+    with pytest.raises(
+        data.Unreachable, match="MNIST could not be downloaded: .*; connect to the network, put its files"
+    ) as error:
+        data.load("mnist")
+    one_line(error)
+    assert not (workplace / "data" / "MNIST").exists()
+
+
+def test_without_a_network_auto_is_digits_and_says_why_and_does_not_try_again(workplace, capsys):
+    assert data.load("auto")[0].name == "digits"
+    assert capsys.readouterr().out.startswith("data: digits (MNIST could not be downloaded: ")
+    begin = time.monotonic()
+    assert data.load("auto")[0].name == "digits"
+    assert time.monotonic() - begin < 1
+
+
+def test_other_ranks_than_the_first_do_not_say_it_again(workplace, capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    data.load("auto")
+    assert capsys.readouterr().out == ""
+
+
+def test_auto_is_mnist_where_it_is_on_the_disk(copy, capsys):
+    assert data.load("auto", train_samples=10)[0].name == "mnist"
+    assert capsys.readouterr().out.startswith("data: mnist (from ")
+
+
+def test_a_data_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("DDP_COURSE_DATA", str(tmp_path / "file" / "data"))
+    with pytest.raises(
+        UsageError, match="MNIST cannot be kept in .*: Not a directory; name another folder"
+    ) as error:
+        data.load("mnist")
+    one_line(error)
+    assert data.load("auto")[0].name == "digits"
+
+
+DOWNLOAD = """
+import shutil, sys, time
+from pathlib import Path
+from ddp_course import data
+folder, source = map(Path, sys.argv[1:])
+def fetch(into, patience):
+    with open(folder / "fetched", "a") as file:
+        file.write("x")
+    time.sleep(1)
+    shutil.copytree(source / "MNIST", into / "MNIST")
+data.download_mnist(folder, fetch=fetch)
+print(len(data.load_mnist(folder)[0]))
+"""
+
+
+def test_of_many_processes_one_downloads_and_all_find_it(mnist, tmp_path):
+    processes = [
+        subprocess.Popen([sys.executable, "-c", DOWNLOAD, tmp_path, mnist], stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    assert [process.communicate(timeout=100)[0] for process in processes] == ["60000\n"] * 4
+    assert (tmp_path / "fetched").read_text() == "x"
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".lock") == ["MNIST", "fetched"]
+
+
+def test_a_download_that_fails_half_way_leaves_nothing_and_can_be_repeated(mnist, tmp_path):
+    def fails_half_way(into, patience):
+        (into / data.RAW).mkdir(parents=True)
+        (into / data.RAW / "train-images-idx3-ubyte").write_bytes(b"half")
+        raise data.Unreachable("the line went dead")
+
+    with pytest.raises(data.Unreachable, match="the line went dead"):
+        data.download_mnist(tmp_path, fetch=fails_half_way)
+    assert not (tmp_path / "MNIST").exists()
+    with pytest.raises(data.Unreachable, match="the line went dead"):  # others do not even try, for a while
+        data.download_mnist(tmp_path, fetch=lambda into, patience: pytest.fail("tried again"))
+    data.download_mnist(
+        tmp_path, give_up_for=0, fetch=lambda into, patience: shutil.copytree(mnist / "MNIST", into / "MNIST")
+    )
+    assert len(data.load_mnist(tmp_path)[1]) == 10000
+
+
+def test_all_ranks_come_to_the_same_choice(workplace):
+    """Two ranks under torchrun, no network, nothing remembered: digits, and one line."""
+    script = workplace / "choose.py"
+    script.write_text(
+        "import json, os; from ddp_course import data; print(json.dumps([os.environ['RANK'], data.choose()]))"
+    )
+    done = python("-m", "torch.distributed.run", "--nproc_per_node", "2", script, timeout=100)
+    lines = sorted(done.stdout.replace("][", "]\n[").split("\n"))
+    assert sorted(json.loads(line) for line in lines if line.startswith("[")) == [
+        ["0", "digits"],
+        ["1", "digits"],
+    ]
+    assert done.stdout.count("data: digits") == 1

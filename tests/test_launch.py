@@ -1,0 +1,550 @@
+"""launch() and its promises: real ranks, their results, output and errors, and nothing left behind."""
+
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from contextlib import redirect_stderr, redirect_stdout, suppress
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import COURSE, descendants, python, wait_until
+
+from ddp_course.distributed import process_group
+from ddp_course.launch import RankError, RankTimeout, host_store, launch, rank_environment
+
+
+def rank():
+    return int(os.environ["RANK"])
+
+
+def sum_of_ones():
+    with process_group():
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        return ones.item()
+
+
+def living_ranks():
+    """Processes of this test that are neither the fork server nor multiprocessing's resource tracker."""
+    return [child for child in descendants() if child.ppid() != os.getpid()]
+
+
+# ---- what goes in and what comes out ----
+
+
+@pytest.mark.parametrize("nproc", [1, 2, 3, 5])
+def test_results_come_in_rank_order(nproc):
+    assert launch(rank, nproc=nproc) == list(range(nproc))
+
+
+def test_ranks_meet_and_reduce():
+    assert launch(sum_of_ones, nproc=3) == [3.0, 3.0, 3.0]
+
+
+def test_closures_classes_and_keyword_arguments_travel():
+    factor = 10
+
+    class Scaled:
+        def __init__(self, by):
+            self.by = by
+
+        def __call__(self, number, plus=0):
+            return factor * self.by * number + plus + rank()
+
+    assert launch(Scaled(2), 3, plus=4) == [64, 65]
+
+
+def test_tensors_and_modules_come_back():
+    model = torch.nn.Linear(2, 1)
+    [same, _] = launch(lambda: model)
+    assert torch.equal(same.weight, model.weight)
+
+
+def test_it_works_after_this_process_has_run_multithreaded_torch():
+    torch.set_num_threads(2)
+    torch.nn.functional.conv2d(torch.randn(8, 3, 64, 64), torch.randn(8, 3, 3, 3))
+    (torch.randn(800, 800) @ torch.randn(800, 800)).sum()
+    assert launch(
+        lambda: torch.nn.functional.conv2d(torch.ones(1, 1, 9, 9), torch.ones(1, 1, 3, 3)).sum().item()
+    ) == [441, 441]
+
+
+def test_a_module_edited_on_disk_is_read_afresh(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    module = tmp_path / "edited_lesson.py"
+    module.write_text("def answer():\n    return 'before'\n")
+    import edited_lesson
+
+    assert launch(edited_lesson.answer) == ["before", "before"]
+    module.write_text("def answer():\n    return 'after, and longer'\n")
+    assert launch(edited_lesson.answer) == ["after, and longer"] * 2
+
+
+def test_a_script_needs_no_main_guard(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "print('once')\nfrom ddp_course.launch import launch\nimport os\nprint(len(set(launch(os.getpid))))\n"
+    )
+    assert python(script).stdout == "once\n2\n"
+
+
+def test_the_environment_is_torchruns(tmp_path):
+    """The same variables with the same values, but for addresses and names of runs; and gloo's interface."""
+    script = tmp_path / "environment.py"
+    script.write_text(
+        "import json, os; json.dump(dict(os.environ), open(f'environment{os.environ[\"RANK\"]}', 'w'))"
+    )
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")
+    }
+    command = ["-m", "torch.distributed.run", "--nproc_per_node", "2", script]
+    assert python(*command, env=clean, cwd=tmp_path).returncode == 0
+    of_rank_1 = json.loads((tmp_path / "environment1").read_text())
+    theirs = {name: value for name, value in of_rank_1.items() if clean.get(name) != value}
+    ours = rank_environment(1, 2, port=1234)
+    where_they_log = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}  # of torchrun's own agent
+    assert set(theirs) - where_they_log == set(ours) - {"GLOO_SOCKET_IFNAME"}
+    for name in set(ours) - {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "GLOO_SOCKET_IFNAME"}:
+        assert ours[name] == theirs[name], name
+
+
+def test_ranks_have_the_callers_environment_and_what_env_adds(monkeypatch):
+    monkeypatch.setenv("FROM_THE_CALLER", "yes")
+    monkeypatch.setenv("WORLD_SIZE", "77")
+    names = ("FROM_THE_CALLER", "WORLD_SIZE", "ADDED")
+    read = lambda: [os.environ.get(name) for name in names]
+    assert launch(read, env={"ADDED": "too"}) == [["yes", "2", "too"]] * 2
+
+
+def test_the_debug_level_reaches_ranks_that_were_forked_before_it_was_set():
+    level = lambda: str(dist.get_debug_level())
+    assert launch(level, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}) == ["DebugLevel.DETAIL"] * 2
+    assert launch(level) == ["DebugLevel.OFF"] * 2
+
+
+def test_numpy_and_random_differ_between_ranks_and_runs():
+    import random
+
+    import numpy
+
+    draw = lambda: (random.random(), numpy.random.rand())
+    draws = launch(draw) + launch(draw)
+    assert len({first for first, _ in draws}) == len({second for _, second in draws}) == 4
+
+
+@pytest.mark.parametrize("nproc", [0, -1, 2.0, "2", True])
+def test_a_wrong_number_of_ranks_is_refused(nproc):
+    with pytest.raises(ValueError, match="nproc is a number of ranks"):
+        launch(rank, nproc=nproc)
+
+
+def test_a_wrong_timeout_is_refused():
+    with pytest.raises(ValueError, match="above 0"):
+        launch(rank, timeout=0)
+
+
+def test_a_call_in_place_of_a_function_is_refused():
+    with pytest.raises(TypeError, match="a function and then its arguments"):
+        launch(print("called here"))
+
+
+def test_what_cannot_be_sent_is_named():
+    lock = threading.Lock()
+
+    def locked():
+        return lock.locked()
+
+    with pytest.raises(TypeError, match="locked and its arguments cannot be sent.*each rank needs its own"):
+        launch(locked)
+
+
+def test_what_cannot_be_sent_back_is_named():
+    with pytest.raises(RankError, match="cannot be sent back"):
+        launch(threading.Lock)
+
+
+def test_spawn_does_the_same_and_says_so(monkeypatch):
+    monkeypatch.setenv("DDP_COURSE_START_METHOD", "spawn")
+    stderr = io.StringIO()
+    with redirect_stderr(stderr):
+        assert launch(sum_of_ones) == [2.0, 2.0]
+    assert "Ranks start with 'spawn' here" in stderr.getvalue()
+
+
+# ---- output ----
+
+
+def test_output_is_whole_in_rank_order_and_marked():
+    def talk():
+        time.sleep(0.2 * (2 - rank()))  # the last rank speaks first
+        print("one")
+        os.write(1, b"two, past Python\n")
+        sys.stdout.write("three, without an end")
+
+    stdout = io.StringIO()
+    with redirect_stdout(stdout):
+        launch(talk, nproc=3)
+    words = ["one", "two, past Python", "three, without an end"]
+    assert stdout.getvalue().splitlines() == [f"[rank{r}]: {word}" for r in range(3) for word in words]
+
+
+def test_stderr_stays_stderr():
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with redirect_stdout(stdout), redirect_stderr(stderr):
+        launch(lambda: print("aside", file=sys.stderr), nproc=1)
+    assert (stdout.getvalue(), stderr.getvalue()) == ("", "[rank0]: aside\n")
+
+
+def test_a_long_run_is_shown_as_it_goes(tmp_path):
+    script = tmp_path / "long.py"
+    script.write_text(
+        textwrap.dedent("""
+        import time
+        from ddp_course.launch import launch
+        def work():
+            print("early")
+            time.sleep(4.5)
+            print("late")
+        launch(work, nproc=1)
+        """)
+    )
+    with subprocess.Popen([sys.executable, "-u", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "[rank0]: early\n"
+        early = time.monotonic()
+        assert process.stdout.readline() == "[rank0]: late\n"
+        assert time.monotonic() - early > 0.5
+
+
+# ---- errors ----
+
+
+def fails_on(failing_rank, how):
+    """A function for launch: all ranks meet, one of them comes to grief in some way, the others wait for it."""
+
+    def work():
+        with process_group(timeout=30):
+            dist.barrier()
+            if rank() == failing_rank:
+                how()
+            dist.all_reduce(torch.ones(1))
+
+    return work
+
+
+def divide_by_zero():
+    return 1 // 0
+
+
+@pytest.mark.parametrize("nproc, failing_rank", [(2, 0), (2, 1), (3, 2)])
+def test_the_rank_that_raised_is_named_first_with_its_own_traceback(nproc, failing_rank):
+    for _ in range(5):  # the others fail too, within microseconds, since their peer is gone
+        with pytest.raises(RankError) as caught:
+            launch(fails_on(failing_rank, divide_by_zero), nproc=nproc)
+        text = str(caught.value)
+        assert caught.value.rank == failing_rank
+        assert text.startswith(f"rank {failing_rank} of {nproc} raised\n\n")
+        assert (
+            "in divide_by_zero: return 1 // 0\nZeroDivisionError: integer division or modulo by zero" in text
+        )
+        assert "ddp_course/launch.py" not in text and "multiprocessing" not in text
+
+
+def test_a_raising_rank_is_reported_within_a_second():
+    launch(sum_of_ones)
+    begin = time.monotonic()
+    with pytest.raises(RankError):
+        launch(fails_on(1, divide_by_zero))
+    assert time.monotonic() - begin < 1
+
+
+def test_code_of_a_cell_is_quoted_and_long_library_tracebacks_are_not(tmp_path):
+    import linecache
+
+    source = "def cell_function():\n    import torch\n    return torch.ones(2) @ torch.ones(3)\n"
+    linecache.cache["<a cell>"] = (len(source), None, source.splitlines(True), "<a cell>")
+    names = {"__name__": "__main__"}
+    exec(compile(source, "<a cell>", "exec"), names)
+    with pytest.raises(
+        RankError,
+        match=r"cell, line 3, in cell_function: return torch.ones\(2\) @ torch.ones\(3\)\nRuntimeError",
+    ):
+        launch(names["cell_function"], nproc=1)
+
+
+@pytest.mark.parametrize(
+    "how, expected",
+    [
+        (lambda: sys.exit(3), r"rank 1 of 2 raised\n[\s\S]*SystemExit: the rank left with sys.exit\(3\)"),
+        (lambda: os._exit(3), "rank 1 of 2 left with exit code 3 before it had returned"),
+        (lambda: os._exit(0), "rank 1 of 2 left with exit code 0 before it had returned"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "rank 1 of 2 was killed by SIGKILL"),
+        (os.abort, "rank 1 of 2 was killed by SIGABRT"),
+    ],
+)
+def test_a_rank_that_leaves_or_dies_is_named_with_how(how, expected):
+    begin = time.monotonic()
+    with pytest.raises(RankError, match=expected):
+        launch(fails_on(1, how))
+    assert time.monotonic() - begin < 2
+    assert not living_ranks()
+
+
+def test_the_last_words_of_a_killed_rank_are_told_once():
+    def complain():
+        os.write(2, b"terminate called after throwing an instance of something\n")
+        os.abort()
+
+    stderr = io.StringIO()
+    with redirect_stderr(stderr), pytest.raises(RankError, match="last words:\n\n    terminate called after"):
+        launch(fails_on(1, complain))
+    assert "terminate called" not in stderr.getvalue()
+
+
+def wait_for_ever():
+    time.sleep(1000)
+
+
+def test_a_timeout_names_each_rank_and_where_it_stood():
+    begin = time.monotonic()
+    with pytest.raises(RankTimeout) as caught:
+        launch(fails_on(1, wait_for_ever), timeout=1.5)
+    assert 1.5 <= time.monotonic() - begin < 4
+    assert str(caught.value).startswith("the 2 ranks did not finish within 1.5 s\n")
+    assert "rank 0 stood in" in str(caught.value) and "dist.all_reduce(torch.ones(1))" in str(caught.value)
+    assert "rank 1 stood in" in str(caught.value) and "in wait_for_ever: time.sleep(1000)" in str(
+        caught.value
+    )
+    assert not living_ranks()
+
+
+def test_a_timeout_tells_returned_ranks_from_waiting_ones():
+    with pytest.raises(RankTimeout, match="rank 0 had returned\n  rank 1 stood in"):
+        launch(lambda: rank() == 0 or wait_for_ever(), timeout=1)
+
+
+def test_a_loop_in_python_that_never_ends_is_stopped():
+    def spin():
+        while True:
+            pass
+
+    with pytest.raises(RankTimeout, match="in spin"):
+        launch(spin, timeout=1, nproc=1)
+    assert not living_ranks()
+
+
+def test_a_failed_launch_does_not_disturb_the_next():
+    for _ in range(3):
+        with pytest.raises(RankError):
+            launch(fails_on(0, divide_by_zero))
+        assert launch(sum_of_ones) == [2.0, 2.0]
+
+
+# ---- nothing left behind ----
+
+
+def test_a_run_leaves_no_process_and_no_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    launch(sum_of_ones)
+    assert not living_ranks()
+    with pytest.raises(RankError):
+        launch(divide_by_zero)
+    assert not living_ranks()
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_rank_has_started_ends_with_it():
+    def start_a_sleeper():
+        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]).pid
+
+    [sleeper] = launch(start_a_sleeper, nproc=1)
+    assert wait_until(lambda: not psutil.pid_exists(sleeper) or psutil.Process(sleeper).status() == "zombie")
+
+
+HANGS = """
+import os, time
+from ddp_course.launch import launch
+def hang(folder):
+    open(f"{folder}/{os.environ['RANK']}", "w").write(str(os.getpid()))
+    time.sleep(1000)
+launch(hang, FOLDER, nproc=3, timeout=900)
+"""
+
+
+class Hanging:
+    """A program whose three ranks hang: its process, the ranks' process ids, and its folder for temporary files."""
+
+    def __init__(self, folder):
+        self.folder, self.temporary = folder, folder / "tmp"
+        self.temporary.mkdir()
+        script = folder / "hangs.py"
+        script.write_text(HANGS.replace("FOLDER", repr(str(folder))))
+        environment = os.environ | {"TMPDIR": str(self.temporary)}
+        options = {"stderr": subprocess.PIPE, "text": True, "env": environment, "start_new_session": True}
+        self.process = subprocess.Popen([sys.executable, script], **options)
+
+    def wait_for_ranks(self):
+        files = [self.folder / str(number) for number in range(3)]
+        assert wait_until(lambda: all(file.exists() and file.read_text() for file in files), 90)
+        self.ranks = [int(file.read_text()) for file in files]
+
+    def has_left(self):
+        """What is left a moment later: ranks, and files other than torch's own cache."""
+        wait_until(lambda: not any(map(alive, self.ranks)), 5)
+        files = lambda: [
+            path.name for path in self.temporary.iterdir() if not path.name.startswith("torchinductor")
+        ]
+        wait_until(lambda: not files(), 5)
+        return [rank for rank in self.ranks if alive(rank)] + files()
+
+
+def alive(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.fixture(scope="module")
+def hanging(tmp_path_factory):
+    """Three programs that hang, started together, since each takes some seconds to start."""
+    programs = [Hanging(tmp_path_factory.mktemp(name)) for name in ("a", "b", "c")]
+    for program in programs:
+        program.wait_for_ranks()
+    yield programs
+    for program in programs:
+        if program.process.poll() is None:
+            program.process.kill()
+        program.process.stderr.close()
+
+
+def test_an_interrupt_leaves_nothing_and_says_where_the_ranks_stood(hanging):
+    program = hanging[0]
+    program.process.send_signal(signal.SIGINT)
+    _, stderr = program.process.communicate(timeout=20)
+    assert program.process.returncode != 0
+    for number in range(3):
+        assert f"rank {number} stood in hangs.py, line" in stderr
+    assert "in hang: time.sleep(1000)" in stderr
+    assert not program.has_left()
+
+
+def test_killing_the_caller_leaves_nothing(hanging):
+    hanging[1].process.kill()
+    assert not hanging[1].has_left()
+
+
+def test_killing_the_callers_process_group_leaves_nothing(hanging):
+    """As Jupyter does with a kernel that it restarts."""
+    os.killpg(hanging[2].process.pid, signal.SIGKILL)
+    assert not hanging[2].has_left()
+
+
+def listening_addresses(processes):
+    addresses = set()
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            connections = [c for c in process.net_connections() if c.status == psutil.CONN_LISTEN]
+            addresses |= {connection.laddr.ip for connection in connections}
+    return addresses
+
+
+def test_sockets_listen_on_loopback_only():
+    """Neither the store nor gloo's connections can be reached from outside, while a run is under way."""
+
+    def meet_and_wait():
+        with process_group():
+            dist.all_reduce(torch.ones(1))
+            time.sleep(2)
+
+    runner = threading.Thread(target=launch, args=(meet_and_wait,))
+    runner.start()
+    seen = set()
+    while runner.is_alive():
+        seen |= listening_addresses([psutil.Process(), *descendants()])
+        time.sleep(0.1)
+    runner.join()
+    assert seen == {"127.0.0.1"}
+
+
+def test_the_check_of_sockets_catches_a_plain_store():
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert not listening_addresses([psutil.Process()]) <= {"127.0.0.1", "::1"}
+    del store
+
+
+def test_the_stores_port_is_free_again_after_a_run():
+    ports = launch(lambda: int(os.environ["MASTER_PORT"]))
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", ports[0])) != 0
+
+
+def test_a_hosted_store_answers():
+    store = host_store()
+    store.set("key", "value")
+    assert dist.TCPStore("127.0.0.1", store.port, is_master=False).get("key") == b"value"
+
+
+# ---- many at once ----
+
+
+def test_launches_from_threads_do_not_mix():
+    results = {}
+    threads = [
+        threading.Thread(target=lambda n=n: results.update({n: launch(lambda: (n, rank()), nproc=2)}))
+        for n in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {n: [(n, 0), (n, 1)] for n in range(6)}
+
+
+def test_a_lesson_started_twenty_times_at_once_does_not_clash(tmp_path):
+    """Two processes start lesson 04 ten times each, on two ranks, all into one folder: all come to one result."""
+    arguments = [
+        "--data",
+        "digits",
+        "--train-samples",
+        "128",
+        "--epochs",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    script = tmp_path / "run.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        from concurrent.futures import ThreadPoolExecutor
+        from ddp_course import lesson04
+        from ddp_course.launch import launch
+        with ThreadPoolExecutor(10) as pool:
+            runs = [pool.submit(launch, lesson04.main, {arguments!r}, timeout=250) for _ in range(10)]
+        print([run.result()[1]["params_sha256"] for run in runs], file=open(__file__ + __import__("sys").argv[1], "w"))
+        """)
+    )
+    processes = [
+        subprocess.Popen([sys.executable, script, name], stdout=subprocess.DEVNULL, cwd=COURSE)
+        for name in "ab"
+    ]
+    assert [process.wait(timeout=280) for process in processes] == [0, 0]
+    results = [eval((tmp_path / f"run.py{name}").read_text()) for name in "ab"]
+    assert len(results[0]) == len(results[1]) == 10
+    assert len(set(results[0] + results[1])) == 1
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["params_sha256"] == results[0][0]
+    assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 1
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "metrics.jsonl",
+        "model.pt",
+        "result.json",
+        "train.log",
+    ]

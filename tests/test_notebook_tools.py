@@ -1,0 +1,161 @@
+"""What notebook cells call: show, compare, table, fails, and the %%ranks magic, in a real IPython shell."""
+
+import sys
+import textwrap
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from ddp_course import lesson01, lesson03, lesson04, models, notebook
+from ddp_course.launch import RankError, launch
+
+
+@pytest.fixture
+def displayed(monkeypatch):
+    """What is displayed: a list of text, Markdown or HTML."""
+    shown = []
+    monkeypatch.setattr(
+        notebook, "display", lambda thing, raw=False: shown.append(thing if raw else thing.data)
+    )
+    return shown
+
+
+def test_show_displays_functions_classes_methods_and_modules(displayed):
+    notebook.show(lesson03.average_gradients, models.MLP, models.ConvNet.forward, lesson01)
+    function, class_, method, module = displayed
+    assert function.startswith("```python\n# ddp_course/lesson03.py\ndef average_gradients(module):\n")
+    assert "class MLP(nn.Sequential):" in class_ and class_.endswith("nn.LogSoftmax(dim=1))\n```")
+    assert "\n    def forward(self, images):\n" in method and "__init__" not in method
+    assert "MNIST on one device" in module and module.endswith("runs.start(main)\n```")
+
+
+def test_show_includes_decorators(displayed):
+    notebook.show(lesson01.evaluate)
+    assert "\n@torch.no_grad()\ndef evaluate(" in displayed[0]
+
+
+def test_show_reads_what_is_on_the_disk_now(displayed, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    module = tmp_path / "shown_lesson.py"
+    module.write_text("def first():\n    return 1\n")
+    import shown_lesson
+
+    module.write_text("import os\n\n\ndef zeroth():\n    return 0\n\n\ndef first():\n    return 'edited'\n")
+    notebook.show(shown_lesson.first)
+    assert displayed == ["```python\n# shown_lesson.py\ndef first():\n    return 'edited'\n```"]
+
+
+def test_compare_marks_what_goes_and_what_comes(displayed):
+    notebook.compare(lesson01.train_one_epoch, lesson03.train_one_epoch)
+    text, html = displayed[0]["text/plain"], displayed[0]["text/html"]
+    assert text.startswith("  ddp_course/lesson01.py -> ddp_course/lesson03.py")
+    assert "\n+        finish()\n" in text and "\n-    return torch.stack(losses).tolist()" in text
+    assert html.count("rgba(46, 160, 67") == sum(line.startswith("+") for line in text.splitlines())
+    assert "<script" not in html
+
+
+def test_compare_escapes_what_html_would_eat(displayed):
+    notebook.compare(lesson01, lesson04)
+    assert "&lt;" in displayed[0]["text/html"] or "<torch" not in displayed[0]["text/html"]
+
+
+def test_compare_says_when_nothing_changes(displayed):
+    notebook.compare(lesson01.evaluate, lesson01.evaluate)
+    assert "no difference" in displayed[0]["text/plain"]
+
+
+def test_table_is_markdown(displayed):
+    notebook.table([{"rank": 0, "loss": 0.123456789}, {"rank": 1, "loss": 2.0}])
+    assert displayed == ["| rank | loss |\n| --- | --- |\n| 0 | 0.1235 |\n| 1 | 2 |"]
+
+
+def test_fails_shows_the_error_that_was_expected(capsys):
+    with notebook.fails("ZeroDivision", "rank 0 of 1"):
+        launch(lambda: 1 // 0, nproc=1)
+    assert "ZeroDivisionError: integer division or modulo by zero" in capsys.readouterr().out
+
+
+def test_fails_complains_where_nothing_fails_or_something_else_does():
+    with pytest.raises(AssertionError, match="this was to fail, but it worked"), notebook.fails():
+        pass
+    with (
+        pytest.raises(AssertionError, match="this was to fail with .'ValueError'., but failed with"),
+        notebook.fails("ValueError"),
+    ):
+        raise KeyError("another")
+
+
+def test_fails_lets_an_interrupt_through():
+    with pytest.raises(KeyboardInterrupt), notebook.fails():
+        raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module")
+def shell():
+    shell = InteractiveShell.instance()
+    shell.run_line_magic("load_ext", "ddp_course.notebook")
+    yield shell
+    InteractiveShell.clear_instance()
+
+
+def run(shell, text):
+    result = shell.run_cell(textwrap.dedent(text).strip())
+    result.raise_error()
+    return result
+
+
+def test_ranks_runs_a_cell_in_a_process_group(shell, capsys):
+    run(shell, "%%ranks 3\nt = torch.tensor([rank])\ndist.all_reduce(t)\nprint('of', world_size)\nt")
+    assert capsys.readouterr().out.splitlines() == [
+        line for r in range(3) for line in (f"[rank{r}]: of 3", f"[rank{r}]: tensor([3])")
+    ]
+
+
+def test_ranks_sees_the_notebooks_variables_and_functions(shell, capsys):
+    run(shell, "base = 100\nhow_many = 2\ndef add(x):\n    return base + x")
+    run(shell, "%%ranks {how_many}\nadd(rank)")
+    assert capsys.readouterr().out == "[rank0]: 100\n[rank1]: 101\n"
+
+
+def test_ranks_without_a_last_value_prints_nothing(shell, capsys):
+    run(shell, "%%ranks\nx = rank")
+    assert capsys.readouterr().out == ""
+
+
+def test_ranks_quotes_the_line_of_the_cell_that_failed(shell):
+    with pytest.raises(RankError, match=r"line 4, in <module>: 1 / \(rank - 1\)\nZeroDivisionError"):
+        run(shell, "%%ranks 2\nx = 1\n\n1 / (rank - 1)")
+
+
+def test_ranks_stops_a_cell_that_hangs(shell):
+    with pytest.raises(
+        RankError,
+        match=r"(?s)did not finish within 2 s.*rank 0 stood in .*line 3, in <module>: dist.barrier\(\)",
+    ):
+        run(
+            shell,
+            "%%ranks 2 --timeout 2\nif rank == 0:\n    dist.barrier()\nelse:\n    import time; time.sleep(60)",
+        )
+
+
+def test_a_syntax_error_is_found_before_any_rank_starts(shell):
+    with pytest.raises(SyntaxError):
+        run(shell, "%%ranks\nx = = 1")
+
+
+def test_errors_are_rendered_short_in_a_notebook(shell, capsys):
+    shell.run_cell("from ddp_course.launch import launch\nlaunch(lambda: [].pop(), nproc=1)")
+    shown = capsys.readouterr().out
+    assert shown.startswith("RankError: rank 0 of 1 raised\n")
+    assert (
+        "IndexError: pop from empty list" in shown and "start_processes" not in shown and "_Run" not in shown
+    )
+
+
+def test_a_lesson_edited_on_disk_is_reloaded_before_the_next_cell(shell, tmp_path):
+    (tmp_path / "edited_in_lab.py").write_text("def answer():\n    return 1\n")
+    sys.path.insert(0, str(tmp_path))
+    run(shell, "import edited_in_lab\nfirst = edited_in_lab.answer()")
+    (tmp_path / "edited_in_lab.py").write_text("def answer():\n    return 'two'\n")
+    run(shell, "second = edited_in_lab.answer()")
+    assert (shell.user_ns["first"], shell.user_ns["second"]) == (1, "two")

@@ -1,0 +1,275 @@
+"""The lessons' notebooks: that they run, with 2 and 3 ranks, on digits and MNIST, and that what they show is true."""
+
+import ast
+import importlib
+import os
+import re
+import shutil
+
+import nbformat
+import pytest
+from conftest import COURSE, python
+
+from ddp_course import notebook
+from ddp_course.data import load
+
+NOTEBOOKS = sorted((COURSE / "lessons").glob("[0-9][0-9]_*.ipynb"))
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def code_cells(path):
+    return [cell for cell in read(path).cells if cell.cell_type == "code"]
+
+
+def prose(path):
+    return "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+
+
+def test_there_is_a_notebook_for_each_lesson_and_a_lesson_for_each_notebook():
+    scripts = sorted(
+        path.stem.removeprefix("lesson") for path in (COURSE / "ddp_course").glob("lesson[0-9][0-9].py")
+    )
+    assert [path.name[:2] for path in NOTEBOOKS] == scripts and scripts
+
+
+# ---- they run ----
+
+
+@pytest.fixture
+def course(tmp_path, monkeypatch):
+    """A copy of the course's folder in which notebooks may write."""
+    (tmp_path / "ddp_course").symlink_to(COURSE / "ddp_course")
+    shutil.copytree(COURSE / "lessons", tmp_path / "lessons")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def execute(course, path, *options):
+    """Run a notebook with `ddp-course execute`; return its cells as they came out."""
+    done = python("-m", "ddp_course.cli", "execute", path.name[:2], *options, timeout=250)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert "ran to its end" in done.stdout
+    cells = code_cells(course / "runs" / "notebooks" / path.name)
+    for cell in cells:  # a failure that is shown must not keep the reader waiting
+        assert "fails(" not in cell.source or cell.metadata.papermill.duration < 15, cell.source
+    return cells
+
+
+@each_notebook
+def test_it_runs_on_three_ranks(path, course):
+    execute(course, path, "--nproc", "3", "--data", "digits")
+
+
+@each_notebook
+def test_it_runs_on_mnist(path, course, mnist, monkeypatch):
+    monkeypatch.setenv("DDP_COURSE_DATA", str(mnist))
+    execute(course, path, "--nproc", "2", "--data", "mnist")
+
+
+@each_notebook
+def test_it_runs_under_nbval(path, course):
+    """As it is stored: on digits, and on 2 ranks (lesson 02: 3)."""
+    options = [
+        "--nbval-lax",
+        "--nbval-current-env",
+        "--nbval-cell-timeout=120",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        "-n",
+        "0",
+    ]
+    done = python("-m", "pytest", *options, f"lessons/{path.name}", timeout=250)
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert f"{len(code_cells(path))} passed" in done.stdout
+
+
+def test_a_notebook_that_fails_is_found(course):
+    path = course / "lessons" / "01_one_device.ipynb"
+    broken = read(path)
+    broken.cells = [broken.cells[1], nbformat.v4.new_code_cell("assert 1 + 1 == 3, 'planted'")]
+    nbformat.write(broken, path)
+    done = python("-m", "ddp_course.cli", "execute", "01", timeout=250)
+    assert done.returncode == 1 and "failed: AssertionError: planted" in done.stdout
+    done = python(
+        "-m",
+        "pytest",
+        "--nbval-lax",
+        "--nbval-current-env",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        "0",
+        "lessons/01_one_device.ipynb",
+    )
+    assert done.returncode == 1 and "1 failed" in done.stdout
+
+
+# ---- what they show is today's ----
+
+
+def names_for(path):
+    """What `show` and `compare` may name in a notebook: its imports from the course, and the training set."""
+    names = {"train_set": load("digits")[0]}
+    for cell in code_cells(path):
+        for node in ast.walk(ast.parse(re.sub(r"(?m)^%.*", "", cell.source))):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("ddp_course"):
+                for alias in node.names:
+                    module = importlib.import_module(node.module)
+                    if not hasattr(module, alias.name):
+                        importlib.import_module(f"{node.module}.{alias.name}")
+                    names[alias.name] = getattr(module, alias.name)
+    return names
+
+
+def calls(path, function):
+    """The cells that are one call of this function, and its arguments."""
+    names = names_for(path)
+    for cell in code_cells(path):
+        if re.match(rf"{function}\(", cell.source):
+            arguments = ast.parse(cell.source).body[0].value.args
+            yield cell, [eval(ast.unparse(argument), names) for argument in arguments]
+
+
+@each_notebook
+def test_shown_source_is_todays(path):
+    shown = 0
+    for cell, things in calls(path, "show"):
+        stored = [output.data["text/markdown"] for output in cell.outputs]
+        assert stored == [
+            f"```python\n# {notebook._title(thing)}\n{notebook.source(thing)}\n```" for thing in things
+        ], cell.source
+        shown += len(things)
+    assert shown >= 2
+
+
+@each_notebook
+def test_shown_comparisons_are_todays(path, monkeypatch):
+    fresh = []
+    monkeypatch.setattr(notebook, "display", lambda bundle, raw: fresh.append(bundle))
+    for cell, (before, after) in calls(path, "compare"):
+        notebook.compare(before, after)
+        stored = cell.outputs[0].data
+        assert {kind: stored[kind] for kind in fresh[-1]} == fresh[-1], cell.source
+
+
+def test_an_edited_lesson_would_be_noticed(monkeypatch):
+    source = notebook.source
+    monkeypatch.setattr(notebook, "source", lambda thing: source(thing).replace("backward", "forward"))
+    with pytest.raises(AssertionError):
+        test_shown_source_is_todays(NOTEBOOKS[0])
+
+
+def definitions(tree):
+    """All functions and classes, by what they do: their code without names and docstrings."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            yield node.name, "\n".join(ast.unparse(statement) for statement in body)
+
+
+def copies(text, package):
+    return [
+        name
+        for name, body in definitions(ast.parse(text))
+        if len(body.splitlines()) > 1 and body in package.values()
+    ]
+
+
+@each_notebook
+def test_no_definition_is_in_a_notebook_and_in_the_package(path):
+    package = {}
+    for module in (COURSE / "ddp_course").glob("*.py"):
+        package |= dict(definitions(ast.parse(module.read_text())))
+    text = "\n".join(
+        re.sub(r"(?m)^%.*", "", cell.source) for cell in code_cells(path) if not cell.source.startswith("%%")
+    )
+    assert not copies(text, package)
+    planted = "def mine(module):\n" + "\n".join(
+        f"    {line}" for line in package["average_gradients"].splitlines()
+    )
+    assert copies(text + "\n" + planted, package) == ["mine"]
+
+
+# ---- they are made as agreed ----
+
+PARTS = ["The idea", "Prove it", "Measure it", "Break it", "On a GPU, on a cluster", "Exercises", "Sources"]
+
+
+@each_notebook
+def test_it_has_all_parts_in_order(path):
+    text = prose(path)
+    assert text.startswith(f"# {int(path.name[:2])} · ")
+    for words in ("**You will be able to**", "**Time**", "**You need**"):
+        assert words in text.split("## The idea")[0]
+    places = [re.search(rf"(?m)^##+ {part}", text) for part in PARTS]
+    assert all(places), dict(zip(PARTS, places))
+    assert [place.start() for place in places] == sorted(place.start() for place in places)
+    assert text.count("> **Predict.**") == text.count("<details><summary>Answer</summary>") >= 2
+    breaks = text[places[3].start() : places[4].start()]
+    assert len(re.findall(r"(?m)^\*\*\d\. ", breaks)) >= 2
+
+
+@each_notebook
+def test_it_has_one_cell_of_parameters(path):
+    [cell] = [cell for cell in code_cells(path) if "parameters" in cell.metadata.get("tags", [])]
+    names = [target.id for node in ast.parse(cell.source).body for target in node.targets]
+    assert names == ["nproc", "data", "train_samples", "epochs"]
+
+
+@each_notebook
+def test_its_cells_are_short_and_have_prose_between_them(path):
+    cells = read(path).cells
+    for cell in cells:
+        if cell.cell_type == "code":
+            assert len(cell.source.splitlines()) <= 36, cell.source
+    runs_of_code = "".join("c" if cell.cell_type == "code" else "m" for cell in cells).split("m")
+    assert max(map(len, runs_of_code)) <= 3
+
+
+@each_notebook
+def test_its_outputs_are_of_a_whole_real_run(path):
+    cells = code_cells(path)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    for cell in cells:
+        for output in cell.outputs:
+            assert output.output_type != "error", cell.source
+            assert output.get("name") != "stderr", cell.source
+
+
+@each_notebook
+def test_its_outputs_are_small_and_of_no_machine(path):
+    assert path.stat().st_size < 1_000_000
+    for cell in code_cells(path):
+        for output in cell.outputs:
+            png = output.get("data", {}).get("image/png", "")
+            assert len(png) * 3 / 4 < 100_000, cell.source
+            text = str(
+                {kind: data for kind, data in output.get("data", {}).items() if kind != "image/png"}
+            ) + output.get("text", "")
+            assert not re.search(r"/(home|root|work|tmp|Users)/", text), text
+            assert "Warning" not in text and "it/s" not in text, text
+
+
+@each_notebook
+def test_its_file_is_clean(path):
+    stored = read(path)
+    nbformat.validate(stored)
+    ids = [cell.id for cell in stored.cells]
+    assert len(set(ids)) == len(ids)
+    assert (
+        set(stored.metadata) == {"kernelspec", "language_info"}
+        and stored.metadata.kernelspec.name == "python3"
+    )
+    assert all(set(cell.metadata) <= {"tags"} for cell in stored.cells)
+
+
+@each_notebook
+def test_its_links_lead_somewhere(path):
+    for link in re.findall(r"\]\((?!http)([^)#]+)\)", prose(path)):
+        if os.path.basename(link)[:2] <= NOTEBOOKS[-1].name[:2]:
+            assert (path.parent / link).exists(), link

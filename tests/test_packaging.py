@@ -1,0 +1,131 @@
+"""Set-up: one list of versions for all, the README's two commands, and nothing of any machine in any file."""
+
+import importlib.metadata
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import COURSE
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+PROJECT = tomllib.loads((COURSE / "pyproject.toml").read_text())["project"]
+
+
+def pins():
+    lines = (COURSE / "constraints.txt").read_text().splitlines()
+    return {
+        line.partition("==")[0].lower().replace("_", "-"): line.partition("==")[2]
+        for line in lines
+        if "==" in line
+    }
+
+
+def requirements():
+    return [Requirement(text) for text in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]]
+
+
+def test_every_package_that_we_name_is_pinned_within_its_range():
+    for requirement in requirements():
+        assert requirement.name in pins(), requirement.name
+        assert requirement.specifier.contains(pins()[requirement.name]), requirement
+        assert requirement.specifier, f"{requirement.name} has no range"
+
+
+def test_the_pinned_torch_and_torchvision_are_a_pair():
+    needs = [Requirement(text) for text in importlib.metadata.requires("torchvision")]
+    [torch] = [requirement for requirement in needs if requirement.name == "torch"]
+    if importlib.metadata.version("torchvision") != pins()["torchvision"]:
+        pytest.skip("another torchvision is installed here")
+    assert torch.specifier.contains(pins()["torch"])
+
+
+def test_what_is_installed_by_make_is_what_is_pinned():
+    if not (COURSE / ".venv" / "installed").exists():
+        pytest.skip("not installed by make setup")
+    for name in {requirement.name for requirement in requirements()}:
+        assert importlib.metadata.version(name) == pins()[name], name
+
+
+def test_make_conda_and_ci_install_with_the_same_constraints():
+    install = '--constraint constraints.txt --editable ".[test]"'
+    assert install in (COURSE / "Makefile").read_text()
+    environment = yaml.safe_load((COURSE / "environment.yml").read_text())
+    assert environment["dependencies"][-1] == {"pip": ["-c constraints.txt", "-e .[test]"]}
+    workflow = yaml.safe_load((COURSE / ".github/workflows/test.yml").read_text())
+    commands = [step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step]
+    assert commands == ["make test"]
+    assert (COURSE / ".ci/run").read_text().splitlines()[-1] == "make test"
+
+
+def test_all_name_the_same_versions_of_python():
+    assert PROJECT["requires-python"] == ">=3.11,<3.14"
+    assert "(3, 11) <= sys.version_info[:2] <= (3, 13)" in (COURSE / "Makefile").read_text()
+    assert "(3, 11) <= sys.version_info[:2] <= (3, 13)" in (COURSE / "ddp_course/doctor.py").read_text()
+    environment = yaml.safe_load((COURSE / "environment.yml").read_text())
+    assert environment["dependencies"][0] == "python=3.12"
+    workflow = yaml.safe_load((COURSE / ".github/workflows/test.yml").read_text())
+    assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == ["3.11", "3.13"]
+
+
+def test_a_python_that_is_too_old_or_too_new_gets_one_line(tmp_path):
+    """Planted: a python that says it is 3.9, in a copy where nothing is installed."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_text((COURSE / name).read_text())
+    fake = tmp_path / "python3.9"
+    fake.write_text(
+        '#!/bin/sh\nexec python3 -c "import sys; sys.version_info = (3, 9, 1); exec(sys.argv[1])" "$2"\n'
+    )
+    fake.chmod(0o755)
+    done = subprocess.run(["make", "setup", f"PYTHON={fake}"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert (
+        done.stderr.splitlines()[0]
+        == "The course needs Python 3.11, 3.12 or 3.13, this is 3.9: make PYTHON=python3.12 ..."
+    )
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_setting_up_again_does_nothing():
+    if not (COURSE / ".venv" / "installed").exists():
+        pytest.skip("not installed by make setup")
+    done = subprocess.run(["make", "setup"], cwd=COURSE, capture_output=True, text=True)
+    assert done.returncode == 0 and "pip" not in done.stdout
+
+
+def test_the_readme_opens_with_commands_that_make_knows():
+    readme = (COURSE / "README.md").read_text()
+    commands = re.search(r"```\n(.*?)```", readme, re.DOTALL).group(1).splitlines()
+    assert [line.split("#")[0].strip() for line in commands] == ["make lab", "make test"]
+    targets = re.findall(r"(?m)^([a-z]+):", (COURSE / "Makefile").read_text())
+    assert {"lab", "test", "setup", "lessons", "bench", "doctor"} <= set(targets)
+    for target in re.findall(r"`make ([a-z]+)`", readme):
+        assert target in targets
+
+
+def test_the_readme_lists_every_lesson():
+    readme = (COURSE / "README.md").read_text()
+    linked = re.findall(r"\]\((lessons/[^)]+)\)", readme)
+    assert linked == sorted(f"lessons/{path.name}" for path in (COURSE / "lessons").glob("*.ipynb"))
+
+
+def test_no_file_names_a_machine_or_a_registry():
+    names = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=COURSE, capture_output=True, text=True
+    ).stdout.split()
+    assert names
+    for name in names:
+        path = COURSE / name
+        if path.suffix in (".npz", ".ipynb") or "tests" in Path(name).parts or not path.exists():
+            continue
+        assert not re.search(r"/(root|home|work|Users)/|pypi\.org|index-url", path.read_text()), name
+
+
+def test_versions_agree():
+    from ddp_course import __version__
+
+    assert PROJECT["version"] == __version__
+    assert Version(__version__)

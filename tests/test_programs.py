@@ -1,0 +1,331 @@
+"""The lessons as programs: every command that they name, and every way to start them wrongly."""
+
+import ast
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import psutil
+import pytest
+import torch
+from conftest import COURSE, descendants, python, wait_until
+
+from ddp_course import UsageError, distributed, runs
+
+LESSONS = sorted((COURSE / "ddp_course").glob("lesson[0-9][0-9].py"))
+TORCHRUN = {"torchrun": [sys.executable, "-m", "torch.distributed.run"], "python": [sys.executable]}
+
+
+def commands():
+    """The commands in the docstrings of all lessons."""
+    found = []
+    for path in LESSONS:
+        sentence, *lines = ast.get_docstring(ast.parse(path.read_text())).splitlines()
+        assert sentence.endswith(".") and lines[0] == "" and all(lines[1:]), path
+        found += lines[1:]
+    return found
+
+
+@pytest.fixture
+def no_mnist(workplace):
+    """A data folder that remembers that MNIST cannot be had: test_data.py tries that, here it would only take time."""
+    (workplace / "data").mkdir()
+    (workplace / "data" / "mnist-not-downloaded.txt").write_text(
+        "MNIST could not be downloaded: no network here"
+    )
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_in_a_docstring_runs(command, workplace, no_mnist):
+    program, *arguments = shlex.split(command)
+    done = subprocess.run(TORCHRUN[program] + arguments, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    [result_file] = (workplace / "runs").glob("lesson*/result.json")
+    result = json.loads(result_file.read_text())
+    for name, value in result.items():
+        assert f"{name:<24}"[: max(len(name) + 1, 20)].strip() in done.stdout and str(value) in done.stdout
+    expected = (
+        int(arguments[arguments.index("--nproc_per_node") + 1]) if "--nproc_per_node" in arguments else 1
+    )
+    assert result["world_size"] == expected
+
+
+def test_every_lesson_names_a_torchrun_a_python_and_a_module_command():
+    for path in LESSONS:
+        text = "\n".join(line for line in commands() if path.stem in line)
+        assert f"torchrun ddp_course/{path.name}" in text
+        assert f"python -m ddp_course.{path.stem}" in text or f"python ddp_course/{path.name}" in text
+
+
+# ---- wrong use: one clear line, exit code 2, nothing lost ----
+
+
+def start(*arguments, nproc=None, **options):
+    """Run lesson 04 from a shell, alone or as `ddp-course run` does it on ranks."""
+    if nproc:
+        return python(
+            "-m", "ddp_course.cli", "run", "04", "--nproc", nproc, *arguments, timeout=100, **options
+        )
+    return python("ddp_course/lesson04.py", *arguments, timeout=100, **options)
+
+
+def assert_one_line(done, expected):
+    assert done.returncode == 2, (done.returncode, done.stderr)
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and expected in lines[0], done.stderr
+    assert "Traceback" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["--epochs", "0"], "argument --epochs: '0' is not a whole number from 1"),
+        (["--batch-size", "many"], "argument --batch-size: 'many' is not a whole number from 1"),
+        (["--data", "cifar"], "argument --data: invalid choice: 'cifar'"),
+        (["--no-such-flag"], "unrecognized arguments: --no-such-flag"),
+        (
+            ["--data", "digits", "--train-samples", "99999"],
+            "--train-samples 99999 is more than digits has: 1437",
+        ),
+        (
+            ["--data", "digits", "--batch-size", "1500"],
+            "--batch-size 1500 is more than a rank's share, 1437 of 1437 samples",
+        ),
+        (["--device", "mps"], "mps is for one process on a Mac"),
+        (["--data", "mnist"], "MNIST could not be downloaded"),
+    ],
+)
+def test_wrong_flags_give_one_line(arguments, expected, workplace):
+    assert_one_line(start(*arguments), expected)
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (
+            ["--data", "digits", "--batch-size", "500"],
+            "--batch-size 500 is more than a rank's share, 479 of 1437 samples on 3 ranks",
+        ),
+        (
+            ["--data", "digits", "--train-samples", "2", "--batch-size", "1"],
+            "2 training samples are too few for 3 ranks",
+        ),
+        (["--epochs", "-3"], "argument --epochs: '-3' is not a whole number from 1"),
+    ],
+)
+def test_what_is_impossible_on_three_ranks_gives_one_line(arguments, expected, workplace):
+    assert_one_line(start(*arguments, nproc=3), expected)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() >= 2, reason="here are GPUs enough")
+def test_more_local_ranks_than_gpus_give_one_line(workplace):
+    gpus = torch.cuda.device_count()
+    done = start("--device", "cuda", nproc=gpus + 1)
+    assert_one_line(done, f"{gpus + 1} local ranks, but {gpus} GPUs; nccl needs one for each")
+
+
+@pytest.mark.parametrize(
+    "missing", ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
+)
+def test_a_half_set_torchrun_environment_is_named(missing, monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.delenv(missing)
+    with pytest.raises(UsageError, match=f"set, but {missing} not: start with torchrun"):
+        distributed.torchrun_environment()
+
+
+def test_a_half_set_environment_gives_one_line(workplace):
+    assert_one_line(
+        start(env=os.environ | {"WORLD_SIZE": "2"}), "WORLD_SIZE set, but RANK, LOCAL_RANK, LOCAL_WORLD_SIZE"
+    )
+
+
+def test_a_garbled_environment_is_named(monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "first")
+    with pytest.raises(UsageError, match="must be whole numbers"):
+        distributed.torchrun_environment()
+
+
+def test_without_an_environment_a_process_is_alone(monkeypatch):
+    assert distributed.torchrun_environment() == (0, 0, 1, 1)
+
+
+def test_lesson_01_refuses_to_train_twice(workplace):
+    done = python("-m", "ddp_course.cli", "run", "01", "--nproc", 2, timeout=100)
+    assert_one_line(done, "lesson 01 is for one process; lesson 04 trains one model on many")
+
+
+def test_a_folder_that_cannot_be_written_to_gives_one_line(workplace):
+    (workplace / "file").write_text("in the way")
+    done = start("--data", "digits", "--out", workplace / "file" / "out")
+    assert_one_line(done, "file/out: Not a directory; choose another folder with --out")
+
+
+FEW = ["--data", "digits", "--train-samples", "128", "--epochs", "1"]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of one megabyte."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True
+    ).returncode:
+        pytest.skip("may not mount a small disk here")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.parametrize("nproc", [None, 2])
+def test_a_full_disk_gives_one_line_and_loses_nothing(nproc, small_disk, workplace):
+    (small_disk / "result.json").write_text("the result of last week")
+    (small_disk / "model.pt").write_text("the model of last week")
+    done = start(*FEW, "--out", small_disk, nproc=nproc)
+    assert_one_line(done, "model.pt: No space left on device; make room, or choose another folder with --out")
+    assert (small_disk / "result.json").read_text() == "the result of last week"
+    assert (small_disk / "model.pt").read_text() == "the model of last week"
+    assert sorted(path.name for path in small_disk.iterdir()) == ["model.pt", "result.json", "train.log"]
+
+
+def test_a_limit_on_file_sizes_gives_one_line(workplace):
+    import resource
+
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    done = start(*FEW, "--out", workplace / "out", preexec_fn=limit)
+    assert_one_line(done, "model.pt: File too large")
+
+
+def test_a_disk_that_is_full_at_the_end_has_cost_no_number(small_disk, capsys):
+    """The table is printed before the files are written."""
+    (small_disk / "filler").write_bytes(b"x" * (2**20 - 4096))
+    with pytest.raises(UsageError, match="cannot write"):
+        runs.write_result(small_disk, {"test_accuracy": 0.97}, [{"step": 0, "loss": 1.0}] * 1000)
+    assert "0.97" in capsys.readouterr().out
+
+
+def test_files_are_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "result.json"
+    writer = f"""
+import pathlib
+from ddp_course.runs import write_atomically
+for number in range(10**9):
+    write_atomically(pathlib.Path({str(path)!r}), f"{{number}} " * 100_000)
+"""
+    process = subprocess.Popen([sys.executable, "-c", writer])
+    assert wait_until(path.exists, 60)
+    for _ in range(300):  # a reader never sees half a file
+        words = path.read_text().split()
+        assert len(words) == 100_000 and len(set(words)) == 1
+    process.kill()  # nor does one who comes after a crash
+    process.wait()
+    assert len(set(path.read_text().split())) == 1
+
+
+# ---- Ctrl-C ----
+
+
+def test_ctrl_c_under_torchrun_leaves_no_rank(workplace):
+    command = [
+        sys.executable,
+        "-m",
+        "ddp_course.cli",
+        "run",
+        "04",
+        "--nproc",
+        "2",
+        "--data",
+        "digits",
+        "--epochs",
+        "1000",
+    ]
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        assert wait_until(
+            lambda: (workplace / "runs/lesson04/train.log").exists() and len(descendants(process.pid)) >= 2,
+            60,
+        )
+        started = descendants(process.pid)
+        time.sleep(1)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(timeout=40) == 130
+        output.seek(0)
+        assert "Traceback" not in output.read()
+    assert wait_until(
+        lambda: (
+            not [child for child in started if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+        ),
+        10,
+    )
+    assert not (workplace / "runs/lesson04/result.json").exists()
+
+
+def test_ctrl_c_alone_ends_quietly(workplace):
+    command = [sys.executable, "ddp_course/lesson01.py", "--data", "digits", "--epochs", "1000"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert wait_until((workplace / "runs/lesson01/train.log").exists, 60)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=20)[1] == ""
+    assert process.returncode == 130
+
+
+# ---- importing ----
+
+
+def seconds_to_import(*modules):
+    """The shortest of some fresh processes that import these modules, and whether torch was among what they loaded."""
+    program = "import sys, time; begin = time.perf_counter(); import {}; "
+    program += "print(time.perf_counter() - begin, 'torch' in sys.modules, 'torchvision' in sys.modules)"
+    best, loaded = float("inf"), None
+    for _ in range(3):
+        seconds, *loaded = python("-c", program.format(", ".join(modules))).stdout.split()
+        best = min(best, float(seconds))
+    return best, loaded
+
+
+def test_importing_the_course_loads_no_torch():
+    _, loaded = seconds_to_import("ddp_course")
+    assert loaded == ["False", "False"]
+
+
+def test_listing_lessons_loads_no_torch():
+    _, loaded = seconds_to_import("ddp_course.cli", "ddp_course.launch")
+    assert loaded == ["False", "False"]
+
+
+def test_importing_lessons_loads_no_torchvision():
+    _, loaded = seconds_to_import(*[f"ddp_course.{path.stem}" for path in LESSONS])
+    assert loaded == ["True", "False"]
+
+
+def test_nothing_below_knows_of_notebooks():
+    """Imports run one way: cli to launch and lessons, lessons to what is shared, no lesson to a later one."""
+    for path in (COURSE / "ddp_course").glob("*.py"):
+        imported = {
+            alias.name if isinstance(node, ast.Import) else f"{node.module}.{alias.name}"
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        }
+        text = " ".join(imported)
+        if path.stem not in ("notebook", "plots"):
+            assert (
+                "ddp_course.notebook" not in text and "ddp_course.plots" not in text and "IPython" not in text
+            ), path.name
+        if path.stem not in ("cli", "doctor"):
+            assert "ddp_course.cli" not in text and "ddp_course.doctor" not in text, path.name
+        if path.stem in ("data", "models", "distributed", "runs", "launch", "server", "profiling"):
+            assert "lesson" not in text, path.name
+        if path.stem.startswith("lesson"):
+            assert all(
+                name < f"ddp_course.{path.stem}" for name in imported if "ddp_course.lesson" in name
+            ), path.name
+            assert "ddp_course.launch" not in text, path.name
