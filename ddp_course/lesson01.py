@@ -55,7 +55,7 @@ def main(argv=None):
     train_set, test_set = data.load(args.data, args.train_samples, device)
     runs.check_batch_size(args.batch_size, len(train_set), world_size=1)
     train_loader = DataLoader(train_set, args.batch_size, shuffle=True)
-    test_loader = DataLoader(test_set, batch_size=1000)
+    test_loader = DataLoader(test_set, batch_size=250)
 
     torch.manual_seed(args.seed)
     model = ConvNet(dropout=not args.no_dropout).to(device)

@@ -173,7 +173,7 @@ def main(argv=None):
             log.info(f"epoch {epoch + 1}: loss {losses[-1]:.3f}")
 
         # Every rank evaluates on all of the test set: right, and a waste. Lesson 04 shares the work.
-        correct, seen = evaluate(model, DataLoader(test_set, batch_size=1000), device)
+        correct, seen = evaluate(model, DataLoader(test_set, batch_size=250), device)
         model = getattr(model, "module", model)
         return runs.finish(args, device, model, train_set, losses, seconds, correct / seen, seen)
 

@@ -33,7 +33,7 @@ def evaluate(model, test_set, device):
     Not through the DDP wrapper: its forward may communicate, and a rank may have a batch less here.
     """
     mine = range(dist.get_rank(), len(test_set), dist.get_world_size())
-    loader = DataLoader(Subset(test_set, mine), batch_size=1000)
+    loader = DataLoader(Subset(test_set, mine), batch_size=250)
     counts = torch.tensor(lesson01.evaluate(model.module, loader, device), device=device)
     dist.all_reduce(counts)
     correct, seen = counts.tolist()

@@ -141,18 +141,10 @@ def _run_cell(cell, filename, variables, timeout):
     from ddp_course.distributed import process_group
 
     statements = ast.increment_lineno(ast.parse(cell)).body  # line 1 is the magic's
-    with process_group(timeout=2 * timeout) as (
-        rank,
-        world_size,
-    ):  # launch's own timeout says more: let it come first
-        names = {
-            **variables,
-            "rank": rank,
-            "world_size": world_size,
-            "torch": torch,
-            "dist": dist,
-            "__name__": "__main__",
-        }
+    patience = 2 * timeout  # so that launch's own timeout comes first: it says more
+    with process_group(timeout=patience) as (rank, world_size):
+        given = {"rank": rank, "world_size": world_size, "torch": torch, "dist": dist}
+        names = {**variables, **given, "__name__": "__main__"}
         for statement in statements:
             if statement is statements[-1] and isinstance(statement, ast.Expr):
                 exec(compile(ast.Interactive([statement]), filename, "single"), names)  # shows its value

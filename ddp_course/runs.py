@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -167,24 +168,32 @@ def params_sha256(model):
 
 
 def start(main):
-    """Run a lesson's main as a program: a UsageError ends it with one line and exit code 2, Ctrl-C quietly."""
+    """Run a lesson's main as a program: a UsageError ends it with one line and exit code 2, Ctrl-C quietly.
+
+    One line for all ranks: where several have the same UsageError, or lose the one that had it.
+    """
+    told = _told_file()
     try:
         main()
     except UsageError as error:
-        if _first_to_speak():
+        try:
+            told and told.touch(exist_ok=False)
             print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr, flush=True)
+        except FileExistsError:
+            pass  # another rank was first
+        sys.exit(2)
+    except RuntimeError:  # from a collective, perhaps, since another rank has just left with a UsageError
+        patience = time.monotonic() + 0.5
+        while told and not told.exists() and time.monotonic() < patience:
+            time.sleep(0.02)
+        if not (told and told.exists()):
+            raise
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-def _first_to_speak():
-    """Whether no other rank of this torchrun has been here: ranks mostly fail alike, and one line is enough."""
+def _told_file():
+    """A file that is there once a rank of this torchrun has told of a UsageError; None without torchrun."""
     own_file = os.environ.get("TORCHELASTIC_ERROR_FILE")  # in a folder that torchrun makes for each rank
-    if own_file is None:
-        return True
-    try:
-        Path(own_file).parents[1].joinpath("usage-error").touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
+    return Path(own_file).parents[1] / "usage-error" if own_file else None

@@ -12,6 +12,11 @@ import pytest
 
 COURSE = Path(__file__).resolve().parents[1]
 
+if "DDP_COURSE_DATA" in os.environ:  # tests change the working folder
+    os.environ["DDP_COURSE_DATA"] = os.path.abspath(os.environ["DDP_COURSE_DATA"])
+if "PYTEST_XDIST_WORKER" in os.environ:  # tests run side by side: threads would only wait for each other
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture
 def mnist():

@@ -1,0 +1,49 @@
+"""What it costs to import the course: nothing to speak of, and a lesson hardly more than torch itself.
+
+python benchmarks/imports.py
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from claims import claim, report
+
+IMPORT = """
+import sys, time
+begin = time.perf_counter()
+import {module}
+import json
+print(json.dumps([time.perf_counter() - begin, "torch" in sys.modules]))
+"""
+
+
+def import_fresh(module):
+    """Import a module in a Python of its own; return the seconds, and whether torch came with it."""
+    command = [sys.executable, "-c", IMPORT.format(module=module)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+
+
+def main():
+    folder = Path(__file__).parents[1] / "ddp_course"
+    lessons = [f"ddp_course.{path.stem}" for path in sorted(folder.glob("lesson[0-9][0-9].py"))]
+    modules = ["ddp_course", "torch", *lessons]
+    seconds = {module: [] for module in modules}
+    for _ in range(5):
+        for module in modules:
+            took, brought_torch = import_fresh(module)
+            assert brought_torch == (module != "ddp_course"), f"{module}: torch came: {brought_torch}"
+            seconds[module].append(took)
+    medians = {module: statistics.median(times) for module, times in seconds.items()}
+    claims = [claim("import ddp_course, which brings no torch, seconds", medians["ddp_course"], at_most=0.15)]
+    for lesson in lessons:
+        claims.append(
+            claim(f"import {lesson} against import torch", medians[lesson] / medians["torch"], at_most=1.2)
+        )
+    report(claims, median_seconds=medians)
+
+
+if __name__ == "__main__":
+    main()
