@@ -24,7 +24,7 @@ lessons: setup
 	@$(BIN)/ddp-course execute
 
 test: setup
-	@$(BIN)/python -m pytest -n 2 --dist worksteal
+	@$(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1
 
 bench: setup
 	@$(BIN)/python benchmarks/run.py

@@ -136,12 +136,18 @@ def execute(
     lesson: list[str] = typer.Argument(None, help="which lessons; all where none is named"),
     nproc: int = typer.Option(None, min=1, help="the notebooks' nproc"),
     data: str = typer.Option(None, help="the notebooks' data"),
+    epochs: int = typer.Option(None, min=1, help="the notebooks' epochs"),
+    store: bool = typer.Option(False, "--store", help="keep the outputs in lessons/, for all readers to see"),
 ):
     """Run lessons' notebooks from top to bottom with papermill, and say how each went."""
     import papermill
 
+    given = {"nproc": nproc, "data": data, "epochs": epochs}
+    parameters = {name: value for name, value in given.items() if value is not None}
+    if store and parameters:
+        raise UsageError(f"--store keeps what readers will see: run it without --{', --'.join(parameters)}")
+
     chosen = [find(lesson_notebooks(), number) for number in lesson or lesson_notebooks()]
-    parameters = {name: value for name, value in (("nproc", nproc), ("data", data)) if value is not None}
     folder = project_folder() / "runs" / "notebooks"
     folder.mkdir(parents=True, exist_ok=True)
     table = Table("lesson", "seconds", "verdict")
@@ -160,6 +166,8 @@ def execute(
                 extra_arguments=["--IPKernelApp.log_level=40"],
             )
             verdict = "ran to its end"
+            if store:
+                store_outputs(folder / notebook.name, notebook)
         except Exception as error:
             failed = True
             verdict = f"failed: {str(error).strip().splitlines()[-1]}"
@@ -167,6 +175,21 @@ def execute(
     console.print(table)
     console.print(f"The notebooks with today's outputs: {os.path.relpath(folder)}")
     raise typer.Exit(1 if failed else 0)
+
+
+def store_outputs(executed, notebook):
+    """Put a notebook that has been executed in place of the stored one, without the run's own metadata."""
+    import nbformat
+
+    from ddp_course.runs import write_atomically
+
+    fresh = nbformat.read(executed, as_version=4)
+    fresh.metadata = {name: fresh.metadata[name] for name in ("kernelspec", "language_info")}
+    fresh.metadata["language_info"].pop("version", None)
+    for cell in fresh.cells:
+        tags = cell.metadata.get("tags")
+        cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
+    write_atomically(notebook, nbformat.writes(fresh) + "\n")
 
 
 @app.command()

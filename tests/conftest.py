@@ -65,3 +65,15 @@ def wait_until(condition, seconds=10):
             return True
         time.sleep(0.02)
     return bool(condition())
+
+
+def pytest_collection_modifyitems(items):
+    """The tests that take longest first, so that no worker is left with one of them at the end."""
+    long = [
+        "test_it_runs_on_mnist",
+        "test_it_runs_on_three_ranks",
+        "test_it_runs_under_nbval",
+        "test_every_command",
+    ]
+    rank = {name: place for place, name in enumerate(long)}
+    items.sort(key=lambda item: rank.get(item.originalname, len(long)))

@@ -61,13 +61,13 @@ def execute(course, path, *options):
 
 @each_notebook
 def test_it_runs_on_three_ranks(path, course):
-    execute(course, path, "--nproc", "3", "--data", "digits")
+    execute(course, path, "--nproc", "3", "--data", "digits", "--epochs", "1")
 
 
 @each_notebook
 def test_it_runs_on_mnist(path, course, mnist, monkeypatch):
     monkeypatch.setenv("DDP_COURSE_DATA", str(mnist))
-    execute(course, path, "--nproc", "2", "--data", "mnist")
+    execute(course, path, "--nproc", "2", "--data", "mnist", "--epochs", "1")
 
 
 @each_notebook
