@@ -10,12 +10,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ddp_course.cli import keep_freed_memory
+
 COURSE = Path(__file__).resolve().parents[1]
 
 if "DDP_COURSE_DATA" in os.environ:  # tests change the working folder
     os.environ["DDP_COURSE_DATA"] = os.path.abspath(os.environ["DDP_COURSE_DATA"])
 if "PYTEST_XDIST_WORKER" in os.environ:  # tests run side by side: threads would only wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+keep_freed_memory()
 
 
 @pytest.fixture
