@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ddp_course import UsageError, project_folder
+from ddp_course.launch import keep_freed_memory
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -34,16 +35,6 @@ def main():
     except UsageError as error:
         print(f"ddp-course: {error}", file=sys.stderr)
         sys.exit(2)
-
-
-def keep_freed_memory():
-    """Have the processes that we start keep the memory that they free, for their next tensor.
-
-    glibc returns the memory of every large tensor to the kernel, which hands it out again page by page: on a CPU,
-    evaluation takes half as long again. See mallopt(3).
-    """
-    os.environ.setdefault("MALLOC_MMAP_MAX_", "0")
-    os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(4 * 10**9))
 
 
 def lesson_scripts():
@@ -147,16 +138,17 @@ def execute(
     lesson: list[str] = typer.Argument(None, help="which lessons; all where none is named"),
     nproc: int = typer.Option(None, min=1, help="the notebooks' nproc"),
     data: str = typer.Option(None, help="the notebooks' data"),
+    train_samples: int = typer.Option(None, min=1, help="the notebooks' train_samples"),
     epochs: int = typer.Option(None, min=1, help="the notebooks' epochs"),
     store: bool = typer.Option(False, "--store", help="keep the outputs in lessons/, for all readers to see"),
 ):
     """Run lessons' notebooks from top to bottom with papermill, and say how each went."""
     import papermill
 
-    given = {"nproc": nproc, "data": data, "epochs": epochs}
+    given = {"nproc": nproc, "data": data, "train_samples": train_samples, "epochs": epochs}
     parameters = {name: value for name, value in given.items() if value is not None}
     if store and parameters:
-        raise UsageError(f"--store keeps what readers will see: run it without --{', --'.join(parameters)}")
+        raise UsageError(f"--store keeps what readers will see: run it without {', '.join(parameters)}")
 
     chosen = [find(lesson_notebooks(), number) for number in lesson or lesson_notebooks()]
     folder = project_folder() / "runs" / "notebooks"
@@ -174,6 +166,7 @@ def execute(
                 cwd=notebook.parent,
                 kernel_name="python3",
                 execution_timeout=120,
+                coalesce_streams=True,
                 extra_arguments=["--IPKernelApp.log_level=40"],
             )
             verdict = "ran to its end"

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddp_course.cli import keep_freed_memory
+from ddp_course.launch import keep_freed_memory
 
 COURSE = Path(__file__).resolve().parents[1]
 

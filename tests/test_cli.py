@@ -1,9 +1,11 @@
 """The command ddp-course, as a person types it."""
 
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -68,6 +70,11 @@ def test_outside_of_the_course_notebooks_are_missed_in_one_line(tmp_path):
     assert done.returncode == 2 and "start in the course folder" in done.stderr
 
 
+def answers(port):
+    with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+        return True
+
+
 def test_lab_opens_a_lesson_on_loopback_with_a_token():
     command = [sys.executable, "-m", "ddp_course.cli", "lab", "02", "--no-browser"]
     options = {
@@ -85,6 +92,9 @@ def test_lab_opens_a_lesson_on_loopback_with_a_token():
             ):
                 break
         address, port, page, token = found.groups()
+        assert wait_until(
+            lambda: answers(int(port)), 30
+        )  # the address is printed a moment before it is served
         with urllib.request.urlopen(f"{address}{page}?token={token}", timeout=20) as answer:
             assert answer.status == 200
         with pytest.raises(urllib.error.HTTPError, match="403"):

@@ -14,6 +14,7 @@ from ddp_course import notebook
 from ddp_course.data import load
 
 NOTEBOOKS = sorted((COURSE / "lessons").glob("[0-9][0-9]_*.ipynb"))
+SHORT = ["--train-samples", "384", "--epochs", "1"]  # MNIST and many ranks, but not for long
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
@@ -61,13 +62,13 @@ def execute(course, path, *options):
 
 @each_notebook
 def test_it_runs_on_three_ranks(path, course):
-    execute(course, path, "--nproc", "3", "--data", "digits", "--epochs", "1")
+    execute(course, path, "--nproc", "3", "--data", "digits", *SHORT)
 
 
 @each_notebook
 def test_it_runs_on_mnist(path, course, mnist, monkeypatch):
     monkeypatch.setenv("DDP_COURSE_DATA", str(mnist))
-    execute(course, path, "--nproc", "2", "--data", "mnist", "--epochs", "1")
+    execute(course, path, "--nproc", "2", "--data", "mnist", *SHORT)
 
 
 @each_notebook
