@@ -99,6 +99,8 @@ def process_group(backend="gloo", timeout=300):
     """
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout), **rendezvous())
     try:
+        if backend == "gloo":
+            dist.barrier()  # or one rank could leave again while another is still connecting to it
         yield dist.get_rank(), dist.get_world_size()
     finally:
         dist.destroy_process_group()

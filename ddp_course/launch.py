@@ -50,11 +50,14 @@ SYMPTOMS += ["Application timeout"]
 
 
 class RankError(RuntimeError):
-    """A rank raised, died or left early. `rank` is its number; the text holds that rank's own traceback first."""
+    """A rank raised, died or left early. `rank` is its number; the text holds that rank's own traceback first.
 
-    def __init__(self, text, rank=None):
+    message: that rank's error alone, "ValueError: ...", or how it died.
+    """
+
+    def __init__(self, text, rank=None, message=""):
         super().__init__(text)
-        self.rank = rank
+        self.rank, self.message = rank, message
 
     def _render_traceback_(self):
         """IPython's hook: a notebook shows the ranks' story and none of launch()'s insides."""
@@ -258,7 +261,7 @@ class _Run:
                 if other is not first:
                     place = "failed likewise" if other.fails_like(first) else other.place
                     lines.append(f"meanwhile rank {other.rank} {place}")
-            raise RankError("\n".join(lines).strip(), first.rank)
+            raise RankError("\n".join(lines).strip(), first.rank, first.message or first.summary)
         if any(ending.running for ending in self.endings):
             limit = f"the {self.nproc} ranks did not finish within {self.timeout:g} s"
             raise RankTimeout(f"{limit}\n{_places(self.endings)}")
@@ -370,7 +373,8 @@ def _main_thread(dump):
 def _is_learners(frame):
     """Whether a frame (file, line, function) is the learner's code or a lesson's, and not a library's or ours."""
     file = frame[0]
-    ours = file in (__file__, str(Path(__file__).with_name("notebook.py")))
+    here = Path(__file__).parent
+    ours = file in (__file__, str(here / "notebook.py")) or file.startswith(str(here / "checks"))
     return not (ours or "-packages" in file or file.startswith(("<frozen", sysconfig.get_path("stdlib"))))
 
 

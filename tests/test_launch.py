@@ -297,7 +297,7 @@ def test_a_rank_that_leaves_or_dies_is_named_with_how(how, expected):
     begin = time.monotonic()
     with pytest.raises(RankError, match=expected):
         launch(fails_on(1, how))
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 20  # and not the 60 s that the others would have
     assert not living_ranks()
 
 
