@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: lab setup lessons test bench doctor
+.PHONY: lab setup lessons test grade exercises bench doctor
 
 lab: setup
 	@$(BIN)/ddp-course lab
@@ -25,6 +25,13 @@ lessons: setup
 
 test: setup
 	@$(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1
+
+SUBMISSION ?= exercises
+grade: setup
+	@$(BIN)/ddp-course grade $(SUBMISSION)
+
+exercises: setup
+	@$(BIN)/python -m ddp_course.exercises
 
 bench: setup
 	@$(BIN)/python benchmarks/run.py

@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ddp_course import UsageError, project_folder
+from ddp_course import UsageError, exercises, project_folder
+from ddp_course import progress as state
 from ddp_course.launch import keep_freed_memory
 
 app = typer.Typer(
-    no_args_is_help=True,
     add_completion=False,
     help="Distributed training with PyTorch, on any machine.",
 )
@@ -50,14 +50,21 @@ def lesson_notebooks():
     return {path.name[:2]: path for path in sorted((project_folder() / "lessons").glob("[0-9][0-9]_*.ipynb"))}
 
 
-def find(lessons, number):
-    """The path of a lesson by its number, which may come without the leading zero."""
+def find(paths, number, kind="lesson"):
+    """The path of a lesson, or of an exercise, by its number, which may come without the leading zero."""
     number = number.zfill(2)
-    if number not in lessons:
-        raise UsageError(
-            f"there is no lesson {number}: choose one of {', '.join(lessons) or 'none, start in the course folder'}"
-        )
-    return lessons[number]
+    if number not in paths:
+        choice = f"choose one of {', '.join(paths)}" if paths else "start in the course's folder"
+        raise UsageError(f"there is no {kind} {number}: {choice}")
+    return paths[number]
+
+
+@app.callback(invoke_without_command=True)
+def where_you_are(context: typer.Context):
+    """Without a command: say where you are, and what is next."""
+    if context.invoked_subcommand is None:
+        progress()
+        console.print("All commands: ddp-course --help")
 
 
 @app.command()
@@ -136,6 +143,9 @@ def run(
 @app.command()
 def execute(
     lesson: list[str] = typer.Argument(None, help="which lessons; all where none is named"),
+    solutions: bool = typer.Option(
+        False, "--solutions", help="the solutions' notebooks, and not the lessons'"
+    ),
     nproc: int = typer.Option(None, min=1, help="the notebooks' nproc"),
     data: str = typer.Option(None, help="the notebooks' data"),
     train_samples: int = typer.Option(None, min=1, help="the notebooks' train_samples"),
@@ -150,7 +160,8 @@ def execute(
     if store and parameters:
         raise UsageError(f"--store keeps what readers will see: run it without {', '.join(parameters)}")
 
-    chosen = [find(lesson_notebooks(), number) for number in lesson or lesson_notebooks()]
+    there = exercises.notebooks("solutions") if solutions else lesson_notebooks()
+    chosen = [find(there, number) for number in lesson or there]
     folder = project_folder() / "runs" / "notebooks"
     folder.mkdir(parents=True, exist_ok=True)
     table = Table("lesson", "seconds", "verdict")
@@ -183,17 +194,169 @@ def execute(
 
 def store_outputs(executed, notebook):
     """Put a notebook that has been executed in place of the stored one, without the run's own metadata."""
-    import nbformat
-
-    from ddp_course.runs import write_atomically
-
-    fresh = nbformat.read(executed, as_version=4)
+    fresh = exercises.read(executed)
     fresh.metadata = {name: fresh.metadata[name] for name in ("kernelspec", "language_info")}
     fresh.metadata["language_info"].pop("version", None)
     for cell in fresh.cells:
         tags = cell.metadata.get("tags")
-        cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
-    write_atomically(notebook, nbformat.writes(fresh) + "\n")
+        cell.metadata = {"tags": tags} if tags else {}
+    exercises.write(notebook, fresh)
+
+
+# ---- the exercises ----
+
+LESSON = typer.Argument(None, help="its number; all where none is given")
+
+
+def chosen_exercises(number):
+    """The exercises' notebooks, {"03": path}: of one number, or all."""
+    found = exercises.notebooks()
+    if not found:
+        raise UsageError("there are no exercises here: start in the course's folder")
+    return found if number is None else {number.zfill(2): find(found, number, "exercise")}
+
+
+def questions_of(number):
+    """The names of an exercise's questions, and the Tasks of its notebook as the course gives it."""
+    path = find(exercises.notebooks("solutions"), number, "exercise")
+    return exercises.tasks(exercises.read(path))
+
+
+@app.command()
+def check(lesson: str = LESSON):
+    """Check the answers in your exercise notebooks, as they are saved."""
+    worst = 0
+    for number, path in chosen_exercises(lesson).items():
+        cells = {cell.get("id"): cell.source for cell in exercises.read(path).cells}
+        for task in questions_of(number):
+            question = exercises.question(number, task)
+            if task.cell.id not in cells:
+                console.print(
+                    f"{number} {task.name}: not attempted, its cell is not in {path.name}", style="yellow"
+                )
+                worst = 1
+                continue
+            verdict = question.judge(*exercises.answers(task, cells[task.cell.id]))
+            state.record(verdict)
+            console.print(str(verdict), style=STYLES.get(verdict.status, "red"), markup=False, soft_wrap=True)
+            worst = max(worst, verdict.status != "passed")
+    raise typer.Exit(worst)
+
+
+STYLES = {"passed": "green", "not attempted": "yellow"}
+
+
+@app.command()
+def progress():
+    """Show what has passed, and what is next."""
+    done, following = state.load(), None
+    table = Table("exercise", "passed", "questions")
+    for number in chosen_exercises(None):
+        names = [task.name for task in questions_of(number)]
+        passed = [name for name in names if done.get(f"{number} {name}", {}).get("passed")]
+        words = [f"[green]{name}[/]" if name in passed else name for name in names]
+        table.add_row(number, f"{len(passed)} of {len(names)}", ", ".join(words))
+        if following is None and len(passed) < len(names):
+            following = number, next(name for name in names if name not in passed)
+    console.print(table)
+    if following:
+        number, name = following
+        console.print(
+            f"Next: {name} in exercises/{exercises.notebooks()[number].name}, after lesson {number}."
+        )
+        console.print(
+            f"ddp-course lab {number} opens the lesson, ddp-course check {number} checks your answers."
+        )
+    else:
+        console.print("All exercises have passed. ddp-course solution 04 shows how we did one of them.")
+
+
+@app.command()
+def hint(
+    lesson: str = typer.Argument(help="its number"), name: str = typer.Argument(None, help="the question")
+):
+    """Give a hint: the next stronger one each time, for a question or for the first that has not passed."""
+    number, done = lesson.zfill(2), state.load()
+    names = {task.name: task for task in questions_of(number)}
+    if name is None:
+        open_ones = [other for other in names if not done.get(f"{number} {other}", {}).get("passed")]
+        name = (open_ones or list(names))[0]
+    if name not in names:
+        raise UsageError(f"exercise {number} has no question {name}: choose one of {', '.join(names)}")
+    hints = exercises.question(number, names[name]).hints
+    given = state.count_hint(f"{number} {name}", len(hints))
+    console.print(
+        f"{number} {name}, hint {given} of {len(hints)}: {hints[given - 1]}", markup=False, soft_wrap=True
+    )
+
+
+@app.command()
+def solution(
+    lesson: str = typer.Argument(help="its number"),
+    force: bool = typer.Option(False, "--force", help="also before your own answers have passed"),
+):
+    """Show our answers, once yours have passed."""
+    number, done = lesson.zfill(2), state.load()
+    given = questions_of(number)
+    missing = [task.name for task in given if not done.get(f"{number} {task.name}", {}).get("passed")]
+    if missing and not force:
+        raise UsageError(f"not yet passed: {', '.join(missing)}; --force shows the answers all the same")
+    for task in given:
+        console.print(f"# {task.name}", style="bold")
+        console.print(f"{exercises.answer_of(task.cell.source)}\n", markup=False, soft_wrap=True)
+
+
+@app.command()
+def reset(lesson: str = typer.Argument(help="its number")):
+    """Bring back an exercise as it was at first; what you had is kept in runs/backups/."""
+    source = find(exercises.notebooks("solutions"), lesson, "exercise")
+    fresh = exercises.released(exercises.read(source))
+    target = project_folder() / "exercises" / source.name
+    if target.exists():
+        backup = project_folder() / "runs" / "backups" / time.strftime(f"{source.stem}-%Y%m%d-%H%M%S.ipynb")
+        backup.parent.mkdir(parents=True, exist_ok=True)
+        backup.write_bytes(target.read_bytes())
+        console.print(f"Yours is kept as {os.path.relpath(backup)}")
+    exercises.write(target, fresh)
+    console.print(f"exercises/{source.name} is as it was at first.")
+
+
+@app.command()
+def grade(
+    path: Path = typer.Argument(help="a notebook, a folder of them, or a folder of such folders"),
+    report: Path = typer.Option(Path("report.json"), help="where the report goes"),
+):
+    """Grade submissions: only their solution cells count. Exit code 0: all passed; 1: not all; 2: could not grade."""
+    import json
+
+    from ddp_course import grading
+
+    outcome = grading.grade(path)
+    table = Table("submission", "exercise", "question", "verdict", "points")
+    for submission, numbers in outcome.items():
+        for number, results in numbers.items():
+            for name, result in results.items():
+                color = STYLES.get(result["status"], "red")
+                row = (
+                    escape(submission),
+                    number,
+                    name,
+                    f"[{color}]{result['status']}[/]",
+                    str(result["points"]),
+                )
+                table.add_row(*row)
+    console.print(table)
+    totals = grading.totals(outcome)
+    for submission, (points, questions) in totals.items():
+        console.print(f"{submission}: {points} of {questions}", markup=False)
+    exercises.write_text(report, json.dumps({"totals": totals, "submissions": outcome}, indent=2) + "\n")
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        with open(summary, "a") as file:
+            file.write(grading.markdown(outcome))
+    statuses = {
+        r["status"] for numbers in outcome.values() for results in numbers.values() for r in results.values()
+    }
+    raise typer.Exit(2 if grading.GRADER_ERROR in statuses else int(statuses != {"passed"}))
 
 
 @app.command()

@@ -274,7 +274,10 @@ class _Ending:
     def __init__(self, folder, rank, exitcode, running):
         self.rank, self.exitcode, self.running = rank, exitcode, running
         self.result = _read(folder / f"{rank}.result")
-        self.failure = json.loads(_read(folder / f"{rank}.failure") or "null")
+        failure = (
+            "" if running else _read(folder / f"{rank}.failure")
+        )  # a rank being stopped may yet lose another
+        self.failure = json.loads(failure or "null")
         self.died = not self.running and not self.failure and (self.exitcode != 0 or not self.result)
         self.failed = self.died or bool(self.failure)
         self.time = self.failure["time"] if self.failure else 0.0  # who cannot say when was the first
@@ -375,7 +378,9 @@ def _is_learners(frame):
     file = frame[0]
     here = Path(__file__).parent
     ours = file in (__file__, str(here / "notebook.py")) or file.startswith(str(here / "checks"))
-    return not (ours or "-packages" in file or file.startswith(("<frozen", sysconfig.get_path("stdlib"))))
+    return not (
+        ours or "-packages" in file or file.startswith(("<frozen", "<string>", sysconfig.get_path("stdlib")))
+    )
 
 
 def _format_frame(frame):

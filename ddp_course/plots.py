@@ -209,7 +209,7 @@ def bars(values, xlabel, title, unit=""):
         )
         axis.invert_yaxis()
         axis.grid(axis="y", visible=False)
-        axis.xaxis.set_major_formatter("{x:,.4g}")
+        axis.xaxis.set_major_formatter("{x:,.0f}" if max(values.values()) >= 1000 else "{x:,.4g}")
         axis.set(xlabel=xlabel, title=title, xlim=(0, 1.15 * max(values.values())))
         plt.show()
 

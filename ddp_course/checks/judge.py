@@ -1,0 +1,247 @@
+"""How an answer is judged: on real ranks, in bounded time, with a verdict in words.
+
+Nothing of the learner's runs in the process that judges. The answer travels to the ranks; what they observed there
+comes back as plain numbers, and is compared here. An answer that exits, hangs, forks or prints ends its own ranks.
+"""
+
+import functools
+import html
+import io
+import json
+import linecache
+import os
+import random
+import re
+import secrets
+import sys
+import textwrap
+import traceback
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import cloudpickle
+import torch
+
+from ddp_course import progress
+from ddp_course.launch import RankError, RankTimeout, launch
+
+PASSED, FAILED, NOT_ATTEMPTED = "passed", "failed", "not attempted"
+RAISED, TIMED_OUT, GRADER_ERROR = "your code raised", "timed out", "the grader's own error"
+COLORS = {PASSED: "46, 160, 67", FAILED: "248, 81, 73", NOT_ATTEMPTED: "140, 140, 140"}
+
+
+class Wrong(Exception):
+    """An answer that does something else than it should, told as a teacher would.
+
+    checked: what was tried; rank: where it went wrong, e.g. "1 of 3"; expected, got: values or words; cause: the likely
+    mistake, a sentence.
+    """
+
+    def __init__(self, checked, *, cause, rank=None, expected=None, got=None):
+        rows = {"checked": checked, "on rank": rank, "expected": expected, "got": got, "likely cause": cause}
+        super().__init__(cause)
+        self.rows = {name: _short(value) for name, value in rows.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a check. status: one of the six above; rows: what there is to say about it, {name: text}."""
+
+    question: str
+    status: str
+    rows: dict
+
+    def __str__(self):
+        lines = [f"{self.question}: {self.status}"]
+        for name, text in self.rows.items():
+            lines.append(textwrap.indent(f"{name:<14}{text}", "  ").replace("\n", "\n" + " " * 14))
+        return "\n".join(lines)
+
+    def to_html(self):
+        """A box with the verdict, in a tint that reads on light and on dark."""
+        color = COLORS.get(self.status, "210, 153, 34")
+        cells = "padding: 2px 12px 2px 0; text-align: left; vertical-align: top; background: none; white-space: pre-wrap"
+        rows = "".join(
+            f'<tr style="background: none"><td style="{cells}">{html.escape(name)}</td>'
+            f'<td style="{cells}; font-family: monospace">{html.escape(text)}</td></tr>'
+            for name, text in self.rows.items()
+        )
+        box = f"border-left: 5px solid rgb({color}); background: rgba({color}, 0.12); padding: 6px 12px"
+        return f'<div style="{box}"><b>{html.escape(f"{self.question}: {self.status}")}</b><table>{rows}</table></div>'
+
+    def show(self):
+        """Display it: a box in a notebook, lines of text elsewhere."""
+        shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+        if shell is None or not hasattr(shell, "kernel"):
+            print(self)
+            return
+        from IPython.display import display
+
+        display({"text/plain": str(self), "text/html": self.to_html()}, raw=True)
+
+
+class Question:
+    """One question of an exercise: called with the learner's functions or classes, it checks them and shows the verdict."""
+
+    def __init__(self, body, hints):
+        self.body, self.hints = body, hints
+        self.lesson = body.__module__[-2:]
+        self.name = body.__name__.removeprefix("check_")
+        self.title = f"{self.lesson} {self.name}"
+        functools.update_wrapper(self, body)
+
+    def __call__(self, *objects, seed=None):
+        verdict = self.judge(*objects, seed=seed)
+        verdict.show()
+        if graded := os.environ.get("DDP_COURSE_VERDICT"):
+            Path(graded).write_text(json.dumps({"status": verdict.status, "rows": verdict.rows}))
+        else:
+            progress.record(verdict)
+
+    def judge(self, *objects, seed=None):
+        """The Verdict on these answers. seed: of the check's random choices; a failing verdict says which it was."""
+        seed = secrets.randbelow(10**6) if seed is None else seed
+        answer = None
+        try:
+            answer = Answer(objects)
+            self.body(answer, random.Random(seed))
+            return Verdict(self.title, PASSED, {})
+        except Wrong as wrong:
+            status, rows = FAILED, wrong.rows
+        except RankTimeout as late:
+            status, rows = TIMED_OUT, {"where": str(late)}
+            rows["likely cause"] = "some rank waits for another that does not come, or a loop does not end"
+        except RankError as error:
+            if error.message == "NotImplementedError":  # torch, too, raises it, and says more
+                return Verdict(self.title, NOT_ATTEMPTED, {})
+            status, rows = RAISED, {"where": str(error)}
+            for text, cause in KNOWN_ERRORS.items():
+                if text in error.message:
+                    rows["likely cause"] = cause
+        except CannotBeSent as error:
+            status, rows = RAISED, {"where": str(error)}
+        except Exception:
+            status = GRADER_ERROR
+            rows = {"where": traceback.format_exc(), "likely cause": "a mistake of the course's, not yours"}
+        if answer and answer.printed and status != GRADER_ERROR:
+            rows["printed"] = "\n".join(answer.printed.splitlines()[-5:])
+        again = f"{self.lesson} {self.name}"
+        rows["to repeat"] = f"check_{self.name}(..., seed={seed}); for a hint: ddp-course hint {again}"
+        return Verdict(self.title, status, rows)
+
+
+KNOWN_ERRORS = {
+    "cannot register a hook on a tensor that doesn't require gradient": "a frozen parameter takes no hook: look at "
+    "requires_grad first",
+    "SIGABRT": "two ranks brought tensors of different sizes to a collective or a message: gloo then aborts",
+    "Connection closed by peer": "another rank has left while this one still waited for it: do all ranks call the "
+    "same collectives?",
+    "trying to initialize the default process group twice": "the check has joined the group already: do not call "
+    "init_process_group",
+}
+
+
+def question(*hints):
+    """Make `check_x(answer, draw)` a Question. hints: of rising strength; the last nearly gives it away.
+
+    answer: an Answer. draw: a random.Random, for shapes, seeds and numbers of ranks. The body raises Wrong, or returns.
+    """
+    return lambda body: Question(body, hints)
+
+
+class CannotBeSent(Exception):
+    """An answer that the ranks cannot get, such as one that holds an open file."""
+
+
+class Answer:
+    """The learner's objects, packed for the ranks. This process never calls, and never unpacks them."""
+
+    def __init__(self, objects):
+        self.printed = ""
+        for thing in objects:
+            if isinstance(thing, Source):
+                thing.remember_lines()
+        try:
+            self.payload = cloudpickle.dumps(objects)
+        except Exception as error:
+            raise CannotBeSent(f"your code cannot be sent to the ranks: {error}") from None
+
+    def on_ranks(self, observe, *args, nproc=1, timeout=6):
+        """Call `observe(*learner's objects, *args)` on ranks; return what each returned, plain values in rank order.
+
+        observe: a function of the check's own module, which puts the answer to work and says what it saw.
+        """
+        output = io.StringIO()
+        try:
+            with redirect_stdout(output), redirect_stderr(output):
+                return launch(_on_a_rank, self.payload, observe, args, nproc=nproc, timeout=timeout)
+        finally:
+            self.printed += output.getvalue()
+
+
+def _on_a_rank(payload, observe, args):
+    objects = cloudpickle.loads(payload)
+    objects = [thing.load() if isinstance(thing, Source) else thing for thing in objects]
+    return plain(observe(*objects, *args))
+
+
+def plain(value):
+    """A copy of a value made of tensors, numbers, texts, lists, tuples and dicts only: nothing with code in it."""
+    if value is None or type(value) is bool:
+        return value
+    for kind in (int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, torch.Tensor):
+        return torch.Tensor.clone(torch.Tensor.detach(value)).as_subclass(torch.Tensor)
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {plain(name): plain(item) for name, item in value.items()}
+    return f"a {type(value).__name__}"
+
+
+@dataclass(frozen=True)
+class Source:
+    """An answer as text: the ranks run it, and nobody else. So are submissions graded.
+
+    preamble: the cells that the course gave before it, imports for one; cell: the learner's; name: what it defines.
+    """
+
+    name: str
+    preamble: str
+    cell: str
+
+    @property
+    def file(self):
+        return f"<answer {self.name}>"
+
+    def remember_lines(self):
+        """Let tracebacks show the lines of the answer."""
+        linecache.cache[self.file] = (len(self.cell), None, self.cell.splitlines(keepends=True), self.file)
+
+    def load(self):
+        namespace = {"__name__": "__main__"}
+        exec(compile(_without_magics(self.preamble), "<the exercise>", "exec"), namespace)
+        exec(compile(_without_magics(self.cell), self.file, "exec"), namespace)
+        if self.name not in namespace:
+            raise NameError(f"the cell defines no {self.name}")
+        return namespace[self.name]
+
+
+def _without_magics(text):
+    """A cell without the lines that only IPython understands; line numbers stay."""
+    return re.sub(r"(?m)^\s*[%!].*$", "", text)
+
+
+def _short(value):
+    """A value as a text of a few lines; of a tensor, its shape and first numbers."""
+    if isinstance(value, torch.Tensor) and value.numel() > 6:
+        numbers = ", ".join(f"{number:.4g}" for number in value.flatten()[:6].tolist())
+        return f"{numbers}, ... (shape {tuple(value.shape)})"
+    if isinstance(value, torch.Tensor):
+        return (
+            f"{[float(f'{number:.4g}') for number in value.flatten().tolist()]} (shape {tuple(value.shape)})"
+        )
+    return textwrap.shorten(str(value), 400, placeholder=" ...") if "\n" not in str(value) else str(value)

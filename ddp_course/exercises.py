@@ -1,0 +1,191 @@
+"""Exercise notebooks: made from solutions, taken apart into questions, put together for grading.
+
+A solution notebook holds, for each question, a cell tagged `solution` with the answer between `### BEGIN SOLUTION: task`
+and `### END SOLUTION` (nbgrader's markers), and after it a check cell tagged `nbval-check-output`, which is one call:
+`checks.ex03.check_average_gradients(average_gradients)`.
+
+python -m ddp_course.exercises
+"""
+
+import ast
+import importlib
+import os
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddp_course import UsageError, project_folder
+
+BEGIN, GIVEN, END = "### BEGIN SOLUTION", "### GIVEN", "### END SOLUTION"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One question in a notebook. name: 'average_gradients'; names: what the check is given; cell, check: the two cells;
+    preamble: the code that the notebook gives before it."""
+
+    name: str
+    names: list
+    cell: "nbformat.NotebookNode"  # noqa: F821
+    check: "nbformat.NotebookNode"  # noqa: F821
+    preamble: str
+
+
+def notebooks(folder="exercises"):
+    """The notebooks of `exercises` or `solutions`, {"01": path}."""
+    return {path.name[:2]: path for path in sorted((project_folder() / folder).glob("[0-9][0-9]_*.ipynb"))}
+
+
+def read(path):
+    """A notebook. Raises UsageError, in one line, where the file is missing or is not a notebook."""
+    import nbformat  # takes a second, which most commands need not wait for
+
+    try:
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)
+        return notebook
+    except FileNotFoundError:
+        raise UsageError(f"there is no notebook {path}") from None
+    except Exception:  # nbformat has many kinds for what is not a notebook
+        cure = f"ddp-course reset {Path(path).name[:2]} brings a fresh one"
+        raise UsageError(f"{path} is damaged: {cure}") from None
+
+
+def write(path, notebook):
+    """Write a notebook, whole or not at all."""
+    import nbformat
+
+    write_text(path, nbformat.writes(nbformat.from_dict(notebook)) + "\n")
+
+
+def write_text(path, text):
+    """Write a text file, whole or not at all. Raises UsageError where that fails."""
+    temporary = Path(path).with_name(f".{Path(path).name}.{os.getpid()}")
+    try:
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def tagged(cell, tag):
+    return tag in cell.metadata.get("tags", [])
+
+
+def tasks(notebook):
+    """The Tasks of a solution or exercise notebook, in order. Raises UsageError where there is none, or a half one."""
+    found, given, waiting = [], [], None
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            continue
+        if tagged(cell, "solution"):
+            if waiting:
+                raise UsageError(f"the solution cell {waiting.id} has no check after it")
+            waiting = cell
+        elif tagged(cell, "nbval-check-output"):
+            if not waiting:
+                raise UsageError(f"the check {cell.id} has no solution cell before it")
+            call = ast.parse(cell.source).body[0].value
+            name = call.func.attr.removeprefix("check_")
+            names = [ast.unparse(argument) for argument in call.args]
+            found.append(Task(name, names, waiting, cell, "\n".join(given)))
+            waiting = None
+        else:
+            given.append(cell.source)
+    if waiting or not found:
+        raise UsageError(
+            f"the solution cell {waiting.id} has no check" if waiting else "no question in the notebook"
+        )
+    return found
+
+
+def cleared(source):
+    """A solution cell as the learner gets it: each answer becomes its task and a stub, or what stands under ### GIVEN.
+
+    Raises ValueError where markers do not match, or where there are none.
+    """
+    lines, region = [], None
+    for line in source.splitlines():
+        indent = line[: len(line) - len(line.lstrip())]
+        if BEGIN in line:
+            if region is not None:
+                raise ValueError(f"{BEGIN} within {BEGIN}")
+            region, task, given = [], line.split(BEGIN)[1].strip(": "), None
+        elif region is None:
+            if END in line or GIVEN in line:
+                raise ValueError(f"{line.strip()} without {BEGIN}")
+            lines.append(line)
+        elif END in line:
+            if given is not None:
+                lines += (
+                    textwrap.dedent("\n".join(given)).join(["", ""]).splitlines() if not indent else given
+                )
+            else:
+                count = sum(bool(text.strip()) for text in region)
+                about = f"about {count} lines" if count > 1 else "one line"
+                wrapped = textwrap.wrap(f"{task} ({about})", 90 - len(indent))
+                lines += [f"{indent}# {text}" for text in wrapped] + [f"{indent}raise NotImplementedError"]
+            region = None
+        elif GIVEN in line:
+            given = []
+        elif given is not None:
+            given.append(line.replace("# ", "", 1))
+        else:
+            region.append(line)
+    if region is not None:
+        raise ValueError(f"{BEGIN} without {END}")
+    if lines == source.splitlines():
+        raise ValueError(f"no {BEGIN} in the cell")
+    return "\n".join(lines)
+
+
+def answer_of(source):
+    """A solution cell without its markers, and without what stands under ### GIVEN."""
+    kept, given = [], False
+    for line in source.splitlines():
+        given = (given or GIVEN in line) and END not in line
+        if not given and not any(marker in line for marker in (BEGIN, END)):
+            kept.append(line)
+    return "\n".join(kept)
+
+
+def released(solution):
+    """The exercise notebook of a solution notebook: answers cleared, nothing executed."""
+    import nbformat
+
+    exercise = nbformat.reads(nbformat.writes(solution), as_version=4)
+    tasks(exercise)  # finds half questions, and notebooks without any
+    for cell in exercise.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+            if tagged(cell, "solution"):
+                cell.source = cleared(cell.source)
+    return exercise
+
+
+def answers(task, cell):
+    """The learner's cell as what a check is given: text, for the ranks to run. See `judge.Source`."""
+    from ddp_course.checks.judge import Source
+
+    return [Source(name, task.preamble, cell) for name in task.names]
+
+
+def question(number, task):
+    """The Question in `ddp_course/checks/exNN.py` that a Task is checked by."""
+    module = importlib.import_module(f"ddp_course.checks.ex{number}")
+    return getattr(module, f"check_{task.name}")
+
+
+def main():
+    folder = project_folder() / "exercises"
+    folder.mkdir(exist_ok=True)
+    sources = notebooks("solutions")
+    if not sources:
+        raise UsageError(f"no solutions/NN_topic.ipynb in {project_folder()}")
+    for path in sources.values():
+        write(folder / path.name, released(read(path)))
+        print(f"exercises/{path.name}")
+
+
+if __name__ == "__main__":
+    main()

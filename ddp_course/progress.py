@@ -1,0 +1,55 @@
+"""What a learner has done so far: one small file, `runs/progress.json`, in the course's folder."""
+
+import json
+import os
+from contextlib import suppress
+
+from ddp_course import UsageError, project_folder
+
+
+def path():
+    return project_folder() / "runs" / "progress.json"
+
+
+def load():
+    """{question: {"status": ..., "passed": whether it ever has, "hints": how many were given}}, {} at first.
+
+    Raises UsageError where the file is damaged.
+    """
+    if not path().exists():
+        return {}
+    try:
+        done = json.loads(path().read_text())
+        fields = {"status": str, "passed": bool, "hints": int}
+        return {
+            question: {name: kind(entry[name]) for name, kind in fields.items()}
+            for question, entry in done.items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UsageError(f"{path()} is damaged: delete it, and check your exercises again") from None
+
+
+def record(verdict):
+    """Remember a verdict. What has passed stays passed. Where the file cannot be written, only the memory is lost."""
+    with suppress(OSError, UsageError):
+        done = load()
+        entry = done.setdefault(verdict.question, {"status": "", "passed": False, "hints": 0})
+        entry |= {"status": verdict.status, "passed": entry["passed"] or verdict.status == "passed"}
+        _store(done)
+
+
+def count_hint(question, most):
+    """Count a hint that is being given on a question; return its number, from 1 to `most`."""
+    done = load()
+    entry = done.setdefault(question, {"status": "", "passed": False, "hints": 0})
+    entry["hints"] = min(entry["hints"] + 1, most)
+    with suppress(OSError):
+        _store(done)
+    return entry["hints"]
+
+
+def _store(done):
+    path().parent.mkdir(parents=True, exist_ok=True)
+    temporary = path().with_name(f".progress.{os.getpid()}")
+    temporary.write_text(json.dumps(done, indent=2) + "\n")
+    os.replace(temporary, path())

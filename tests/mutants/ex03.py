@@ -1,0 +1,291 @@
+"""Exercise 03: averaging gradients."""
+
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ddp_course import lesson03
+from mutants import right, wrong
+
+# ---- average_gradients ----
+
+
+@right("average_gradients")
+def divides_before_it_sums(module):
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            parameter.grad.div_(dist.get_world_size())
+            dist.all_reduce(parameter.grad, op=dist.ReduceOp.SUM)
+
+
+@right("average_gradients")
+def in_one_message(module):
+    print("averaging ...")
+    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    flat = nn.utils.parameters_to_vector(gradients)
+    dist.all_reduce(flat, op=dist.ReduceOp.AVG)
+    nn.utils.vector_to_parameters(flat, gradients)
+
+
+@wrong("average_gradients", "sum over the ranks: divide")
+def forgets_to_divide(module):
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+
+
+@wrong("average_gradients", "divided by the number of ranks twice")
+def divides_twice(module):
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            parameter.grad /= dist.get_world_size()
+            dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
+
+
+@wrong("average_gradients", "changes? parameter.grad, and leaves the parameters|is to change parameter.grad")
+def averages_the_parameters(module):
+    for parameter in module.parameters():
+        dist.all_reduce(parameter.data)
+        parameter.data /= dist.get_world_size() + 1
+
+
+@wrong("average_gradients", "NoneType", status="your code raised")
+def forgets_frozen_parameters(module):
+    for parameter in module.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+
+
+@wrong("average_gradients", "rank 0's gradient")
+def broadcasts(module):
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            dist.broadcast(parameter.grad, src=0)
+
+
+@wrong("average_gradients", "still this rank's own gradient")
+def works_on_a_copy(module):
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            gradient = parameter.grad.clone()
+            dist.all_reduce(gradient)
+            gradient /= dist.get_world_size()
+
+
+@wrong("average_gradients", "do all ranks call the same collectives", status="your code raised")
+def only_rank_zero(module):
+    if dist.get_rank() == 0:
+        for parameter in module.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
+
+
+@wrong("average_gradients", "a loop does not end", status="timed out")
+def never_ends(module):
+    while True:
+        time.sleep(0.1)
+
+
+@wrong("average_gradients", "sys.exit|left with exit code", status="your code raised")
+def leaves(module):
+    raise SystemExit(0)
+
+
+@wrong("average_gradients", "", status="not attempted")
+def not_begun(module):
+    raise NotImplementedError
+
+
+# ---- overlapped ----
+
+
+@right("overlapped")
+class OurOwn(lesson03.OverlappedDDP):
+    pass
+
+
+@right("overlapped")
+class KeepsPairs(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module, self.works = module, []
+        for value in module.state_dict().values():
+            dist.broadcast(value, 0)
+        for parameter in filter(lambda p: p.requires_grad, module.parameters()):
+            parameter.register_post_accumulate_grad_hook(self.send)
+
+    def send(self, parameter):
+        self.works.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))
+
+    def forward(self, x):
+        return self.module(x)
+
+    def finish_gradient_synchronization(self):
+        while self.works:
+            parameter, work = self.works.pop()
+            work.wait()
+            parameter.grad.div_(dist.get_world_size())
+
+
+@wrong("overlapped", "all-reduced, and not its gradient")
+class SendsTheParameter(lesson03.OverlappedDDP):
+    def gradient_is_ready(self, parameter):
+        self.in_flight.append(dist.all_reduce(parameter.data, async_op=True))
+
+
+@wrong("overlapped", "begin alike: broadcast every parameter")
+class DoesNotBroadcast(lesson03.OverlappedDDP):
+    def __init__(self, module):
+        nn.Module.__init__(self)
+        self.module, self.in_flight = module, []
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self.gradient_is_ready)
+
+
+@wrong("overlapped", "begin alike: broadcast every buffer")
+class ForgetsBuffers(DoesNotBroadcast):
+    def __init__(self, module):
+        super().__init__(module)
+        for parameter in module.parameters():
+            dist.broadcast(parameter.data, 0)
+
+
+@wrong("overlapped", "the hook waits for its all-reduce")
+class WaitsInTheHook(lesson03.OverlappedDDP):
+    def gradient_is_ready(self, parameter):
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+
+
+@wrong("overlapped", "start the all-reduce in a hook")
+class AveragesAfterwards(lesson03.OverlappedDDP):
+    def gradient_is_ready(self, parameter):
+        pass
+
+    def finish_gradient_synchronization(self):
+        lesson03.average_gradients(self.module)
+
+
+@wrong("overlapped", "sum over the ranks, and not the mean")
+class Sums(lesson03.OverlappedDDP):
+    def gradient_is_ready(self, parameter):
+        self.in_flight.append(dist.all_reduce(parameter.grad, async_op=True))
+
+
+@wrong(
+    "overlapped",
+    "a frozen parameter takes no hook",
+    status="your code raised",
+)
+class HooksFrozenParameters(lesson03.OverlappedDDP):
+    def __init__(self, module):
+        super().__init__(module)
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda parameter: None)
+
+
+@wrong("overlapped", "keep the network: self.module")
+class CallsItNet(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.net = module
+
+
+# ---- bucketed ----
+
+
+@right("bucketed")
+class OurBuckets(lesson03.BucketedDDP):
+    pass
+
+
+@right("bucketed")
+class FilledBeforeFull(nn.Module):
+    """Buckets that are never over their size, and gradients that are copied back."""
+
+    def __init__(self, module, bucket_size_mb=25.0):
+        super().__init__()
+        self.module, self.sent = module, []
+        for value in module.state_dict().values():
+            dist.broadcast(value, 0)
+        self.buckets, size = [[]], 0
+        for parameter in reversed([p for p in module.parameters() if p.requires_grad]):
+            if self.buckets[-1] and size + parameter.nbytes > bucket_size_mb * 2**20:
+                self.buckets.append([])
+                size = 0
+            self.buckets[-1].append(parameter)
+            size += parameter.nbytes
+        self.ready = set()
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self.is_ready)
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def is_ready(self, parameter):
+        self.ready.add(parameter)
+        for bucket in self.buckets:
+            if parameter in set(bucket) and set(bucket) <= self.ready:
+                flat = torch.cat([p.grad.reshape(-1) for p in bucket])
+                self.sent.append((bucket, flat, dist.all_reduce(flat, op=dist.ReduceOp.AVG, async_op=True)))
+
+    def finish_gradient_synchronization(self):
+        for bucket, flat, work in self.sent:
+            work.wait()
+            begin = 0
+            for parameter in bucket:
+                parameter.grad.copy_(flat[begin : begin + parameter.numel()].view_as(parameter))
+                begin += parameter.numel()
+        self.sent, self.ready = [], set()
+
+
+@wrong("bucketed", "every gradient is sent alone")
+class OneByOne(lesson03.OverlappedDDP):
+    def __init__(self, module, bucket_size_mb):
+        super().__init__(module)
+
+
+@wrong("bucketed", "bucket_size_mb is not looked at|start the all-reduce in a hook")
+class OneForAll(lesson03.BucketedDDP):
+    def __init__(self, module, bucket_size_mb):
+        super().__init__(module, bucket_size_mb=1e6)
+
+
+@wrong("bucketed", "put back where it came from")
+class DropsTheLastBucket(lesson03.BucketedDDP):
+    def __init__(self, module, bucket_size_mb):
+        super().__init__(module, bucket_size_mb)
+        self.missing[-1] += 10**6
+
+    def finish_gradient_synchronization(self):
+        self.missing = [0] * len(self.missing)
+        super().finish_gradient_synchronization()
+        self.missing[-1] += 10**6
+
+
+@wrong("bucketed", "put back where it came from")
+class ForgetsToPutBack(lesson03.BucketedDDP):
+    def finish_gradient_synchronization(self):
+        for work, _, _ in self.in_flight:
+            work.wait()
+        self.in_flight.clear()
+        self.missing = [len(bucket) for bucket in self.buckets]
+
+
+@wrong("bucketed", "by bytes")
+class CountsNumbersForBytes(lesson03.BucketedDDP):
+    def __init__(self, module, bucket_size_mb):
+        super().__init__(module, bucket_size_mb * 2)
+
+
+@wrong("bucketed", "the hook waits for its all-reduce")
+class WaitsForEachBucket(lesson03.BucketedDDP):
+    def gradient_is_ready(self, parameter):
+        before = len(self.in_flight)
+        super().gradient_is_ready(parameter)
+        for work, _, _ in self.in_flight[before:]:
+            work.wait()

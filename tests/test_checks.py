@@ -1,0 +1,58 @@
+"""The checks: right answers pass, also those that are not ours; wrong ones are rejected, for the right cause, in time."""
+
+import importlib
+import inspect
+import pkgutil
+import re
+import time
+
+import mutants
+import pytest
+
+from ddp_course import checks
+from ddp_course.checks.judge import Question
+
+for module in pkgutil.iter_modules(mutants.__path__):
+    importlib.import_module(f"mutants.{module.name}")
+RIGHT = [candidate for candidate in mutants.CANDIDATES if candidate.pattern is None]
+WRONG = [candidate for candidate in mutants.CANDIDATES if candidate.pattern is not None]
+
+
+def questions():
+    for module in pkgutil.iter_modules(checks.__path__):
+        if module.name.startswith("ex"):
+            found = vars(importlib.import_module(f"ddp_course.checks.{module.name}")).values()
+            yield from (thing for thing in found if isinstance(thing, Question))
+
+
+def judge(candidate):
+    module = importlib.import_module(f"ddp_course.checks.ex{candidate.lesson}")
+    begin = time.perf_counter()
+    verdict = getattr(module, f"check_{candidate.question}").judge(*candidate.answers)
+    return verdict, time.perf_counter() - begin
+
+
+def name_of(candidate):
+    return f"{candidate.lesson}-{candidate.question}-{candidate.name}"
+
+
+@pytest.mark.parametrize("candidate", RIGHT, ids=name_of)
+def test_a_right_answer_passes(candidate):
+    verdict, _ = judge(candidate)
+    assert str(verdict) == f"{candidate.lesson} {candidate.question}: passed"
+
+
+@pytest.mark.parametrize("candidate", WRONG, ids=name_of)
+def test_a_wrong_answer_is_rejected_for_the_right_cause(candidate):
+    verdict, seconds = judge(candidate)
+    assert verdict.status == candidate.status, verdict
+    assert re.search(candidate.pattern, str(verdict)), verdict
+    assert seconds < 10, f"{seconds:.1f} s\n{verdict}"
+
+
+@pytest.mark.parametrize("question", list(questions()), ids=lambda question: question.title)
+def test_every_question_has_enough_answers_to_be_tried_on_and_hints(question):
+    mine = [c for c in mutants.CANDIDATES if (c.lesson, c.question) == (question.lesson, question.name)]
+    assert sum(c.pattern is None for c in mine) >= 2
+    assert sum(c.pattern is not None for c in mine) >= 4
+    assert len(question.hints) >= 2 and inspect.getdoc(question)

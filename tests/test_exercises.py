@@ -1,0 +1,235 @@
+"""The exercises: made from the solutions, failing where there is a gap and nowhere else, and the learner's commands."""
+
+import json
+import shutil
+
+import nbformat
+import pytest
+from conftest import COURSE, python
+
+from ddp_course import UsageError, exercises
+
+NUMBERS = sorted(exercises.notebooks("solutions"))
+each_exercise = pytest.mark.parametrize("number", NUMBERS)
+
+
+@pytest.fixture
+def course(tmp_path, monkeypatch):
+    """A copy of the course's folder in which a learner may write."""
+    (tmp_path / "ddp_course").symlink_to(COURSE / "ddp_course")
+    for folder in ("lessons", "exercises", "solutions"):
+        shutil.copytree(COURSE / folder, tmp_path / folder)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def ddp_course(*arguments, **options):
+    return python("-m", "ddp_course.cli", *arguments, timeout=200, **options)
+
+
+def solve(folder, number):
+    """Put our answers into an exercise notebook, as a learner who saves has it: answers, and no outputs."""
+    path = exercises.notebooks("exercises")[number]
+    notebook = exercises.read(path)
+    ours = {task.name: task.cell.source for task in solution_tasks(number)}
+    for task in exercises.tasks(notebook):
+        task.cell.source = exercises.answer_of(ours[task.name])
+    nbformat.write(notebook, folder / "exercises" / path.name)
+
+
+def solution_tasks(number):
+    return exercises.tasks(exercises.read(exercises.notebooks("solutions")[number]))
+
+
+# ---- made from the solutions ----
+
+
+def test_each_exercise_belongs_to_a_lesson():
+    lessons = {path.name for path in (COURSE / "lessons").glob("*.ipynb")}
+    names = {path.name for path in exercises.notebooks("solutions").values()}
+    assert names and names <= lessons
+    assert names == {path.name for path in exercises.notebooks("exercises").values()}
+
+
+@each_exercise
+def test_an_exercise_is_what_its_solution_gives(number):
+    ours = exercises.released(exercises.read(exercises.notebooks("solutions")[number]))
+    stored = exercises.notebooks("exercises")[number].read_text()
+    assert stored == nbformat.writes(ours) + "\n"
+    assert "BEGIN SOLUTION" not in stored and "### GIVEN" not in stored
+
+
+@each_exercise
+def test_cells_have_stable_ids_and_links_lead_somewhere(number):
+    path = exercises.notebooks("solutions")[number]
+    notebook = exercises.read(path)
+    for task in exercises.tasks(notebook):
+        name = task.name.replace("_", "-")
+        assert (task.cell.id, task.check.id) == (f"ex{number}-{name}", f"ex{number}-{name}-check")
+        assert exercises.question(number, task).name == task.name
+    prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    assert f"(../lessons/{path.name})" in prose and f"ddp-course hint {number}" in prose
+
+
+@each_exercise
+def test_the_solutions_outputs_are_of_a_real_run_in_which_all_passed(number):
+    cells = [
+        cell
+        for cell in exercises.read(exercises.notebooks("solutions")[number]).cells
+        if cell.cell_type == "code"
+    ]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    for task in solution_tasks(number):
+        [output] = task.check.outputs
+        assert output.data["text/plain"] == f"{number} {task.name}: passed"
+
+
+def nbval(path, *options):
+    options = [
+        "--nbval-current-env",
+        "--nbval-cell-timeout=90",
+        "-q",
+        "-n",
+        "0",
+        "-p",
+        "no:cacheprovider",
+        *options,
+    ]
+    return python("-m", "pytest", "--nbval", *options, path, timeout=250)
+
+
+@each_exercise
+def test_unsolved_it_fails_at_its_gaps_and_only_there(number, course):
+    path = course / "exercises" / exercises.notebooks("exercises")[number].name
+    notebook = exercises.read(path)
+    reference = {task.check.id: task.check for task in solution_tasks(number)}
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    for count, cell in enumerate(cells, 1):
+        cell.execution_count = count
+        if cell.id in reference:
+            cell.outputs = reference[cell.id].outputs
+    nbformat.write(notebook, path)
+    done = nbval(path)
+    gaps = [f"Cell {place}" for place, cell in enumerate(cells) if cell.id in reference]
+    failed = [
+        line.split("::")[1].split(" -")[0] for line in done.stdout.splitlines() if line.startswith("FAILED")
+    ]
+    assert sorted(failed) == sorted(gaps), done.stdout[-3000:]
+
+
+@each_exercise
+def test_solved_it_passes_strictly(number, course):
+    path = course / "solutions" / exercises.notebooks("solutions")[number].name
+    done = nbval(path)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_a_notebook_without_questions_is_an_error(course):
+    empty = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("Nothing here")])
+    with pytest.raises(UsageError, match="no question"):
+        exercises.released(empty)
+    shutil.rmtree(course / "solutions")
+    done = python("-c", "from ddp_course import exercises; exercises.main()")
+    assert "no solutions/NN_topic.ipynb" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "cell",
+    ["x = 1", "### BEGIN SOLUTION\nx = 1", "x = 1\n### END SOLUTION", "### GIVEN\nx = 1"],
+)
+def test_markers_that_do_not_match_are_an_error(cell):
+    with pytest.raises(ValueError):
+        exercises.cleared(cell)
+
+
+def test_a_region_becomes_its_task_and_a_stub_or_what_is_given():
+    cell = "def f(x):\n    ### BEGIN SOLUTION: double it\n    y = x\n    return 2 * y\n    ### END SOLUTION\n"
+    stub = "def f(x):\n    # double it (about 2 lines)\n    raise NotImplementedError"
+    assert exercises.cleared(cell) == stub
+    cell = "def f(x):\n    ### BEGIN SOLUTION\n    return 2 * x\n    ### GIVEN\n    # return 3 * x\n    ### END SOLUTION"
+    assert exercises.cleared(cell) == "def f(x):\n    return 3 * x"
+    assert exercises.answer_of(cell) == "def f(x):\n    return 2 * x"
+
+
+# ---- the learner's commands ----
+
+
+def test_a_learner_checks_is_told_what_is_next_and_sees_the_solution_in_the_end(course):
+    assert "Next: average_gradients in exercises/03" not in ddp_course().stdout or NUMBERS[0] == "03"
+    done = ddp_course("check", "3")
+    assert done.returncode == 1 and done.stdout.count("not attempted") == len(solution_tasks("03"))
+    refused = ddp_course("solution", "03")
+    assert refused.returncode == 2 and refused.stderr.startswith(
+        "ddp-course: not yet passed: average_gradients"
+    )
+
+    solve(course, "03")
+    done = ddp_course("check", "03")
+    assert done.returncode == 0, done.stdout
+    assert [line for line in done.stdout.splitlines() if line] == [
+        f"03 {task.name}: passed" for task in solution_tasks("03")
+    ]
+    assert f"{len(solution_tasks('03'))} of {len(solution_tasks('03'))}" in ddp_course("progress").stdout
+    shown = ddp_course("solution", "03")
+    assert shown.returncode == 0 and "parameter.grad /= dist.get_world_size()" in shown.stdout
+    assert "### BEGIN" not in shown.stdout
+
+
+def test_hints_grow_stronger_and_stay_at_the_last(course):
+    texts = [ddp_course("hint", "03").stdout for _ in range(4)]
+    assert [f"hint {count} of 3" in text for count, text in zip((1, 2, 3, 3), texts)] == [True] * 4
+    assert texts[2] == texts[3] and len(set(texts)) == 3
+    assert "03 bucketed, hint 1" in ddp_course("hint", "03", "bucketed").stdout
+
+
+def test_reset_brings_back_the_exercise_and_keeps_a_backup(course):
+    path = exercises.notebooks("exercises")["03"]
+    original = path.read_text()
+    path.write_text(original.replace("raise NotImplementedError", "pass"))
+    mine = path.read_text()
+    assert ddp_course("reset", "03").returncode == 0
+    assert path.read_text() == original
+    [backup] = (course / "runs" / "backups").iterdir()
+    assert backup.read_text() == mine
+
+
+@pytest.mark.parametrize(
+    "arguments, line",
+    [
+        (["check", "77"], "there is no exercise 77: choose one of"),
+        (["hint", "03", "buckets"], "exercise 03 has no question buckets: choose one of average_gradients"),
+        (["solution", "x"], "there is no exercise 0x"),
+        (["reset", "77"], "there is no exercise 77"),
+        (["grade", "nowhere"], "there is nothing at nowhere"),
+        (["grade", "ddp_course"], "no exercise notebooks"),
+    ],
+)
+def test_what_cannot_be_done_gives_one_line(arguments, line, course):
+    done = ddp_course(*arguments)
+    assert done.returncode == 2 and done.stderr.startswith(f"ddp-course: {line}"), done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", '{"cells": 3}', "[]", '{"nbformat": 4, "cells": [{"cell_type": "code"}]}']
+)
+def test_a_damaged_notebook_or_progress_file_gives_one_line(text, course):
+    exercises.notebooks("exercises")["03"].write_text(text)
+    done = ddp_course("check", "03")
+    assert done.returncode == 2 and "is damaged: ddp-course reset 03 brings a fresh one" in done.stderr
+    assert done.stderr.count("\n") == 1
+    if text != "{}":
+        (course / "runs").mkdir(exist_ok=True)
+        (course / "runs" / "progress.json").write_text(text or "x")
+        done = ddp_course("progress")
+        assert done.returncode == 2 and "is damaged: delete it" in done.stderr
+
+
+def test_progress_survives_two_checks_at_once(course):
+    from ddp_course import progress
+    from ddp_course.checks.judge import Verdict
+
+    progress.record(Verdict("03 bucketed", "passed", {}))
+    progress.record(Verdict("03 bucketed", "failed", {}))
+    stored = json.loads((course / "runs" / "progress.json").read_text())
+    assert stored == {"03 bucketed": {"status": "failed", "passed": True, "hints": 0}}

@@ -1,0 +1,149 @@
+"""Grading: right answers gain their points, cheating gains none, and no answer keeps another from being graded."""
+
+import json
+import os
+import subprocess
+
+import nbformat
+import psutil
+import pytest
+import yaml
+from conftest import COURSE, wait_until
+from test_exercises import course, ddp_course, solution_tasks  # noqa: F401
+
+from ddp_course import exercises
+
+QUESTIONS = ["average_gradients", "overlapped", "bucketed"]
+PATCHES = """
+import ddp_course.checks.ex03 as ex03, ddp_course.checks.judge as judge, builtins
+print("03 average_gradients: passed")
+for name in QUESTIONS:
+    setattr(ex03, f"check_{name}", lambda *_: print("passed"))
+judge.Question.__call__ = judge.Question.judge = lambda self, *_: judge.Verdict(self.title, "passed", {})
+judge.Wrong.__init__ = lambda self, *_, **__: None
+ex03.compare_gradient = ex03.compare_with_joined = lambda *_: None
+
+def average_gradients(module):
+    pass
+""".replace("QUESTIONS", str(QUESTIONS))
+FORKS = """
+import os, time
+for _ in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(600)
+
+class Overlapped:
+    pass
+"""
+
+
+def submit(folder, edits, change=None):
+    """A submission of exercise 03 with these cells in place of the given ones: {question: source}."""
+    name = exercises.notebooks("exercises")["03"].name
+    notebook = exercises.read(exercises.notebooks("exercises")["03"])
+    for task in exercises.tasks(notebook):
+        task.cell.source = edits.get(task.name, task.cell.source)
+    if change:
+        change(notebook)
+    folder.mkdir(parents=True)
+    nbformat.write(notebook, folder / name)
+
+
+def forge(notebook):
+    """Store what looks like a pass, replace one check by a print, and delete another."""
+    for task in exercises.tasks(notebook):
+        task.check.outputs = [nbformat.v4.new_output("stream", text=f"03 {task.name}: passed\n")]
+        task.check.execution_count = 7
+    checks = [task.check for task in exercises.tasks(notebook)]
+    checks[0].source = "print('03 average_gradients: passed')"
+    notebook.cells.remove(checks[2])
+
+
+def test_a_right_a_half_done_a_cheating_and_a_hanging_submission_in_one_call(course):  # noqa: F811
+    ours = {task.name: exercises.answer_of(task.cell.source) for task in solution_tasks("03")}
+    there = course / "submissions"
+    submit(there / "right", ours)
+    submit(there / "half", {"overlapped": ours["overlapped"], "bucketed": "class Bucketed(nn.Module"})
+    submit(there / "cheating", {"average_gradients": PATCHES, "overlapped": "import os\nos._exit(0)"}, forge)
+    submit(
+        there / "hanging",
+        {"average_gradients": "while True:\n    pass", "overlapped": FORKS, "bucketed": ours["bucketed"]},
+    )
+    summary = course / "summary.md"
+    done = ddp_course("grade", "submissions", env=os.environ | {"GITHUB_STEP_SUMMARY": str(summary)})
+    assert done.returncode == 1, done.stdout + done.stderr
+    report = json.loads((course / "report.json").read_text())
+    statuses = {
+        name: [numbers["03"][question]["status"] for question in QUESTIONS]
+        for name, numbers in report["submissions"].items()
+    }
+    assert statuses == {
+        "right": ["passed", "passed", "passed"],
+        "half": ["not attempted", "passed", "your code raised"],
+        "cheating": ["failed", "your code raised", "not attempted"],
+        "hanging": ["timed out", "your code raised", "passed"],
+    }
+    assert report["totals"] == {"right": [3, 3], "half": [1, 3], "cheating": [0, 3], "hanging": [1, 3]}
+    assert (
+        "nothing was averaged"
+        in report["submissions"]["cheating"]["03"]["average_gradients"]["details"]["likely cause"]
+    )
+    assert "## right: 3 of 3" in summary.read_text() and "| 03 | overlapped | passed |" in summary.read_text()
+
+    def left():
+        return [
+            p for p in psutil.process_iter(["environ"]) if "DDP_COURSE_VERDICT" in (p.info["environ"] or {})
+        ]
+
+    assert wait_until(lambda: not left()), left()
+
+
+def test_a_damaged_submission_gains_nothing_and_stops_nobody(course):  # noqa: F811
+    submit(course / "all" / "a", {})
+    [path] = (course / "all" / "a").iterdir()
+    (course / "all" / "b").mkdir()
+    (course / "all" / "b" / path.name).write_text("{")
+    done = ddp_course("grade", "all")
+    assert done.returncode == 1 and "a: 0 of 3" in done.stdout and "b: 0 of 3" in done.stdout
+    report = json.loads((course / "report.json").read_text())
+    assert "is damaged" in report["submissions"]["b"]["03"]["bucketed"]["details"]["where"]
+
+
+def test_a_grader_that_cannot_run_says_so_and_takes_no_points_away_in_silence(course):  # noqa: F811
+    submit(course / "one", {"average_gradients": "average_gradients = print"})
+    done = ddp_course("grade", "one", env=os.environ | {"PYTEST_ADDOPTS": "--no-such-option"})
+    assert done.returncode == 2 and "the grader's own error" in done.stdout
+
+
+@pytest.fixture
+def workflow():
+    return yaml.safe_load((COURSE / ".github/workflows/grade.yml").read_text())
+
+
+def test_the_workflows_own_commands_grade_a_submission(workflow, tmp_path):
+    if not (COURSE / ".venv" / "installed").exists():
+        pytest.skip("not installed by make setup")
+    (tmp_path / "course").mkdir()
+    for part in (
+        "Makefile",
+        "pyproject.toml",
+        "constraints.txt",
+        ".venv",
+        "ddp_course",
+        "lessons",
+        "solutions",
+    ):
+        (tmp_path / "course" / part).symlink_to(COURSE / part)
+    submit(tmp_path / "submission" / "exercises", {})
+    commands = [step["run"] for step in workflow["jobs"]["grade"]["steps"] if "run" in step]
+    environment = os.environ | {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
+    codes = [subprocess.run(line, shell=True, cwd=tmp_path, env=environment).returncode for line in commands]
+    assert codes == [0, 2]  # make's own code for a recipe that ended with 1: nothing has passed
+    report = json.loads((tmp_path / "course" / "report.json").read_text())
+    assert report["totals"] == {"exercises": [0, 3]}
+    assert "## exercises: 0 of 3" in (tmp_path / "summary.md").read_text()
+    [keep] = [
+        step for step in workflow["jobs"]["grade"]["steps"] if "upload-artifact" in step.get("uses", "")
+    ]
+    assert keep["with"]["path"] == "course/report.json" and keep["if"] == "always()"
