@@ -54,7 +54,7 @@ def find(paths, number, kind="lesson"):
     """The path of a lesson, or of an exercise, by its number, which may come without the leading zero."""
     number = number.zfill(2)
     if number not in paths:
-        choice = f"choose one of {', '.join(paths)}" if paths else "start in the course's folder"
+        choice = f"choose one of {', '.join(paths)}" if paths else "start in the course folder"
         raise UsageError(f"there is no {kind} {number}: {choice}")
     return paths[number]
 
@@ -212,7 +212,7 @@ def chosen_exercises(number):
     """The exercises' notebooks, {"03": path}: of one number, or all."""
     found = exercises.notebooks()
     if not found:
-        raise UsageError("there are no exercises here: start in the course's folder")
+        raise UsageError("there are no exercises here: start in the course folder")
     return found if number is None else {number.zfill(2): find(found, number, "exercise")}
 
 

@@ -22,10 +22,24 @@ def course(*arguments, **options):
     return python("-m", "ddp_course.cli", *arguments, timeout=150, **options)
 
 
-def test_without_a_command_it_says_what_there_is():
-    done = course()
-    for command in ("lessons", "lab", "run", "execute", "doctor"):
-        assert command in done.stdout + done.stderr
+def test_without_a_command_it_says_where_you_are_and_what_is_next():
+    done = course(cwd=COURSE)
+    assert done.returncode == 0
+    assert "Next: " in done.stdout or "All exercises have passed" in done.stdout
+    listed = course("--help").stdout
+    for command in (
+        "lessons",
+        "lab",
+        "run",
+        "execute",
+        "doctor",
+        "check",
+        "hint",
+        "solution",
+        "reset",
+        "grade",
+    ):
+        assert f" {command} " in listed
 
 
 def test_lessons_lists_each_with_its_idea_and_notebook():

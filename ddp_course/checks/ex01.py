@@ -293,11 +293,11 @@ def compare_weights(checked, seen, weight, batches, lr):
     cause = next((cause for applies, cause in looks if applies), other)
     end = nth(calls, "forward", 3)
     order = ", ".join(calls[:end]) + (", ..." if end < len(calls) else "") or "no call at all"
-    wanted = f"zero_grad, forward, backward, step, for each batch ({len(batches)} steps in all)"
+    wanted = f"zero_grad, forward, backward, step, for each batch (steps in all: {len(batches)})"
     raise Wrong(
         checked,
         expected=f"{weights(expected)}\nafter {wanted}",
-        got=f"{weights(got)}\nafter {order} ({step} steps in all)",
+        got=f"{weights(got)}\nafter {order} (steps in all: {step})",
         cause=cause,
     )
 
