@@ -263,7 +263,7 @@ class _Run:
                     lines.append(f"meanwhile rank {other.rank} {place}")
             raise RankError("\n".join(lines).strip(), first.rank, first.message or first.summary)
         if any(ending.running for ending in self.endings):
-            limit = f"the {self.nproc} ranks did not finish within {self.timeout:g} s"
+            limit = f"the {'rank' if self.nproc == 1 else f'{self.nproc} ranks'} did not finish within {self.timeout:g} s"
             raise RankTimeout(f"{limit}\n{_places(self.endings)}")
         return [cloudpickle.loads(ending.result) for ending in self.endings]
 
