@@ -1,7 +1,7 @@
 """MNIST on one device: the program that the rest of the course distributes.
 
 python ddp_course/lesson01.py
-python -m ddp_course.lesson01 --data digits --epochs 5 --device cpu
+python -m ddp_course.lesson01 --data digits --epochs 2 --device cpu
 torchrun ddp_course/lesson01.py --train-samples 1000
 """
 

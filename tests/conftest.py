@@ -21,15 +21,18 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # tests run side by side: threads would
 keep_freed_memory()
 
 
-@pytest.fixture
-def mnist():
-    """The folder with MNIST. Tests that need it are skipped, visibly, where it is not there."""
+def mnist_folder():
+    """The folder with MNIST; None where it is not there."""
     from ddp_course.data import MNIST_FILES, RAW, data_folder
 
     folder = data_folder().absolute()
-    if not all((folder / RAW / name).exists() for name in MNIST_FILES):
-        pytest.skip(f"MNIST is not in {folder}: set DDP_COURSE_DATA")
-    return folder
+    return folder if all((folder / RAW / name).exists() for name in MNIST_FILES) else None
+
+
+@pytest.fixture
+def mnist():
+    """The folder with MNIST. Tests that need it are skipped, visibly, where it is not there."""
+    return mnist_folder() or pytest.skip("MNIST is not here: set DDP_COURSE_DATA")
 
 
 @pytest.fixture
@@ -73,9 +76,9 @@ def wait_until(condition, seconds=10):
 def pytest_collection_modifyitems(items):
     """The tests that take longest first, so that no worker is left with one of them at the end."""
     long = [
-        "test_it_runs_on_mnist",
-        "test_it_runs_on_three_ranks",
+        "test_it_runs_on_three_ranks_and_on_mnist_where_it_is_there",
         "test_it_runs_under_nbval",
+        "test_a_right_a_half_done_a_cheating_and_a_hanging_submission_in_one_call",
         "test_every_command",
     ]
     rank = {name: place for place, name in enumerate(long)}

@@ -18,8 +18,6 @@ for module in pkgutil.iter_modules(mutants.__path__):
     importlib.import_module(f"mutants.{module.name}")
 RIGHT = [candidate for candidate in mutants.CANDIDATES if candidate.pattern is None]
 WRONG = [candidate for candidate in mutants.CANDIDATES if candidate.pattern is not None]
-
-
 SECONDS = 20 if "PYTEST_XDIST_WORKER" in os.environ else 10  # there, other tests use the cores as well
 
 
@@ -56,8 +54,8 @@ def test_a_right_answer_passes(candidate):
 @pytest.mark.parametrize("candidate", WRONG, ids=name_of)
 def test_a_wrong_answer_is_rejected_for_the_right_cause(candidate):
     verdict, seconds = judge(candidate)
-    assert verdict.status == candidate.status, verdict
-    assert re.search(candidate.pattern, str(verdict)), verdict
+    assert verdict.status == candidate.status, str(verdict)
+    assert re.search(candidate.pattern, str(verdict)), str(verdict)
     assert seconds < SECONDS, f"{seconds:.1f} s\n{verdict}"
 
 

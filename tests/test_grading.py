@@ -8,8 +8,8 @@ import nbformat
 import psutil
 import pytest
 import yaml
-from conftest import COURSE, wait_until
-from test_exercises import course, ddp_course, solution_tasks  # noqa: F401
+from conftest import COURSE, python, wait_until
+from test_exercises import course, solution_tasks  # noqa: F401
 
 from ddp_course import exercises
 
@@ -36,6 +36,10 @@ for _ in range(3):
 class Overlapped:
     pass
 """
+
+
+def grade(path, **options):
+    return python("-m", "ddp_course.cli", "grade", path, timeout=500, **options)
 
 
 def submit(folder, edits, change=None):
@@ -71,7 +75,7 @@ def test_a_right_a_half_done_a_cheating_and_a_hanging_submission_in_one_call(cou
         {"average_gradients": "while True:\n    pass", "overlapped": FORKS, "bucketed": ours["bucketed"]},
     )
     summary = course / "summary.md"
-    done = ddp_course("grade", "submissions", env=os.environ | {"GITHUB_STEP_SUMMARY": str(summary)})
+    done = grade("submissions", env=os.environ | {"GITHUB_STEP_SUMMARY": str(summary)})
     assert done.returncode == 1, done.stdout + done.stderr
     report = json.loads((course / "report.json").read_text())
     statuses = {
@@ -104,7 +108,7 @@ def test_a_damaged_submission_gains_nothing_and_stops_nobody(course):  # noqa: F
     [path] = (course / "all" / "a").iterdir()
     (course / "all" / "b").mkdir()
     (course / "all" / "b" / path.name).write_text("{")
-    done = ddp_course("grade", "all")
+    done = grade("all")
     assert done.returncode == 1 and "a: 0 of 3" in done.stdout and "b: 0 of 3" in done.stdout
     report = json.loads((course / "report.json").read_text())
     assert "is damaged" in report["submissions"]["b"]["03"]["bucketed"]["details"]["where"]
@@ -112,7 +116,7 @@ def test_a_damaged_submission_gains_nothing_and_stops_nobody(course):  # noqa: F
 
 def test_a_grader_that_cannot_run_says_so_and_takes_no_points_away_in_silence(course):  # noqa: F811
     submit(course / "one", {"average_gradients": "average_gradients = print"})
-    done = ddp_course("grade", "one", env=os.environ | {"PYTEST_ADDOPTS": "--no-such-option"})
+    done = grade("one", env=os.environ | {"PYTEST_ADDOPTS": "--no-such-option"})
     assert done.returncode == 2 and "the grader's own error" in done.stdout
 
 

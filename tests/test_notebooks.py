@@ -8,7 +8,7 @@ import shutil
 
 import nbformat
 import pytest
-from conftest import COURSE, python
+from conftest import COURSE, mnist_folder, python
 
 from ddp_course import notebook
 from ddp_course.data import load
@@ -61,14 +61,11 @@ def execute(course, path, *options):
 
 
 @each_notebook
-def test_it_runs_on_three_ranks(path, course):
-    execute(course, path, "--nproc", "3", "--data", "digits", *SHORT)
-
-
-@each_notebook
-def test_it_runs_on_mnist(path, course, mnist, monkeypatch):
-    monkeypatch.setenv("DDP_COURSE_DATA", str(mnist))
-    execute(course, path, "--nproc", "2", "--data", "mnist", *SHORT)
+def test_it_runs_on_three_ranks_and_on_mnist_where_it_is_there(path, course, monkeypatch):
+    data = "mnist" if mnist_folder() else "digits"
+    if mnist_folder():
+        monkeypatch.setenv("DDP_COURSE_DATA", str(mnist_folder()))
+    execute(course, path, "--nproc", "3", "--data", data, *SHORT)
 
 
 @each_notebook

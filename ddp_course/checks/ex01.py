@@ -207,7 +207,6 @@ def in_words(pixels):
 
 
 def train_there(train_one_epoch, weight, images, labels, batch_size, lr):
-    torch.set_num_threads(1)  # of so little work, a second one only makes waiting
     model = Watched(weight).eval()  # as an evaluation leaves it
     loader = DataLoader(TensorDataset(images, labels), batch_size)
     losses = train_one_epoch(model, loader, WatchedSGD(model, lr))
@@ -355,7 +354,6 @@ def compare_losses(checked, got, weight, batches, lr):
 
 
 def measure_there(accuracy, weight, images, labels, batch_size):
-    torch.set_num_threads(1)  # of so little work, a second one only makes waiting
     model = Watched(weight, dropout=0.5).train()  # as training leaves it
     share = number(accuracy(model, DataLoader(TensorDataset(images, labels), batch_size)))
     return {"share": share, "modes": model.modes, "recording": model.recording}

@@ -2,8 +2,7 @@
 
 import itertools
 import operator
-import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
@@ -160,21 +159,10 @@ class CarefulWatch(Watch):
         return super().__torch_dispatch__(function, types, args, kwargs)
 
 
-@contextmanager
-def left_to_the_others():
-    """Where another rank has gone, it is for that one to say why: wait until this one is stopped, too."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "Connection closed" in str(error) or "Connection reset" in str(error):
-            time.sleep(60)
-        raise
-
-
 def outcomes(function, cases):
     """What `function(tensor)` did on this rank in each case (shape, dtype, seed): tensor after it, what it returned, log."""
     seen = []
-    with left_to_the_others(), process_group() as (rank, world_size):
+    with process_group() as (rank, world_size):
         for shape, dtype, seed in cases:
             tensor = a_tensor(shape, dtype, seed + rank)
             with CarefulWatch() as watch:

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_course.checks.judge import Wrong, question
+from ddp_course.checks.training import close, fill, state, take_steps
 from ddp_course.checks.watch import Watch
 from ddp_course.distributed import process_group
 
@@ -37,30 +38,8 @@ class Chain(nn.Sequential):
         fill(self, seed)
 
 
-def fill(module, seed):
-    """Give a module random parameters, in 64 bits."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in module.double().parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-
-
 def a_batch(samples, width, seed):
     return torch.randn(samples, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def take_steps(model, batches, finish=lambda: None):
-    """SGD, one step a batch; return the parameters after each step, {name: tensor}, a list."""
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
-    history = []
-    for batch in batches:
-        optimizer.zero_grad()
-        model(batch).pow(2).mean().backward()
-        finish()
-        optimizer.step()
-        inner = getattr(model, "module", model)
-        history.append({name: value.detach().clone() for name, value in inner.named_parameters()})
-    return history
 
 
 # ---- 1: after backward ----
@@ -74,7 +53,7 @@ def gradients_before_and_after(average_gradients, width, seed):
             name: value.grad.clone() if value.grad is not None else None
             for name, value in model.named_parameters()
         }
-        weights = {name: value.detach().clone() for name, value in model.named_parameters()}
+        weights = state(model)
         average_gradients(model)
         after = {name: value.grad for name, value in model.named_parameters()}
         moved = [
@@ -121,7 +100,7 @@ def compare_gradient(checked, where, rank, of_all, got):
         raise Wrong(
             checked, rank=where, expected=mean, got=got, cause="a gradient has the shape of its parameter"
         )
-    if torch.allclose(got, mean, rtol=1e-6, atol=1e-9):
+    if close(got, mean):
         return
     looks = [
         (total, "it is the sum over the ranks: divide by their number, once"),
@@ -131,7 +110,7 @@ def compare_gradient(checked, where, rank, of_all, got):
         (of_all[0], "it is rank 0's gradient: a broadcast is not a mean"),
         (torch.zeros_like(mean), "it is zero"),
     ]
-    likely = [cause for value, cause in looks if torch.allclose(got, value, rtol=1e-6, atol=1e-9)]
+    likely = [cause for value, cause in looks if close(got, value)]
     cause = likely[0] if likely else "is each gradient summed exactly once, by all ranks, and then divided?"
     raise Wrong(checked, rank=where, expected=mean, got=got, cause=cause)
 
@@ -145,7 +124,7 @@ def train_wrapped(wrapper, options, network, seed, batches, lateness):
         model = wrapper(network(seed + rank), **options)
         if not isinstance(getattr(model, "module", None), nn.Module):
             return {"module": False}
-        start = {name: value.detach().clone() for name, value in model.module.state_dict().items()}
+        start = state(model.module)
 
         parts = [batch.chunk(world_size)[rank] for batch in batches]
         first = parts[0].clone().requires_grad_(True)
@@ -167,6 +146,7 @@ def train_wrapped(wrapper, options, network, seed, batches, lateness):
         ]
         gradients = {name: value.grad for name, value in model.module.named_parameters()}
 
+        model.module.zero_grad()
         history = take_steps(model, parts, model.finish_gradient_synchronization)
         return {
             "module": True, "start": start, "moved": moved, "gradients": gradients, "history": history,
@@ -184,9 +164,9 @@ def check_wrapper(answer, draw, name, network, width, options, n):
     call = f"{name}(model{', ' if given else ''}{given})"
 
     alone = network(seed)
-    expected_start = {
-        key: value.detach().clone() for key, value in [*alone.named_parameters(), *alone.named_buffers()]
-    }
+    expected_start = dict(
+        sorted(state(alone).items(), key=lambda item: item[0] == "scale")
+    )  # the buffer last
     alone(batches[0]).pow(2).mean().backward()
     expected_gradients = {key: value.grad for key, value in alone.named_parameters()}
     alone.zero_grad()
@@ -228,7 +208,7 @@ def check_wrapper(answer, draw, name, network, width, options, n):
     for where, of_rank in of_each:
         for step, (expected, got) in enumerate(zip(expected_history, of_rank["history"])):
             for key in expected:
-                if not torch.allclose(got[key], expected[key], rtol=1e-6, atol=1e-9):
+                if not close(got[key], expected[key]):
                     checked = f"{key} after step {step + 1} of training with {call}"
                     cause = "one step was right, a later one is not: what is left over from the step before?"
                     raise Wrong(checked, rank=where, expected=expected[key], got=got[key], cause=cause)
@@ -254,12 +234,11 @@ def compare_with_joined(checked, where, expected, got, n):
                 checked, rank=where, expected=expected, got=got, cause="a frozen parameter has no gradient"
             )
         return
-    if isinstance(got, torch.Tensor) and got.shape == expected.shape:
-        if torch.allclose(got, expected, rtol=1e-6, atol=1e-9):
-            return
-        if torch.allclose(got, expected * n, rtol=1e-6, atol=1e-9):
-            raise Wrong(checked, rank=where, expected=expected, got=got,
-                        cause="it is the sum over the ranks, and not the mean: divide by their number")  # fmt: skip
+    if close(got, expected):
+        return
+    if close(got, expected * n):
+        raise Wrong(checked, rank=where, expected=expected, got=got,
+                    cause="it is the sum over the ranks, and not the mean: divide by their number")  # fmt: skip
     raise Wrong(checked, rank=where, expected=expected, got=got,
                 cause="was every gradient sent, waited for, and put back where it came from?")  # fmt: skip
 

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, DistributedSampler
 
 from ddp_course.checks.judge import Wrong, question
+from ddp_course.checks.training import close, descend, equal, fill, state, take_steps, unwrapped
 from ddp_course.distributed import process_group
 from ddp_course.launch import SYMPTOMS, RankError, RankTimeout
 
@@ -79,40 +80,6 @@ class TwoGroups(Dataset):
 
     def __getitem__(self, index):
         return self.inputs[index], self.labels[index]
-
-
-def fill(module, seed):
-    """Give a module random parameters and buffers, those of BatchNorm too; return it."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, value in module.state_dict().items():
-        if value.is_floating_point():
-            value.copy_(torch.randn(value.shape, generator=generator, dtype=torch.float64))
-        if name.endswith("running_var"):
-            value.abs_().add_(0.5)
-    return module
-
-
-def state(module):
-    return {name: value.detach().clone() for name, value in module.state_dict().items()}
-
-
-def unwrapped(model):
-    """The network within any wrappers."""
-    while isinstance(getattr(model, "module", None), nn.Module):
-        model = model.module
-    return model
-
-
-def equal(some, others):
-    """Whether two states, {name: tensor}, agree to six digits."""
-    return some.keys() == others.keys() and all(close(some[name], others[name]) for name in others)
-
-
-def close(some, other):
-    """Whether something is a tensor of this shape with, to six digits, these numbers."""
-    if not isinstance(some, torch.Tensor) or some.shape != other.shape:
-        return False
-    return torch.allclose(some.double(), other.double(), rtol=1e-6, atol=1e-9)
 
 
 # ---- 1: the sampler ----
@@ -595,14 +562,6 @@ def replayed(data, start, steps, learning_rate=LEARNING_RATE):
     return state(network)
 
 
-@torch.no_grad()
-def descend(network, learning_rate):
-    """A step of SGD. Not by torch.optim, which takes two seconds to import what it needs here."""
-    for parameter in network.parameters():
-        parameter -= learning_rate * parameter.grad
-        parameter.grad = None
-
-
 def a_look(parameters):
     """The first parameter of a network, short enough to compare by eye."""
     name, value = next(iter(parameters.items()))
@@ -625,7 +584,7 @@ def a_backward(wrapper, seed, batches):
         after = state(network)
         gradients = {name: value.grad for name, value in network.named_parameters()}
         network.zero_grad()
-        history = steps_of(model, parts, model.finish_gradient_synchronization)
+        history = take_steps(model, parts, model.finish_gradient_synchronization)
         return {"module": True, "start": start, "after": after, "gradients": gradients, "history": history}
 
 
@@ -634,17 +593,6 @@ def a_chain(seed):
         nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 2)
     )
     return fill(layers.double(), seed)
-
-
-def steps_of(model, batches, finish=lambda: None):
-    """SGD, one step a batch; the parameters after each, a list."""
-    history = []
-    for batch in batches:
-        model(batch).pow(2).mean().backward()
-        finish()
-        descend(model, 0.05)
-        history.append(state(unwrapped(model)))
-    return history
 
 
 def gradients_of(batch, seed):
@@ -704,7 +652,7 @@ def judge_wrapper(seen, seed, batches):
             cause = next((text for value, text in looks if close(got, value)), otherwise)
             raise Wrong(f"the gradient of {name} {after}", rank=where, expected=mean, got=got, cause=cause)
     for where, of_rank in of_each:
-        for step, (expected, got) in enumerate(zip(steps_of(a_chain(seed), batches), of_rank["history"])):
+        for step, (expected, got) in enumerate(zip(take_steps(a_chain(seed), batches), of_rank["history"])):
             if not equal(got, expected):
                 raise Wrong(f"the parameters after step {step + 1} of training", rank=where, expected=a_look(expected),
                             got=a_look(got), cause="the first gradients were right, later ones are not: what is left over "

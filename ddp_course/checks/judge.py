@@ -24,7 +24,7 @@ import cloudpickle
 import torch
 
 from ddp_course import progress
-from ddp_course.launch import RankError, RankTimeout, launch
+from ddp_course.launch import SYMPTOMS, RankError, RankTimeout, launch
 
 PASSED, FAILED, NOT_ATTEMPTED = "passed", "failed", "not attempted"
 RAISED, TIMED_OUT, GRADER_ERROR = "your code raised", "timed out", "the grader's own error"
@@ -38,10 +38,10 @@ class Wrong(Exception):
     mistake, a sentence.
     """
 
-    def __init__(self, checked, *, cause, rank=None, expected=None, got=None):
+    def __init__(self, checked, *, cause, rank=..., expected=..., got=...):
         rows = {"checked": checked, "on rank": rank, "expected": expected, "got": got, "likely cause": cause}
         super().__init__(cause)
-        self.rows = {name: _short(value) for name, value in rows.items() if value is not None}
+        self.rows = {name: _short(value) for name, value in rows.items() if value is not ...}
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,11 @@ KNOWN_ERRORS = {
     "cannot register a hook on a tensor that doesn't require gradient": "a frozen parameter takes no hook: look at "
     "requires_grad first",
     "SIGABRT": "two ranks brought tensors of different sizes to a collective or a message: gloo then aborts",
-    "Connection closed by peer": "another rank has left while this one still waited for it: do all ranks call the "
-    "same collectives?",
+    **dict.fromkeys(
+        SYMPTOMS,
+        "another rank has left, or stands elsewhere, while this one waited for it: do all ranks "
+        "call the same collectives?",
+    ),
     "trying to initialize the default process group twice": "the check has joined the group already: do not call "
     "init_process_group",
 }
@@ -181,6 +184,7 @@ class Answer:
 
 
 def _on_a_rank(payload, observe, args):
+    torch.set_num_threads(1)  # of so little work, more threads only make waiting
     objects = cloudpickle.loads(payload)
     objects = [thing.load() if isinstance(thing, Source) else thing for thing in objects]
     return plain(observe(*objects, *args))
@@ -237,11 +241,8 @@ def _without_magics(text):
 
 def _short(value):
     """A value as a text of a few lines; of a tensor, its shape and first numbers."""
-    if isinstance(value, torch.Tensor) and value.numel() > 6:
-        numbers = ", ".join(f"{number:.4g}" for number in value.flatten()[:6].tolist())
-        return f"{numbers}, ... (shape {tuple(value.shape)})"
     if isinstance(value, torch.Tensor):
-        return (
-            f"{[float(f'{number:.4g}') for number in value.flatten().tolist()]} (shape {tuple(value.shape)})"
-        )
+        numbers = ", ".join(f"{number:.4g}" for number in value.flatten()[:6].tolist())
+        more = ", ..." if value.numel() > 6 else ""
+        return f"{numbers}{more} (shape {tuple(value.shape)})" if value.dim() else f"{numbers} (a tensor)"
     return textwrap.shorten(str(value), 400, placeholder=" ...") if "\n" not in str(value) else str(value)
