@@ -11,7 +11,8 @@ import mutants
 import pytest
 
 from ddp_course import checks
-from ddp_course.checks.judge import Question
+from ddp_course.checks import ex03
+from ddp_course.checks.judge import Question, Source
 from ddp_course.launch import launch
 
 for module in pkgutil.iter_modules(mutants.__path__):
@@ -57,6 +58,19 @@ def test_a_wrong_answer_is_rejected_for_the_right_cause(candidate):
     assert verdict.status == candidate.status, str(verdict)
     assert re.search(candidate.pattern, str(verdict)), str(verdict)
     assert seconds < SECONDS, f"{seconds:.1f} s\n{verdict}"
+
+
+@pytest.mark.parametrize(
+    "cell, said",
+    [
+        ("def average_gradients(module)\n    pass", "SyntaxError: expected ':'"),
+        ("def average(module):\n    pass", "NameError: the cell defines no average_gradients"),
+    ],
+)
+def test_a_cell_that_does_not_load_is_told_by_its_own_lines(cell, said):
+    verdict = ex03.check_average_gradients.judge(Source("average_gradients", "import torch", cell))
+    assert verdict.status == "your code raised"
+    assert said in str(verdict) and "judge.py" not in str(verdict)
 
 
 @pytest.mark.parametrize("question", list(questions()), ids=lambda question: question.title)

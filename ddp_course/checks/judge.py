@@ -115,7 +115,7 @@ class Question:
         except RankError as error:
             if error.message == "NotImplementedError":  # torch, too, raises it, and says more
                 return Verdict(self.title, NOT_ATTEMPTED, {})
-            status, rows = RAISED, {"where": str(error)}
+            status, rows = RAISED, {"where": _without_our_frames(str(error))}
             for text, cause in KNOWN_ERRORS.items():
                 if text in error.message:
                     rows["likely cause"] = cause
@@ -129,6 +129,11 @@ class Question:
         again = f"{self.lesson} {self.name}"
         rows["to repeat"] = f"check_{self.name}(..., seed={seed}); for a hint: ddp-course hint {again}"
         return Verdict(self.title, status, rows)
+
+
+def _without_our_frames(story):
+    """A rank's traceback without the lines of this file, from which an answer in a cell that is no Python is loaded."""
+    return "\n".join(line for line in story.splitlines() if "ddp_course/checks/judge.py, line" not in line)
 
 
 KNOWN_ERRORS = {
