@@ -16,7 +16,7 @@ from rich.table import Table
 from ddp_course.runs import write_atomically
 
 HERE = Path(__file__).parent
-BENCHMARKS = ["imports", "launch_and_torchrun", "input_path", "bucketed_ddp", "notebooks"]
+BENCHMARKS = ["imports", "launch_and_torchrun", "input_path", "bucketed_ddp", "notebooks", "exercises"]
 
 
 def main():
