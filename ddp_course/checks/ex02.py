@@ -7,7 +7,7 @@ from contextlib import suppress
 import torch
 import torch.distributed as dist
 
-from ddp_course.checks.judge import Wrong, question
+from ddp_course.checks.judge import Wrong, question, trying
 from ddp_course.checks.watch import Watch
 from ddp_course.distributed import process_group
 
@@ -19,7 +19,11 @@ ONE_TO_ONE = ("send", "recv", "recv_any_source")
 def results_of(global_rank, node_and_local_rank, name, cases):
     function = {"global_rank": global_rank, "node_and_local_rank": node_and_local_rank}[name]
     with process_group():
-        return [as_int(function(*case)) for case in cases]
+        results = []
+        for case in cases:
+            with trying(f"{name}{case}"):
+                results.append(as_int(function(*case)))
+        return results
 
 
 def as_int(value):
@@ -165,7 +169,7 @@ def outcomes(function, cases):
     with process_group() as (rank, world_size):
         for shape, dtype, seed in cases:
             tensor = a_tensor(shape, dtype, seed + rank)
-            with CarefulWatch() as watch:
+            with trying(described(shape, dtype, world_size)), CarefulWatch() as watch:
                 returned = function(tensor)
             seen.append({"after": tensor, "returned": returned, "log": watch.log})
             dist.barrier()

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddp_course.checks.judge import Wrong, question
+from ddp_course.checks.judge import Wrong, question, trying
 from ddp_course.checks.training import close, fill, state, take_steps
 from ddp_course.checks.watch import Watch
 from ddp_course.distributed import process_group
@@ -294,7 +294,7 @@ def count_collectives(wrapper, bucket_sizes, width, layers):
     with process_group() as (rank, world_size):
         for size in bucket_sizes:
             model = wrapper(Chain(width, layers, seed=0), bucket_size_mb=size / 2**20)
-            with Watch() as watch:
+            with trying(f"bucket_size_mb={size / 2**20:.3g}"), Watch() as watch:
                 model(a_batch(4, width, rank)).pow(2).mean().backward()
                 model.finish_gradient_synchronization()
             counts.append(sum(entry["name"] == "allreduce" for entry in watch.log))

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, DistributedSampler
 
-from ddp_course.checks.judge import Wrong, question
+from ddp_course.checks.judge import Wrong, question, trying
 from ddp_course.checks.training import close, descend, equal, fill, state, take_steps, unwrapped
 from ddp_course.distributed import process_group
 from ddp_course.launch import SYMPTOMS, RankError, RankTimeout
@@ -92,15 +92,20 @@ def shares(sampler_class, cases):
     for samples, ranks, options in cases:
         of_ranks = []
         for rank in range(ranks):
-            random_numbers_of_a_process(1 + rank)
-            sampler = sampler_class(samples, ranks, rank, **options)
-            epochs = [indices(sampler, epoch, samples) for epoch in (0, 1, 2, 0)]
-            length = len(sampler)
-            random_numbers_of_a_process(0)
-            alike = indices(sampler_class(samples, ranks, rank, **options), 0, samples)
-            of_ranks.append({"length": length, "epochs": epochs, "alike": alike})
+            with trying(call_of(samples, ranks, options, rank)):
+                of_ranks.append(share_of(sampler_class, samples, ranks, rank, options))
         seen.append(of_ranks)
     return seen
+
+
+def share_of(sampler_class, samples, ranks, rank, options):
+    random_numbers_of_a_process(1 + rank)
+    sampler = sampler_class(samples, ranks, rank, **options)
+    epochs = [indices(sampler, epoch, samples) for epoch in (0, 1, 2, 0)]
+    length = len(sampler)
+    random_numbers_of_a_process(0)
+    alike = indices(sampler_class(samples, ranks, rank, **options), 0, samples)
+    return {"length": length, "epochs": epochs, "alike": alike}
 
 
 def indices(sampler, epoch, samples):
@@ -151,9 +156,9 @@ def check_sharded_sampler(answer, draw):
                     cause="the seed has no effect: a shuffle follows from seed and epoch")  # fmt: skip
 
 
-def call_of(samples, ranks, options):
+def call_of(samples, ranks, options, rank="rank"):
     given = ", ".join(f"{name}={value}" for name, value in options.items())
-    return f"ShardedSampler({samples}, {ranks}, rank, {given})"
+    return f"ShardedSampler({samples}, {ranks}, {rank}, {given})"
 
 
 def judge_shares(samples, ranks, options, of_ranks):
@@ -291,7 +296,8 @@ def evaluations(evaluate, sizes, seed, stop_at_wrapper=False):
             before = state(network)
             for book in (network.tested, network.trained, calls):
                 book.clear()
-            returned = evaluate(model, half_known(size, seed), torch.device("cpu"))
+            with trying(f"a test set of {size}"):
+                returned = evaluate(model, half_known(size, seed), torch.device("cpu"))
             moved = [name for name, value in state(network).items() if not torch.equal(value, before[name])]
             mine = network.tested + [number for step in network.trained for number in step]
             seen.append({"returned": returned, "moved": moved, "mine": mine, "wrapper": len(calls)})

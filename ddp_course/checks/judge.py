@@ -16,7 +16,7 @@ import secrets
 import sys
 import textwrap
 import traceback
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,14 +61,15 @@ class Verdict:
     def to_html(self):
         """A box with the verdict, in a tint that reads on light and on dark."""
         color = COLORS.get(self.status, "210, 153, 34")
-        cells = "padding: 2px 12px 2px 0; text-align: left; vertical-align: top; background: none; white-space: pre-wrap"
-        rows = "".join(
-            f'<tr style="background: none"><td style="{cells}">{html.escape(name)}</td>'
-            f'<td style="{cells}; font-family: monospace">{html.escape(text)}</td></tr>'
-            for name, text in self.rows.items()
-        )
+        cell = "padding: 2px 12px 2px 0; text-align: left; vertical-align: top; background: none"
+        rows = ""
+        for name, text in self.rows.items():
+            font = "" if name in ("checked", "likely cause") else "; font-family: monospace"
+            rows += f'<tr style="background: none"><td style="{cell}; white-space: nowrap">{html.escape(name)}</td>'
+            rows += f'<td style="{cell}; white-space: pre-wrap{font}">{html.escape(text)}</td></tr>'
+        table = f"<table>{rows}</table>" if rows else ""
         box = f"border-left: 5px solid rgb({color}); background: rgba({color}, 0.12); padding: 6px 12px"
-        return f'<div style="{box}"><b>{html.escape(f"{self.question}: {self.status}")}</b><table>{rows}</table></div>'
+        return f'<div style="{box}"><b>{html.escape(f"{self.question}: {self.status}")}</b>{table}</div>'
 
     def show(self):
         """Display it: a box in a notebook, lines of text elsewhere."""
@@ -111,9 +112,9 @@ class Question:
             status, rows = FAILED, wrong.rows
         except RankTimeout as late:
             status, rows = TIMED_OUT, {"where": str(late)}
-            rows["likely cause"] = "some rank waits for another that does not come, or a loop does not end"
+            rows["likely cause"] = _cause_of_waiting(str(late))
         except RankError as error:
-            if error.message == "NotImplementedError":  # torch, too, raises it, and says more
+            if error.message.split("\n")[0] == "NotImplementedError":  # torch, too, raises it, and says more
                 return Verdict(self.title, NOT_ATTEMPTED, {})
             status, rows = RAISED, {"where": _without_our_frames(str(error))}
             for text, cause in KNOWN_ERRORS.items():
@@ -132,13 +133,25 @@ class Question:
 
 
 def _without_our_frames(story):
-    """A rank's traceback without the lines of this file, from which an answer in a cell that is no Python is loaded."""
-    return "\n".join(line for line in story.splitlines() if "ddp_course/checks/judge.py, line" not in line)
+    """A rank's traceback without the lines that load an answer, and those that watch what it sends."""
+    ours = re.compile(r"ddp_course/checks/(judge\.py, line|\w+\.py, line \d+, in __torch_dispatch__)")
+    return "\n".join(line for line in story.splitlines() if not ours.search(line))
+
+
+def _cause_of_waiting(story):
+    """The likely cause of a timeout, from where the ranks stood."""
+    places = re.findall(r"(?m)^\s*rank \d+ (.*)", story)
+    if places and all(re.search(r"\bsend\(", place) for place in places):
+        return "all ranks send, and nobody receives: isend only begins to send; receive, and then wait for it"
+    if places and all(re.search(r"\brecv\(", place) for place in places):
+        return "all ranks wait for a message, and nobody has sent one: somebody has to send first"
+    return "some rank waits for another that does not come, or a loop does not end"
 
 
 KNOWN_ERRORS = {
     "cannot register a hook on a tensor that doesn't require gradient": "a frozen parameter takes no hook: look at "
     "requires_grad first",
+    "but got <class 'NoneType'> instead": "parameter.grad is None where nothing flowed, as in a frozen parameter: skip it",
     "SIGABRT": "two ranks brought tensors of different sizes to a collective or a message: gloo then aborts",
     **dict.fromkeys(
         SYMPTOMS,
@@ -186,6 +199,16 @@ class Answer:
                 return launch(_on_a_rank, self.payload, observe, args, nproc=nproc, timeout=timeout)
         finally:
             self.printed += output.getvalue()
+
+
+@contextmanager
+def trying(case):
+    """For an observer that tries an answer on several cases: an error that comes up within names its case."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"(in {case})")
+        raise
 
 
 def _on_a_rank(payload, observe, args):

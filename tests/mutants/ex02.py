@@ -546,7 +546,7 @@ def gathers(tensor):
     tensor.copy_(sum(gathered))
 
 
-@wrong("ring_all_reduce", "another that does not come", status="timed out")
+@wrong("ring_all_reduce", "nobody receives: isend only begins to send", status="timed out")
 def everybody_sends_first(tensor):
     rank, n = me()
     pieces = tensor.tensor_split(n)
@@ -555,6 +555,29 @@ def everybody_sends_first(tensor):
         came = torch.empty_like(pieces[(rank - step - 1) % n])
         dist.recv(came, (rank - 1) % n)
         pieces[(rank - step - 1) % n].add_(came)
+
+
+@wrong("ring_all_reduce", "nobody has sent one", status="timed out")
+def everybody_receives_first(tensor):
+    rank, n = me()
+    pieces = tensor.tensor_split(n)
+    for step in range(2 * (n - 1)):
+        came = torch.empty_like(pieces[(rank - step - 1) % n])
+        dist.recv(came, (rank - 1) % n)
+        dist.send(pieces[(rank - step) % n], (rank + 1) % n)
+        pieces[(rank - step - 1) % n].add_(came)
+
+
+@wrong(
+    "ring_all_reduce",
+    r"ZeroDivisionError[^$]*\(in \d+ numbers? of float64 on 1 rank\)",
+    status="your code raised",
+)
+def cannot_be_alone(tensor):
+    rank, n = me()
+    if n == 1:
+        tensor /= 1 // (n - 1)
+    lesson02.ring_all_reduce(tensor)
 
 
 @wrong("ring_all_reduce", "a loop does not end", status="timed out")

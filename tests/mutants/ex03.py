@@ -51,7 +51,9 @@ def averages_the_parameters(module):
         parameter.data /= dist.get_world_size() + 1
 
 
-@wrong("average_gradients", "NoneType", status="your code raised")
+@wrong(
+    "average_gradients", "NoneType[^$]*None where nothing flowed, as in a frozen", status="your code raised"
+)
 def forgets_frozen_parameters(module):
     for parameter in module.parameters():
         dist.all_reduce(parameter.grad)
@@ -289,3 +291,20 @@ class WaitsForEachBucket(lesson03.BucketedDDP):
         super().gradient_is_ready(parameter)
         for work, _, _ in self.in_flight[before:]:
             work.wait()
+
+
+@wrong("bucketed", r"AttributeError[^$]*\(in step 1 of training\)", status="your code raised")
+class DoesNotCountAgain(lesson03.BucketedDDP):
+    def gradient_is_ready(self, parameter):
+        bucket = next(bucket for bucket in self.buckets if any(parameter is other for other in bucket))
+        self.ready = {*getattr(self, "ready", ()), parameter}
+        if self.ready.issuperset(bucket):
+            flat = torch.cat([other.grad.flatten() for other in bucket]) / dist.get_world_size()
+            self.in_flight.append((dist.all_reduce(flat, async_op=True), bucket, flat))
+
+    def finish_gradient_synchronization(self):
+        for work, bucket, flat in self.in_flight:
+            work.wait()
+            for parameter, part in zip(bucket, flat.split([other.numel() for other in bucket])):
+                parameter.grad.copy_(part.view_as(parameter))
+        self.in_flight.clear()

@@ -224,6 +224,17 @@ class CountsFromOne(Interleaved):
         return iter([index + 1 for index in super().__iter__()])
 
 
+@wrong(
+    "sharded_sampler",
+    r"RuntimeError[^$]*\(in ShardedSampler\(\d, \d, \d, [^$]*drop_last=True\)\)",
+    status="your code raised",
+)
+class CannotBeEmpty(Interleaved):
+    def __iter__(self):
+        order = torch.tensor(self.resized(self.order()))
+        return iter(order[torch.arange(self.rank, len(self) * self.num_replicas, self.num_replicas)].tolist())
+
+
 @wrong("sharded_sampler", "a loop does not end", status="timed out")
 class NeverEnds(Interleaved):
     def __iter__(self):
