@@ -168,7 +168,8 @@ def other_ways(x, both):
     by = lambda mean, std: (x - mean) / std
     of_its_own = "has a mean and a standard deviation of its own:"
     return [
-        (x, "the pixels are scaled to 0..1, but not normalised: subtract the mean, divide by the standard deviation"),
+        (x, "the pixels are scaled to 0..1, but not normalised: subtract the mean, divide by the standard deviation (or are "
+         "these two taken from training images that had been normalised before? Then they are 0 and 1)"),
         (x * 255, "the pixels are as they came: divide by 255, subtract the mean, divide by the standard deviation"),
         (x - mean, "the mean is subtracted: now divide by the standard deviation"),
         (x / std, "it is divided by the standard deviation, but the mean was not subtracted before"),
@@ -413,12 +414,20 @@ def mistakes(weight, images, labels, batch_size):
     scores, labels, hits, sizes = hits_of_each_batch(weight, images, labels, batch_size)
     correct, seen = sum(hits), sum(sizes)
     anywhere = sum((row.argmax() == label).sum().item() for row, label in zip(scores, labels))
-    nothing = "it is 0: does argmax have its dim=1, and is the division / and not //?"
+    nothing = (
+        "it is 0: are digits compared with the labels, .argmax(dim=1), and not the highest scores? And is the division "
+        "/ and not //?"
+    )
+    each_with_each = sum(
+        (row.argmax(dim=1, keepdim=True) == label).sum().item() for row, label in zip(scores, labels)
+    )
     looks = [
         (100 * correct / seen, "it is a percentage: the share lies between 0 and 1"),
         (correct, "it is the number of right answers: divide by the number of samples"),
         (0, nothing),
         (anywhere / seen, nothing),
+        (each_with_each / seen, "each prediction was compared with each label of its batch: both must have the shape (b,), "
+         "so leave out keepdim=True"),
         (1 - correct / seen, "it is the share that the model gets wrong: count with =="),
         (correct / len(sizes), "it is the number of right answers in a batch: divide by the samples, not the batches"),
         (correct / sizes[-1], "it is divided by the size of one batch: add up the sizes of all"),

@@ -158,7 +158,7 @@ class CarefulWatch(Watch):
             verb, n = ("sends to", "receives from")[function._opname == "recv_"], dist.get_world_size()
             if not 0 <= args[2] < n:
                 raise ValueError(
-                    f"rank {dist.get_rank()} {verb} rank {args[2]}, but the {n} ranks are 0 to {n - 1}"
+                    f"rank {dist.get_rank()} {verb} rank {args[2]}, but there are {n} ranks, from 0 on"
                 )
         return super().__torch_dispatch__(function, types, args, kwargs)
 
@@ -214,7 +214,13 @@ def refuse_collectives(checked, of_ranks):
 )
 def check_broadcast(answer, draw):
     """Every rank ends with rank 0's tensor, in place, by send and recv alone, in ceil(log2 n) rounds."""
-    for n in (draw.choice([2, 3]), 4, draw.choice([5, 6])):
+    for n in (
+        draw.choice([2, 3]),
+        4,
+        draw.choice([5, 6]),
+        9,
+        1,
+    ):  # alone comes last: it is the least likely to matter
         cases = []
         for dtype in draw.sample([torch.float32, torch.float64, torch.int32, torch.int64], 2):
             shape = [draw.randint(2, 5) for _ in range(draw.randint(1, 3))]
@@ -244,7 +250,10 @@ def compare_broadcast(case, of_ranks):
             raise Wrong(checked, rank=f"{rank} of {n}", expected=f"{before[0].nbytes} bytes received",
                         got=f"{received} bytes", cause=cause)  # fmt: skip
 
-    fewest, took = (n - 1).bit_length(), max(time for time, _, _ in messages)  # ceil(log2 n), exactly
+    fewest, took = (
+        (n - 1).bit_length(),
+        max((time for time, _, _ in messages), default=0),
+    )  # ceil(log2 n), exactly
     if took > fewest:
         ways = [[f"{a}→{b}" for time, a, b in messages if time == now] for now in range(1, took + 1)]
         rounds = ", then ".join(" and ".join(way) for way in ways)
@@ -466,16 +475,26 @@ def why_ring(rank, seen, before, steps):
     if whole < length and set(held[:whole]) <= {finished} and set(held[whole:]) == {own}:
         what = "number is" if length - whole == 1 else f"{length - whole} numbers are"
         return got, f"{n} does not divide {length}: the last {what} in no piece; tensor_split leaves none out"
-    if finished in held and max(steps) <= n - 1:
+    half = n - 1
+    if finished in held and max(steps) <= half:
         return (
             got,
             "the first half is done, the finished pieces must still go round: n - 1 more steps, copying",
+        )
+    if finished in held and half < max(steps) < 2 * half:
+        return got, f"{max(steps)} steps, where each half needs n - 1 = {half}"
+    if None in held and not before.is_floating_point():
+        return got, (
+            "right with float64, wrong with int64: has the tensor into which you receive the same type as the piece? "
+            "torch.empty_like(piece) has"
         )
     if None in held:
         return got, (
             "pieces are mixed up: what a rank receives is the piece that its neighbour sent at that very step, "
             "one place further than its own; check the piece's number"
         )
+    if any(sum(content) > n or max(content) > 1 for content in held) and max(steps) > 2 * half:
+        return got, f"a piece was added once too often: the first half takes n - 1 = {half} steps, not n"
     if any(sum(content) > n or max(content) > 1 for content in held):
         return (
             got,

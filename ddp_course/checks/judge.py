@@ -111,8 +111,8 @@ class Question:
         except Wrong as wrong:
             status, rows = FAILED, wrong.rows
         except RankTimeout as late:
-            status, rows = TIMED_OUT, {"where": str(late)}
-            rows["likely cause"] = _cause_of_waiting(str(late))
+            status, rows = TIMED_OUT, {"where": _where_they_stood(str(late))}
+            rows["likely cause"] = _cause_of_waiting(rows["where"])
         except RankError as error:
             if error.message.split("\n")[0] == "NotImplementedError":  # torch, too, raises it, and says more
                 return Verdict(self.title, NOT_ATTEMPTED, {})
@@ -128,7 +128,9 @@ class Question:
         if answer and answer.printed and status != GRADER_ERROR:
             rows["printed"] = "\n".join(answer.printed.splitlines()[-5:])
         again = f"{self.lesson} {self.name}"
-        rows["to repeat"] = f"check_{self.name}(..., seed={seed}); for a hint: ddp-course hint {again}"
+        rows["to repeat"] = (
+            f"checks.ex{self.lesson}.check_{self.name}(..., seed={seed}); for a hint: ddp-course hint {again}"
+        )
         return Verdict(self.title, status, rows)
 
 
@@ -138,14 +140,30 @@ def _without_our_frames(story):
     return "\n".join(line for line in story.splitlines() if not ours.search(line))
 
 
-def _cause_of_waiting(story):
+def _where_they_stood(story):
+    """Where the ranks of a timeout stood; the barrier in which our own observers wait for all is told in words."""
+    return re.sub(r"stood in torch/distributed/\S+, line \d+, in barrier: .*", FINISHED, story)
+
+
+FINISHED = "had done its part, and waited for the others"
+
+
+def _cause_of_waiting(where):
     """The likely cause of a timeout, from where the ranks stood."""
-    places = re.findall(r"(?m)^\s*rank \d+ (.*)", story)
+    places = re.findall(r"(?m)^\s*rank \d+ (.*)", where)
     if places and all(re.search(r"\bsend\(", place) for place in places):
         return "all ranks send, and nobody receives: isend only begins to send; receive, and then wait for it"
     if places and all(re.search(r"\brecv\(", place) for place in places):
-        return "all ranks wait for a message, and nobody has sent one: somebody has to send first"
-    return "some rank waits for another that does not come, or a loop does not end"
+        return "all ranks wait for a message that does not come: does somebody send first? " + FORGOTTEN
+    if places and all(place == FINISHED for place in places):
+        return "all calls have returned, but something that they began has not ended. " + FORGOTTEN
+    cause = "some rank waits for another that does not come, or a loop does not end"
+    return f"{cause}. {FORGOTTEN}" if re.search(r"\b(send|recv)\(", where) else cause
+
+
+FORGOTTEN = (
+    "After isend or irecv, keep the work that it returns and call its wait(): without that, nothing may come"
+)
 
 
 KNOWN_ERRORS = {

@@ -447,7 +447,7 @@ def argmax_over_samples(model, loader):
     return sum(correct) / sum(seen)
 
 
-@wrong("accuracy", "it is 0: does argmax have its dim=1")
+@wrong("accuracy", "it is 0: are digits compared with the labels")
 def argmax_over_everything(model, loader):
     correct, seen = hits(model, loader, dim=None)
     return sum(correct) / sum(seen)
@@ -531,3 +531,27 @@ def waits_for_the_last_batch(model, loader):
     seen = 0
     while seen != len(loader) * loader.batch_size + 1:
         seen = sum(len(labels) for _, labels in loader)
+
+
+@wrong("accuracy", "leave out keepdim=True")
+@torch.no_grad()
+def keeps_a_dimension(model, loader):
+    model.eval()
+    hits = [(model(images).argmax(dim=1, keepdim=True) == labels).sum().item() for images, labels in loader]
+    return sum(hits) / len(loader.dataset)
+
+
+@wrong("accuracy", "and not the highest scores")
+@torch.no_grad()
+def compares_scores(model, loader):
+    model.eval()
+    hits = [(model(images).max(dim=1)[0] == labels).sum().item() for images, labels in loader]
+    return sum(hits) / len(loader.dataset)
+
+
+@wrong("normalize", "had been normalised before")
+def normalises_the_training_images_first(train_images, test_images):
+    train, test = (images.unsqueeze(1).float() / 255 for images in (train_images, test_images))
+    train = (train - train.mean()) / train.std()
+    test = (test - train.mean()) / train.std()
+    return train, test

@@ -311,7 +311,47 @@ def sends_and_nobody_receives(tensor):
         have *= 2
 
 
-@wrong("broadcast", "but the . ranks are 0 to", status="your code raised")
+@wrong("broadcast", "it never received. 9 is not a power of two: after 3 rounds only 8 ranks")
+def always_three_rounds(tensor):
+    rank, n = me()
+    for have in (1, 2, 4):
+        if rank < have and rank + have < n:
+            dist.send(tensor, rank + have)
+        elif have <= rank < 2 * have:
+            dist.recv(tensor, rank - have)
+
+
+@wrong("broadcast", "rank 0 sends to rank 1, but there are 1 ranks", status="your code raised")
+def is_never_alone(tensor):
+    rank, n = me()
+    if rank == 0:
+        dist.send(tensor, 1)
+    elif rank == 1:
+        dist.recv(tensor, 0)
+    have = 2
+    while have < n:
+        if rank < have and rank + have < n:
+            dist.send(tensor, rank + have)
+        elif have <= rank < 2 * have:
+            dist.recv(tensor, rank - have)
+        have *= 2
+
+
+@wrong(
+    "broadcast", "keep the work that it returns|has not ended|neither rank 0's|never received", status=None
+)
+def forgets_to_wait_for_what_it_receives(tensor):
+    rank, n = me()
+    have = 1
+    while have < n:
+        if rank < have and rank + have < n:
+            dist.send(tensor, rank + have)
+        elif have <= rank < 2 * have:
+            dist.irecv(tensor, rank - have)
+        have *= 2
+
+
+@wrong("broadcast", "but there are . ranks, from 0 on", status="your code raised")
 def sends_to_ranks_that_are_not_there(tensor):
     rank, n = me()
     for k in range(math.ceil(math.log2(n)) + 1):
@@ -557,7 +597,37 @@ def everybody_sends_first(tensor):
         pieces[(rank - step - 1) % n].add_(came)
 
 
-@wrong("ring_all_reduce", "nobody has sent one", status="timed out")
+@wrong("ring_all_reduce", "once too often: the first half takes n - 1")
+def first_half_is_a_step_too_long(tensor):
+    rank, n = me()
+    pieces = tensor.tensor_split(n)
+    for step in range(2 * n - 1):
+        work = dist.isend(pieces[(rank - step) % n], (rank + 1) % n)
+        came = torch.empty_like(pieces[(rank - step - 1) % n])
+        dist.recv(came, (rank - 1) % n)
+        work.wait()
+        if step < n:
+            pieces[(rank - step - 1) % n].add_(came)
+        else:
+            pieces[(rank - step - 1) % n].copy_(came)
+
+
+@wrong("ring_all_reduce", r"steps, where each half needs n - 1|n - 1 more steps")
+def second_half_is_a_step_too_short(tensor):
+    rank, n = me()
+    pieces = tensor.tensor_split(n)
+    for step in range(2 * n - 3):
+        work = dist.isend(pieces[(rank - step) % n], (rank + 1) % n)
+        came = torch.empty_like(pieces[(rank - step - 1) % n])
+        dist.recv(came, (rank - 1) % n)
+        work.wait()
+        if step < n - 1:
+            pieces[(rank - step - 1) % n].add_(came)
+        else:
+            pieces[(rank - step - 1) % n].copy_(came)
+
+
+@wrong("ring_all_reduce", "does somebody send first", status="timed out")
 def everybody_receives_first(tensor):
     rank, n = me()
     pieces = tensor.tensor_split(n)
