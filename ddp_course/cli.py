@@ -227,14 +227,23 @@ def check(lesson: str = LESSON):
     """Check the answers in your exercise notebooks, as they are saved."""
     worst = 0
     for number, path in chosen_exercises(lesson).items():
-        cells = {cell.get("id"): cell.source for cell in exercises.read(path).cells}
-        for task in questions_of(number):
+        try:
+            notebook = exercises.read(path)
+        except UsageError as error:
+            if lesson is not None:
+                raise
+            print(f"ddp-course: {error}", file=sys.stderr)
+            worst = 2
+            continue
+        tasks = questions_of(number)
+        cells = exercises.answer_cells(notebook, tasks)
+        for task in tasks:
             question = exercises.question(number, task)
             if task.cell.id not in cells:
                 console.print(
                     f"{number} {task.name}: not attempted, its cell is not in {path.name}", style="yellow"
                 )
-                worst = 1
+                worst = max(worst, 1)
                 continue
             verdict = question.judge(*exercises.answers(task, cells[task.cell.id]))
             state.record(verdict)
@@ -314,8 +323,11 @@ def reset(lesson: str = typer.Argument(help="its number")):
     target = project_folder() / "exercises" / source.name
     if target.exists():
         backup = project_folder() / "runs" / "backups" / time.strftime(f"{source.stem}-%Y%m%d-%H%M%S.ipynb")
-        backup.parent.mkdir(parents=True, exist_ok=True)
-        backup.write_bytes(target.read_bytes())
+        try:
+            backup.parent.mkdir(parents=True, exist_ok=True)
+            backup.write_bytes(target.read_bytes())
+        except OSError as error:
+            raise UsageError(f"cannot keep yours in {backup}: {error.strerror}") from None
         console.print(f"Yours is kept as {os.path.relpath(backup)}")
     exercises.write(target, fresh)
     console.print(f"exercises/{source.name} is as it was at first.")
@@ -331,6 +343,8 @@ def grade(
 
     from ddp_course import grading
 
+    if not report.parent.is_dir():
+        raise UsageError(f"there is no folder {report.parent} for the report")
     outcome = grading.grade(path)
     table = Table("submission", "exercise", "question", "verdict", "points")
     for submission, numbers in outcome.items():
@@ -348,7 +362,7 @@ def grade(
     console.print(table)
     totals = grading.totals(outcome)
     for submission, (points, questions) in totals.items():
-        console.print(f"{submission}: {points} of {questions}", markup=False)
+        console.print(f"{submission}: {grading.score(points, questions)}", markup=False)
     exercises.write_text(report, json.dumps({"totals": totals, "submissions": outcome}, indent=2) + "\n")
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with open(summary, "a") as file:
@@ -356,7 +370,8 @@ def grade(
     statuses = {
         r["status"] for numbers in outcome.values() for results in numbers.values() for r in results.values()
     }
-    raise typer.Exit(2 if grading.GRADER_ERROR in statuses else int(statuses != {"passed"}))
+    all_passed = statuses == {"passed"} and all(outcome.values())
+    raise typer.Exit(2 if grading.GRADER_ERROR in statuses else int(not all_passed))
 
 
 @app.command()

@@ -11,6 +11,8 @@ import ast
 import importlib
 import os
 import textwrap
+import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,14 +43,31 @@ def read(path):
     import nbformat  # takes a second, which most commands need not wait for
 
     try:
-        notebook = nbformat.read(path, as_version=4)
-        nbformat.validate(notebook)
+        with warnings.catch_warnings(action="ignore"):  # of cells without an id, which we can do without
+            notebook = nbformat.read(path, as_version=4)
+            nbformat.validate(notebook)
         return notebook
     except FileNotFoundError:
         raise UsageError(f"there is no notebook {path}") from None
     except Exception:  # nbformat has many kinds for what is not a notebook
-        cure = f"ddp-course reset {Path(path).name[:2]} brings a fresh one"
-        raise UsageError(f"{path} is damaged: {cure}") from None
+        raise UsageError(damage(Path(path))) from None
+
+
+def damage(path):
+    """What to say of a file that is no notebook: the learner's own exercise can be reset, a submission cannot."""
+    own = path.resolve().parent == (project_folder() / "exercises").resolve()
+    if in_conflict(path):
+        problem = "holds the marks of a merge conflict"
+    else:
+        problem = "is damaged" if own else "is no notebook"
+    return f"{path} {problem}" + (f": ddp-course reset {path.name[:2]} brings a fresh one" if own else "")
+
+
+def in_conflict(path):
+    """Whether git has left the marks of a merge conflict in a file."""
+    with suppress(OSError):
+        return any(line.startswith("<<<<<<<") for line in path.read_text(errors="replace").splitlines())
+    return False
 
 
 def write(path, notebook):
@@ -161,6 +180,26 @@ def released(solution):
             if tagged(cell, "solution"):
                 cell.source = cleared(cell.source)
     return exercise
+
+
+def answer_cells(notebook, tasks):
+    """What a notebook holds in the cells of these Tasks: {id of the Task's cell: source}.
+
+    A cell is known by its id, or by the `id` in its metadata, where some tools keep it. Older formats have no ids, and
+    reading them may add new ones: where no cell is known, those tagged `solution` are taken in order, if none is missing.
+    """
+    wanted, found = [task.cell.id for task in tasks], {}
+    known = [(cell.get("id"), cell.source) for cell in notebook.cells]
+    known += [(cell.metadata.get("id"), cell.source) for cell in notebook.cells]
+    for name, source in known:
+        if name in wanted:
+            found.setdefault(name, source)
+    in_order = [
+        cell.source for cell in notebook.cells if cell.cell_type == "code" and tagged(cell, "solution")
+    ]
+    if not found and len(in_order) == len(wanted):
+        return dict(zip(wanted, in_order))
+    return found
 
 
 def answers(task, cell):

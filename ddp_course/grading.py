@@ -28,22 +28,53 @@ MOST_SECONDS = 90  # for one question, all told; a check itself ends within ten
 def submissions(path):
     """What there is to grade under a path: {submission: {"01": notebook path}}.
 
-    path: a notebook, a folder of notebooks, or a folder of such folders. Raises UsageError where nothing is found.
+    path: a notebook, a folder of notebooks, or a folder of such folders, of which those that hold none have handed in
+    nothing: {}. Hidden folders do not count. Raises UsageError where nothing is found.
     """
     path = Path(path)
     if not path.exists():
         raise UsageError(f"there is nothing at {path}")
     if path.is_file():
-        return {path.parent.name or "submission": {path.name[:2]: path}}
-    found = {}
-    for folder in [path, *sorted(inner for inner in path.rglob("*") if inner.is_dir())]:
-        notebooks = {file.name[:2]: file for file in sorted(folder.glob("[0-9][0-9]_*.ipynb"))}
-        if notebooks:
-            name = str(folder.relative_to(path)) if folder != path else folder.resolve().name
-            found[name] = notebooks
-    if not found:
+        number = path.name[:2]
+        if number not in exercises.notebooks("solutions"):
+            raise UsageError(f"{path}: there is no exercise {number}")
+        return {path.parent.name or "submission": {number: path}}
+    inner = [folder for folder in sorted(path.rglob("*")) if folder.is_dir() and not hidden(folder, path)]
+    found = {folder: notebooks_in(folder) for folder in [path, *inner]}
+    full = [folder for folder, notebooks in found.items() if notebooks]
+    if not full:
         raise UsageError(f"no exercise notebooks (NN_topic.ipynb) in {path}")
-    return found
+    people = [] if found[path] else [folder for folder in inner if folder.parent == path]
+    empty = [folder for folder in people if not any(other.is_relative_to(folder) for other in full)]
+    return {
+        str(folder.relative_to(path)) if folder != path else folder.resolve().name: notebooks
+        for folder, notebooks in found.items()
+        if notebooks or folder in empty
+    }
+
+
+def hidden(folder, path):
+    """Whether a folder, or one between it and the path, is hidden, as Jupyter's .ipynb_checkpoints are."""
+    return any(part.startswith(".") for part in folder.relative_to(path).parts)
+
+
+def notebooks_in(folder):
+    """The exercise notebooks right in a folder, {"01": path}, with one line on stderr for each that is left out.
+
+    Of several for one number, the one that is named as in the course counts, or else the first by name.
+    """
+    course, found = exercises.notebooks("solutions"), {}
+    ours = {path.name for path in course.values()}
+    files = sorted(folder.glob("[0-9][0-9]_*.ipynb"), key=lambda file: (file.name not in ours, file.name))
+    for file in files:
+        number = file.name[:2]
+        if number not in course:
+            print(f"left out: {file}, there is no exercise {number}", file=sys.stderr)
+        elif number in found:
+            print(f"left out: {file}, {found[number].name} counts", file=sys.stderr)
+        else:
+            found[number] = file
+    return dict(sorted(found.items()))
 
 
 def grade(path, workers=None):
@@ -55,16 +86,13 @@ def grade(path, workers=None):
     for submission, notebooks in submissions(path).items():
         report[submission] = {}
         for number, file in notebooks.items():
-            if number not in references:
-                raise UsageError(f"{file}: there is no exercise {number}")
             report[submission][number] = {}
+            tasks, cells, damage = exercises.tasks(references[number]), {}, ""
             try:
-                cells = {cell.get("id"): cell.source for cell in reversed(exercises.read(file).cells)}
+                cells = exercises.answer_cells(exercises.read(file), tasks)
             except UsageError as error:
-                cells, damage = {}, str(error)
-            else:
-                damage = ""
-            for task in exercises.tasks(references[number]):
+                damage = str(error)
+            for task in tasks:
                 jobs.append((submission, number, task, cells.get(task.cell.id), damage))
     with ThreadPoolExecutor(workers or min(4, os.cpu_count() or 1)) as pool:
         results = list(pool.map(lambda job: grade_one(references[job[1]], *job[1:]), jobs))
@@ -166,16 +194,19 @@ def totals(report):
     return rows
 
 
+def score(points, questions):
+    """A submission's total in words."""
+    return f"{points} of {questions}" if questions else "nothing handed in"
+
+
 def markdown(report):
     """The report as Markdown, for a page of CI."""
     lines = []
     for submission, (points, questions) in totals(report).items():
-        lines += [
-            f"## {submission}: {points} of {questions}",
-            "",
-            "| exercise | question | verdict | why |",
-            "|---|---|---|---|",
-        ]
+        lines += [f"## {submission}: {score(points, questions)}", ""]
+        if not questions:
+            continue
+        lines += ["| exercise | question | verdict | why |", "|---|---|---|---|"]
         for number, results in report[submission].items():
             for name, result in results.items():
                 details = result["details"]

@@ -57,7 +57,7 @@ def load(model, path, device):
 def arguments(argv=None):
     parser = runs.parser(__file__, __doc__)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--bucket-cap-mb", type=float, default=25.0)
+    parser.add_argument("--bucket-cap-mb", type=float, default=None)  # 25 MiB, the first one 1
     return parser.parse_args(argv)
 
 

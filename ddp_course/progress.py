@@ -16,16 +16,16 @@ def load():
 
     Raises UsageError where the file is damaged.
     """
-    if not path().exists():
-        return {}
     try:
+        if not path().exists():
+            return {}
         done = json.loads(path().read_text())
-        fields = {"status": str, "passed": bool, "hints": int}
+        fields = {"status": str, "passed": bool, "hints": lambda count: max(0, int(count))}
         return {
             question: {name: kind(entry[name]) for name, kind in fields.items()}
             for question, entry in done.items()
         }
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError):
         raise UsageError(f"{path()} is damaged: delete it, and check your exercises again") from None
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from ddp_course import checks
 from ddp_course.checks import ex03
+from ddp_course.checks import judge as judge_module
 from ddp_course.checks.judge import Question, Source
 from ddp_course.launch import launch
 
@@ -71,6 +72,36 @@ def test_a_cell_that_does_not_load_is_told_by_its_own_lines(cell, said):
     verdict = ex03.check_average_gradients.judge(Source("average_gradients", "import torch", cell))
     assert verdict.status == "your code raised"
     assert said in str(verdict) and "judge.py" not in str(verdict)
+
+
+RETURNS_CODE = """
+import ddp_course.checks.judge as judge
+
+class Code:
+    def __reduce__(self):
+        return exec, ("import ddp_course.checks.judge as j; j.Verdict = lambda *_: j.PASSED",)
+
+judge.plain = lambda value: Code()
+
+def average_gradients(module):
+    pass
+"""
+
+
+def test_an_answer_that_sends_code_home_runs_nothing_there():
+    before = judge_module.Verdict
+    verdict = ex03.check_average_gradients.judge(Source("average_gradients", "", RETURNS_CODE))
+    assert verdict.status == "your code raised" and judge_module.Verdict is before
+    assert "cannot be sent back" in str(verdict) or "is no plain value" in str(verdict)
+
+
+def test_a_line_of_python_may_begin_with_a_percent_sign():
+    split_lines = "def average_gradients(module):\n    x = (7\n        % 4)\n    raise NotImplementedError"
+    verdict = ex03.check_average_gradients.judge(Source("average_gradients", "", split_lines))
+    assert verdict.status == "not attempted"
+    with_magic = "%time\n!ls\ndef average_gradients(module):\n    raise NotImplementedError"
+    verdict = ex03.check_average_gradients.judge(Source("average_gradients", "", with_magic))
+    assert verdict.status == "not attempted"
 
 
 @pytest.mark.parametrize("question", list(questions()), ids=lambda question: question.title)

@@ -237,6 +237,95 @@ def test_a_damaged_notebook_or_progress_file_gives_one_line(text, course):
         assert done.returncode == 2 and "is damaged: delete it" in done.stderr
 
 
+def test_a_check_of_all_tells_of_a_damaged_notebook_and_goes_on(course, monkeypatch):
+    monkeypatch.setattr(
+        cli, "chosen_exercises", lambda _: {number: exercises.notebooks()[number] for number in ("03", "04")}
+    )
+    exercises.notebooks()["03"].write_text("{")
+    done = ddp_course("check")
+    assert done.returncode == 2 and all(f"04 {task.name}: " in done.stdout for task in solution_tasks("04"))
+    assert done.stderr.startswith("ddp-course: ") and done.stderr.count("\n") == 1
+    assert "is damaged: ddp-course reset 03 brings a fresh one" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "text, line",
+    [
+        ("{", "is no notebook"),
+        ('{\n<<<<<<< HEAD\n"a": 1\n=======\n', "holds the marks of a merge conflict"),
+    ],
+)
+def test_only_an_exercise_of_ones_own_is_said_to_need_a_reset(text, line, course):
+    path = course / "03_theirs.ipynb"
+    path.write_text(text)
+    with pytest.raises(UsageError) as error:
+        exercises.read(path)
+    assert str(error.value) == f"{path} {line}"
+    path = exercises.notebooks()["03"]
+    path.write_text(text)
+    with pytest.raises(UsageError, match="ddp-course reset 03 brings a fresh one"):
+        exercises.read(path)
+
+
+def stored_without_ids(path, minor, in_metadata):
+    """Take the cells' ids out of a stored notebook, or put them into the metadata."""
+    notebook = json.loads(path.read_text())
+    notebook["nbformat_minor"] = minor
+    for cell in notebook["cells"]:
+        name = cell.pop("id")
+        if in_metadata:
+            cell["metadata"]["id"] = name
+    path.write_text(json.dumps(notebook))
+
+
+@pytest.mark.parametrize("minor", [4, 5])
+@pytest.mark.parametrize("in_metadata", [False, True])
+def test_answers_are_found_in_notebooks_without_cell_ids(minor, in_metadata, course, recwarn):
+    solve(course, "03")
+    path, given = exercises.notebooks()["03"], solution_tasks("03")
+    expected = exercises.answer_cells(exercises.read(path), given)
+    assert list(expected) == [task.cell.id for task in given]
+    stored_without_ids(path, minor, in_metadata)
+    notebook = exercises.read(path)
+    assert exercises.answer_cells(notebook, given) == expected
+    assert not [warning for warning in recwarn if "id field" in str(warning.message)]
+    del notebook.cells[[cell.source for cell in notebook.cells].index(expected["ex03-overlapped"])]
+    known = {"ex03-average-gradients", "ex03-bucketed"} if in_metadata else set()
+    assert set(exercises.answer_cells(notebook, given)) == known
+
+
+def test_a_check_finds_answers_without_cell_ids(course):
+    stored_without_ids(exercises.notebooks()["03"], minor=4, in_metadata=False)
+    done = ddp_course("check", "03")
+    assert done.returncode == 1 and "its cell is not in" not in done.stdout
+
+
+def test_progress_with_impossible_hints_or_a_folder_in_its_place(course):
+    path = course / "runs" / "progress.json"
+    path.parent.mkdir(exist_ok=True)
+    entry = '{"03 bucketed": {"status": "failed", "passed": false, "hints": %s}}'
+    path.write_text(entry % "-3")
+    assert "hint 1 of 3" in ddp_course("hint", "03", "bucketed").stdout
+    path.write_text(entry % "1e999")
+    done = ddp_course("progress")
+    assert done.returncode == 2 and "is damaged: delete it" in done.stderr and done.stderr.count("\n") == 1
+    path.unlink()
+    path.mkdir()
+    done = ddp_course("progress")
+    assert done.returncode == 2 and "is damaged: delete it" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_reset_overwrites_nothing_that_it_cannot_keep(course):
+    path = exercises.notebooks()["03"]
+    path.write_text("mine")
+    (course / "runs").mkdir(exist_ok=True)
+    (course / "runs" / "backups").write_text("a file in the way")
+    done = ddp_course("reset", "03")
+    assert done.returncode == 2 and done.stderr.startswith("ddp-course: cannot keep yours in ")
+    assert done.stderr.endswith(": File exists\n") and done.stderr.count("\n") == 1
+    assert path.read_text() == "mine"
+
+
 def test_progress_survives_two_checks_at_once(course):
     from ddp_course import progress
     from ddp_course.checks.judge import Verdict

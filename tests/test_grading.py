@@ -3,15 +3,16 @@
 import json
 import os
 import subprocess
+from pathlib import Path
 
 import nbformat
 import psutil
 import pytest
 import yaml
 from conftest import COURSE, python, wait_until
-from test_exercises import course, solution_tasks  # noqa: F401
+from test_exercises import course, ddp_course, solution_tasks  # noqa: F401
 
-from ddp_course import exercises
+from ddp_course import UsageError, exercises, grading
 
 QUESTIONS = ["average_gradients", "overlapped", "bucketed"]
 PATCHES = """
@@ -52,6 +53,13 @@ def submit(folder, edits, change=None):
         change(notebook)
     folder.mkdir(parents=True)
     nbformat.write(notebook, folder / name)
+
+
+def without_ids(notebook):
+    """As tools of before 2021 save it: format 4.4, in which cells have no ids."""
+    notebook.nbformat_minor = 4
+    for cell in notebook.cells:
+        del cell["id"]
 
 
 def forge(notebook):
@@ -111,7 +119,79 @@ def test_a_damaged_submission_gains_nothing_and_stops_nobody(course):  # noqa: F
     done = grade("all")
     assert done.returncode == 1 and "a: 0 of 3" in done.stdout and "b: 0 of 3" in done.stdout
     report = json.loads((course / "report.json").read_text())
-    assert "is damaged" in report["submissions"]["b"]["03"]["bucketed"]["details"]["where"]
+    where = report["submissions"]["b"]["03"]["bucketed"]["details"]["where"]
+    assert where == f"all/b/{path.name} is no notebook"
+
+
+def touch(folder, *names):
+    """Empty files in a folder, for what looks at names only."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).touch()
+
+
+def test_what_is_no_exercise_is_left_out_and_stops_nobody(course, capsys):  # noqa: F811
+    ours = exercises.notebooks()["03"].name
+    touch(course / "all" / "a", ours, "05_my_notes.ipynb", "notes.ipynb")
+    touch(course / "all" / "a" / ".ipynb_checkpoints", ours)
+    assert grading.submissions("all") == {"a": {"03": Path("all", "a", ours)}}
+    assert capsys.readouterr().err == "left out: all/a/05_my_notes.ipynb, there is no exercise 05\n"
+    with pytest.raises(UsageError, match="there is no exercise 05"):
+        grading.submissions("all/a/05_my_notes.ipynb")
+    (course / "all" / "a" / ours).unlink()
+    with pytest.raises(UsageError, match="no exercise notebooks"):
+        grading.submissions("all")
+
+
+def test_of_two_notebooks_for_one_exercise_the_one_named_as_ours_counts(course, capsys):  # noqa: F811
+    ours = exercises.notebooks()["03"].name
+    touch(course / "all" / "a", ours, "03_a.ipynb", ours.replace(".", "-Copy1."))
+    touch(course / "all" / "b", "03_x.ipynb", "03_x_v2.ipynb")
+    found = grading.submissions("all")
+    assert {name: notebooks["03"].name for name, notebooks in found.items()} == {"a": ours, "b": "03_x.ipynb"}
+    assert capsys.readouterr().err.splitlines() == [
+        f"left out: all/a/03_a.ipynb, {ours} counts",
+        f"left out: all/a/{ours.replace('.', '-Copy1.')}, {ours} counts",
+        "left out: all/b/03_x_v2.ipynb, 03_x.ipynb counts",
+    ]
+
+
+def test_who_has_handed_in_nothing_is_named(course, monkeypatch):  # noqa: F811
+    ours = exercises.notebooks()["03"].name
+    touch(course / "all" / "a" / "exercises", ours)
+    touch(course / "all" / "b" / "notes", "thoughts.md")
+    touch(course / "all" / ".git")
+    found = grading.submissions("all")
+    assert list(found) == ["a/exercises", "b"] and found["b"] == {}
+    assert list(grading.submissions("all/a/exercises")) == ["exercises"]
+    touch(course / "all" / "a" / "exercises" / "figures")
+    assert list(grading.submissions("all/a/exercises")) == ["exercises"]
+
+    passed = {"status": "passed", "points": 1, "seconds": 1.0, "details": {}}
+    monkeypatch.setattr(grading, "grade_one", lambda *_: passed)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(course / "summary.md"))
+    done = ddp_course("grade", "all/a")
+    assert done.returncode == 0, done.stderr
+    done = ddp_course("grade", "all")
+    assert done.returncode == 1
+    report = json.loads((course / "report.json").read_text())
+    assert report["totals"] == {"a/exercises": [3, 3], "b": [0, 0]} and report["submissions"]["b"] == {}
+    summary = (course / "summary.md").read_text()
+    assert summary.endswith("## b: nothing handed in\n")
+
+
+def test_a_report_that_has_no_folder_is_refused_before_anything_is_graded(course, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(grading, "grade", lambda _: pytest.fail("graded"))
+    done = ddp_course("grade", "exercises", "--report", "nowhere/x.json")
+    assert done.returncode == 2
+    assert done.stderr == "ddp-course: there is no folder nowhere for the report\n"
+
+
+def test_answers_without_cell_ids_are_graded(course, monkeypatch):  # noqa: F811
+    submit(course / "a", {"bucketed": "mine = 1"}, without_ids)
+    monkeypatch.setattr(grading, "grade_one", lambda _reference, _number, _task, answer, _damage: answer)
+    answers = grading.grade("a")["a"]["03"]
+    assert list(answers) == QUESTIONS and answers["bucketed"] == "mine = 1"
 
 
 def test_a_grader_that_cannot_run_says_so_and_takes_no_points_away_in_silence(course):  # noqa: F811

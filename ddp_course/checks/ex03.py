@@ -7,19 +7,20 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_course.checks.judge import Wrong, question, trying
-from ddp_course.checks.training import close, fill, state, take_steps
-from ddp_course.checks.watch import Watch
+from ddp_course.checks.training import close, fill, gradients_of, state, take_steps
+from ddp_course.checks.watch import Watch, noting_works
 from ddp_course.distributed import process_group
 
 # ---- what the answers are tried on ----
 
 
 class Tied(nn.Module):
-    """A small network with all that trips an averager: tied weights, a frozen parameter, a buffer."""
+    """A small network with all that trips an averager: tied weights, a frozen parameter, a buffer, and layers that are
+    used in another order than they are listed."""
 
     def __init__(self, width, seed):
         super().__init__()
-        self.first, self.middle, self.last = (nn.Linear(width, width) for _ in range(3))
+        self.middle, self.last, self.first = (nn.Linear(width, width) for _ in range(3))
         self.last.weight = self.first.weight
         self.middle.bias.requires_grad_(False)
         self.register_buffer("scale", torch.ones(width) + seed % 7)
@@ -135,7 +136,7 @@ def train_wrapped(wrapper, options, network, seed, batches, lateness):
         if rank == world_size - 1:
             time.sleep(lateness)
         begin = time.perf_counter()
-        with Watch() as watch:
+        with Watch() as watch, noting_works() as works:
             loss.backward()
             blocked = time.perf_counter() - begin
             model.finish_gradient_synchronization()
@@ -144,20 +145,21 @@ def train_wrapped(wrapper, options, network, seed, batches, lateness):
         moved = [
             name for name, value in model.module.state_dict().items() if not torch.equal(value, start[name])
         ]
-        gradients = {name: value.grad for name, value in model.module.named_parameters()}
+        gradients = gradients_of(model.module)
 
         model.module.zero_grad()
         history = take_steps(model, parts, model.finish_gradient_synchronization)
         return {
             "module": True, "start": start, "moved": moved, "gradients": gradients, "history": history,
             "blocked": blocked, "all": [entry["name"] for entry in watch.log], "count": len(collectives),
-            "in_time": len(in_time), "bytes": sum(entry["bytes"] for entry in collectives),
+            "in_time": len(in_time), "forgotten": sum(not work.waited for work in works),
+            "bytes": sum(entry["bytes"] for entry in collectives),
         }  # fmt: skip
 
 
-def check_wrapper(answer, draw, name, network, width, options, n):
-    """What both wrappers must do: begin alike, start early, not wait, and train as one process."""
-    seed, lateness = draw.randrange(10**6), 0.5
+def check_wrapper(answer, draw, name, network, width, options, n, timed=True):
+    """What both wrappers must do: begin alike, train as one process, and where it is timed, start early and not wait."""
+    seed, lateness = draw.randrange(10**6), 0.5 * timed
     batches = [a_batch(4 * n, width, seed + 100 + step) for step in range(5)]
     seen = answer.on_ranks(train_wrapped, options, network, seed, batches, lateness, nproc=n)
     given = ", ".join(f"{option}={value:.4g}" for option, value in options.items())
@@ -201,10 +203,20 @@ def check_wrapper(answer, draw, name, network, width, options, n):
                 got="changed",
                 cause=cause,
             )
+        if of_rank["count"] > (trained := sum(value is not None for value in expected_gradients.values())):
+            raise Wrong(f"all-reduces in a step of {call}", rank=where, expected=f"at most {trained}, one a gradient",
+                        got=of_rank["count"], cause="some gradient is sent twice: a tied weight has two names, but it is "
+                        "one parameter; module.parameters() gives it once")  # fmt: skip
         for key, expected in expected_gradients.items():
             compare_with_joined(
                 f"the gradient of {key} {one_backward}", where, expected, of_rank["gradients"][key], n
             )
+    for where, of_rank in of_each:
+        if of_rank["forgotten"]:
+            raise Wrong(f"finish_gradient_synchronization() of {call}", rank=where, expected="a wait() for each all-reduce",
+                        got=f"{of_rank['forgotten']} of {of_rank['count']} never waited for",
+                        cause="each all_reduce(..., async_op=True) returns a work of its own: keep them all, and wait for "
+                        "each")  # fmt: skip
     for where, of_rank in of_each:
         for step, (expected, got) in enumerate(zip(expected_history, of_rank["history"])):
             for key in expected:
@@ -214,6 +226,8 @@ def check_wrapper(answer, draw, name, network, width, options, n):
                     raise Wrong(checked, rank=where, expected=expected[key], got=got[key], cause=cause)
 
     early = seen[0]
+    if not timed:
+        return
     if early["in_time"] == 0:
         raise Wrong("when the first all-reduce was started, on rank 0", rank=f"0 of {n}", expected="during backward",
                     got="after backward had ended" if early["count"] else f"no all-reduce at all: {early['all']}",
@@ -223,7 +237,6 @@ def check_wrapper(answer, draw, name, network, width, options, n):
                     expected="next to nothing: it goes on, and waits in finish_gradient_synchronization()",
                     got=f"{early['blocked']:.1f} s", cause="the hook waits for its all-reduce: async_op=True, and "
                     "keep the work that it returns, to wait for it later")  # fmt: skip
-    return seen
 
 
 def compare_with_joined(checked, where, expected, got, n):
@@ -239,8 +252,8 @@ def compare_with_joined(checked, where, expected, got, n):
     if close(got, expected * n):
         raise Wrong(checked, rank=where, expected=expected, got=got,
                     cause="it is the sum over the ranks, and not the mean: divide by their number")  # fmt: skip
-    raise Wrong(checked, rank=where, expected=expected, got=got,
-                cause="was every gradient sent, waited for, and put back where it came from?")  # fmt: skip
+    cause = "was every gradient sent when it was complete, waited for, and put back where it came from?"
+    raise Wrong(checked, rank=where, expected=expected, got=got, cause=cause)
 
 
 @question(
@@ -265,9 +278,9 @@ def check_overlapped(answer, draw):
 def check_bucketed(answer, draw):
     """As above, with as few all-reduces as the size of a bucket allows."""
     width = draw.randint(2, 6)
-    check_wrapper(
-        answer, draw, "Bucketed", lambda seed: Tied(width, seed), width, {"bucket_size_mb": 1e-5}, 2
-    )
+    tied = lambda seed: Tied(width, seed)
+    check_wrapper(answer, draw, "Bucketed", tied, width, {"bucket_size_mb": 1e-5}, 2)
+    check_wrapper(answer, draw, "Bucketed", tied, width, {"bucket_size_mb": 1.0}, 2, timed=False)
 
     width, layers = draw.randint(6, 10), 12
     size = 8 * width**2  # bytes of a layer

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, DistributedSampler
 
 from ddp_course.checks.judge import Wrong, question, trying
-from ddp_course.checks.training import close, descend, equal, fill, state, take_steps, unwrapped
+from ddp_course.checks.training import close, descend, equal, fill, gradients_of, state, take_steps, unwrapped
 from ddp_course.distributed import process_group
 from ddp_course.launch import SYMPTOMS, RankError, RankTimeout
 
@@ -99,13 +99,14 @@ def shares(sampler_class, cases):
 
 
 def share_of(sampler_class, samples, ranks, rank, options):
-    random_numbers_of_a_process(1 + rank)
+    before = random_numbers_of_a_process(1 + rank)
     sampler = sampler_class(samples, ranks, rank, **options)
     epochs = [indices(sampler, epoch, samples) for epoch in (0, 1, 2, 0)]
     length = len(sampler)
+    touched = next_random_numbers() != before
     random_numbers_of_a_process(0)
     alike = indices(sampler_class(samples, ranks, rank, **options), 0, samples)
-    return {"length": length, "epochs": epochs, "alike": alike}
+    return {"length": length, "epochs": epochs, "alike": alike, "touched": touched}
 
 
 def indices(sampler, epoch, samples):
@@ -115,11 +116,24 @@ def indices(sampler, epoch, samples):
 
 
 def random_numbers_of_a_process(seed):
+    """Seed all that a process draws random numbers from; return what each would draw next."""
     import numpy
 
-    torch.manual_seed(seed)
-    random.seed(seed)
-    numpy.random.seed(seed)
+    def begin():
+        torch.manual_seed(seed)
+        random.seed(seed)
+        numpy.random.seed(seed)
+
+    begin()
+    following = next_random_numbers()
+    begin()
+    return following
+
+
+def next_random_numbers():
+    import numpy
+
+    return [torch.rand(()).item(), random.random(), numpy.random.random()]
 
 
 @question(
@@ -135,7 +149,10 @@ def check_sharded_sampler(answer, draw):
     """Shares that are equally long, disjoint and complete, out of one shuffle that all ranks make alike."""
     small = [(draw.randint(20, 30), 1), (12, 3), (14, 4), (2, 5), (1, 3)]
     small.append((draw.randint(5, 30), draw.randint(2, 6)))
-    large = [(draw.randint(45, 90), draw.randint(2, 6)) for _ in range(3)]
+    large = [
+        (ranks * draw.randint(11, 15) + draw.randrange(1, ranks), ranks)
+        for ranks in draw.sample(range(3, 7), 3)
+    ]
     seeds = draw.sample(range(10**6), 2)
     cases = [
         (samples, ranks, {"shuffle": shuffle, "seed": seeds[0], "drop_last": drop_last})
@@ -144,27 +161,38 @@ def check_sharded_sampler(answer, draw):
         for samples, ranks in small + large
     ]
     cases.append((*large[-1], {"shuffle": True, "seed": seeds[1], "drop_last": True}))
+    cases.append((*large[0], {}))  # the defaults, a seed of 0 among them
     seen = answer.on_ranks(shares, cases)[0]
     for case, of_ranks in zip(cases, seen):
         judge_shares(*case, of_ranks)
     for case, of_ranks in zip(cases, seen):
         judge_order(*case, of_ranks)
-    checked = f"{call_of(*cases[-2])}, and with seed={seeds[1]}"
-    orders = [[of_rank["epochs"] for of_rank in of_ranks] for of_ranks in seen[-2:]]
+    for drop_last in (False, True):
+        judge_odd_ones(
+            drop_last, [pair for pair in zip(cases, seen) if pair[0][2].get("drop_last") is drop_last]
+        )
+    for case, of_ranks in zip(cases, seen):
+        judge_side_effects(*case, of_ranks)
+    checked = f"{call_of(*cases[-3])}, and with seed={seeds[1]}"
+    orders = [[of_rank["epochs"] for of_rank in of_ranks] for of_ranks in seen[-3:-1]]
     if orders[0] == orders[1]:
         raise Wrong(checked, expected="two different orders", got=f"twice {orders[0][0][0][:8]} ... on rank 0",
                     cause="the seed has no effect: a shuffle follows from seed and epoch")  # fmt: skip
 
 
 def call_of(samples, ranks, options, rank="rank"):
-    given = ", ".join(f"{name}={value}" for name, value in options.items())
-    return f"ShardedSampler({samples}, {ranks}, {rank}, {given})"
+    given = "".join(f", {name}={value}" for name, value in options.items())
+    return f"ShardedSampler({samples}, {ranks}, {rank}{given})"
 
 
 def judge_shares(samples, ranks, options, of_ranks):
     """Raise Wrong unless the ranks' shares are as long, and hold each sample as often, as torch's."""
     torchs = [list(DistributedSampler(range(samples), ranks, rank, **options)) for rank in range(ranks)]
-    length, drop_last, call = len(torchs[0]), options["drop_last"], call_of(samples, ranks, options)
+    length, drop_last, call = (
+        len(torchs[0]),
+        options.get("drop_last", False),
+        call_of(samples, ranks, options),
+    )
     for epoch in range(3):
         given = [of_rank["epochs"][epoch] for of_rank in of_ranks]
         checked = f"{call}, in epoch {epoch}"
@@ -231,7 +259,7 @@ def cause_of_lengths(samples, ranks, drop_last, lengths):
 
 
 def cause_of_overlap(samples, ranks, options, given, right_by_luck):
-    if options["shuffle"]:  # without it, all was right
+    if options.get("shuffle", True):  # without it, all was right
         if right_by_luck:
             return "the shuffle takes the process's own random numbers, and each rank has others: seed a generator"
         if samples >= ranks and any(len(set(share)) < len(share) for share in given):
@@ -241,6 +269,8 @@ def cause_of_overlap(samples, ranks, options, given, right_by_luck):
         return "all ranks get the same samples: a share depends on the rank"
     if samples < ranks:
         return "there are fewer samples than ranks: repeat them in turn, none more often than needed"
+    if {index for share in given for index in share} == set(range(samples)):
+        return "every sample is there, but some come too often: repeat different ones in turn"
     return "the shares do not fit together: cut them from one list that all ranks agree on, without gaps and overlaps"
 
 
@@ -248,7 +278,7 @@ def judge_order(samples, ranks, options, of_ranks):
     """Raise Wrong unless a shuffle is another one in each epoch, and the same one whenever that epoch comes again."""
     call = call_of(samples, ranks, options)
     orders = [[of_rank["epochs"][epoch] for of_rank in of_ranks] for epoch in range(4)]
-    if not options["shuffle"]:
+    if not options.get("shuffle", True):
         first = orders[0][0]
         if orders[1] != orders[0] or sum(a > b for a, b in pairwise(first)) > 1:
             raise Wrong(f"{call}, in epochs 0 and 1", rank=f"0 of {ranks}", expected="indices in their order, in both",
@@ -274,6 +304,34 @@ def judge_order(samples, ranks, options, of_ranks):
         raise Wrong(f"{call}: which samples each rank gets", rank=f"0 of {ranks}", expected="others in each epoch",
                     got="the same ones in all epochs, in another order", cause="each rank shuffles its own share only: "
                     "shuffle all indices first, then share them out")  # fmt: skip
+
+
+def judge_odd_ones(drop_last, seen):
+    """Raise Wrong where the samples that are left out, or repeated, are the same in all epochs of all shuffles."""
+    odd_ones = []
+    for (samples, ranks, options), of_ranks in seen:
+        if options["shuffle"] and samples > 30 and samples % ranks:
+            for epoch in range(3):
+                counts = Counter(index for of_rank in of_ranks for index in of_rank["epochs"][epoch])
+                odd_ones.append(
+                    (samples, ranks, options, {sample for sample in range(samples) if counts[sample] != 1})
+                )
+    by_case = [
+        [odd for *case, odd in odd_ones if case[:2] == [samples, ranks]] for samples, ranks, *_ in odd_ones
+    ]
+    if all(odd == of_case[0] for of_case in by_case for odd in of_case):
+        what = "left out" if drop_last else "repeated"
+        samples, ranks, options, odd = odd_ones[0]
+        raise Wrong(f"which samples are {what} by {call_of(samples, ranks, options)}", expected="others in each epoch",
+                    got=f"always {sorted(odd)}", cause="shuffle all samples first, and only then cut, or repeat: else "
+                    f"the same ones are {what} in every epoch")  # fmt: skip
+
+
+def judge_side_effects(samples, ranks, options, of_ranks):
+    if any(of_rank["touched"] for of_rank in of_ranks):
+        raise Wrong(f"the process's own random numbers, after {call_of(samples, ranks, options)} was gone through",
+                    expected="as if nothing had been drawn", got="others", cause="it seeds, or draws from, what dropout "
+                    "and all else in this process draw from, too: use a torch.Generator of your own")  # fmt: skip
 
 
 # ---- 2: evaluation ----
@@ -416,6 +474,12 @@ def cause_of_totals(right, size, shares, totals, wrong):
         return "only rank 0 knows the totals: dist.all_reduce brings them to all ranks, dist.reduce to one"
     if all(torch.equal(total, mine) for total, mine in zip(totals, own)) and seen != [size] * n:
         return "each rank returns the counts of its own share: sum them over the ranks"
+    if (
+        size != correct
+        and all(map(same_as(correct), seen))
+        and all(same_as(size)(total[0]) for total in totals)
+    ):
+        return "the two numbers have changed places: correct first, then seen"
     if all(map(same_as(n * size), seen)):
         return "every rank went through the whole test set, and then the counts were summed: each sample counts once"
     if all(map(same_as(math.ceil(size / n) * n), seen)):
@@ -588,7 +652,7 @@ def a_backward(wrapper, seed, batches):
         model(parts[0]).pow(2).mean().backward()
         model.finish_gradient_synchronization()
         after = state(network)
-        gradients = {name: value.grad for name, value in network.named_parameters()}
+        gradients = gradients_of(network)
         network.zero_grad()
         history = take_steps(model, parts, model.finish_gradient_synchronization)
         return {"module": True, "start": start, "after": after, "gradients": gradients, "history": history}
@@ -601,10 +665,10 @@ def a_chain(seed):
     return fill(layers.double(), seed)
 
 
-def gradients_of(batch, seed):
+def gradients_alone(batch, seed):
     network = a_chain(seed)
     network(batch).pow(2).mean().backward()
-    return {name: value.grad for name, value in network.named_parameters()}
+    return gradients_of(network)
 
 
 @question(
@@ -640,7 +704,7 @@ def judge_wrapper(seen, seed, batches):
             raise Wrong(f"the parameters {after}", rank=where, expected=f"as before: {a_look(start)}",
                         got=a_look(of_rank["after"]), cause="backward itself has changed the parameters: only the "
                         "optimizer's step should")  # fmt: skip
-    own = [gradients_of(batches[0].chunk(n)[rank], seed) for rank in range(n)]
+    own = [gradients_alone(batches[0].chunk(n)[rank], seed) for rank in range(n)]
     for rank, (where, of_rank) in reversed(list(enumerate(of_each))):
         for name in own[0]:
             locals_, got = [gradients[name] for gradients in own], of_rank["gradients"].get(name)

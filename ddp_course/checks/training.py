@@ -24,6 +24,14 @@ def state(module):
     return {name: value.detach().clone() for name, value in module.state_dict().items()}
 
 
+def gradients_of(module):
+    """A copy of its gradients, {name: tensor or None}: some answers reuse their memory in the next step."""
+    return {
+        name: None if value.grad is None else value.grad.detach().clone()
+        for name, value in module.named_parameters()
+    }
+
+
 def unwrapped(model):
     """The network within any wrappers."""
     while isinstance(getattr(model, "module", None), nn.Module):

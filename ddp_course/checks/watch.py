@@ -1,8 +1,10 @@
 """Seeing what an answer sends: every operation of torch.distributed, whichever function asked for it."""
 
 import time
+from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -32,3 +34,39 @@ def _bytes(tensors):
     if isinstance(tensors, torch.Tensor):
         return tensors.numel() * tensors.element_size()
     return sum(_bytes(tensor) for tensor in tensors) if isinstance(tensors, list | tuple) else 0
+
+
+class NotedWork:
+    """What all_reduce(async_op=True) has returned, and whether anybody has waited for it."""
+
+    def __init__(self, work):
+        self.work, self.waited = work, False
+
+    def wait(self, *arguments):
+        self.waited = True
+        return self.work.wait(*arguments)
+
+    def get_future(self):
+        self.waited = True
+        return self.work.get_future()
+
+    def __getattr__(self, name):
+        return getattr(self.work, name)
+
+
+@contextmanager
+def noting_works():
+    """A list of the NotedWorks of each `dist.all_reduce` that is begun within."""
+    original, noted = dist.all_reduce, []
+
+    def all_reduce(*arguments, **options):
+        work = original(*arguments, **options)
+        if work is not None:
+            noted.append(NotedWork(work))
+        return work and noted[-1]
+
+    dist.all_reduce = all_reduce
+    try:
+        yield noted
+    finally:
+        dist.all_reduce = original

@@ -1,6 +1,7 @@
 """Exercise 03: averaging gradients."""
 
 import time
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -137,6 +138,32 @@ class SendsTheParameter(lesson03.OverlappedDDP):
         self.in_flight.append(dist.all_reduce(parameter.data, async_op=True))
 
 
+@wrong("overlapped", "wait for each")
+class WaitsForTheLastOne(lesson03.OverlappedDDP):
+    def finish_gradient_synchronization(self):
+        self.in_flight[-1].wait()
+        self.in_flight.clear()
+
+
+@wrong("overlapped", "module.parameters.. gives it once")
+class SendsATiedWeightTwice(lesson03.OverlappedDDP):
+    def __init__(self, module):
+        super().__init__(module)
+        for _, parameter in module.named_parameters(remove_duplicate=False):
+            if parameter is module.last.weight:
+                parameter.register_post_accumulate_grad_hook(self.gradient_is_ready)
+
+
+@wrong("overlapped", "register_post_accumulate_grad_hook after", status="your code raised")
+class HooksTooEarly(lesson03.OverlappedDDP):
+    def __init__(self, module):
+        nn.Module.__init__(self)
+        self.module, self.in_flight = module, []
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.register_hook(lambda gradient, parameter=parameter: dist.all_reduce(parameter.grad))
+
+
 @wrong("overlapped", "begin alike: broadcast every parameter")
 class DoesNotBroadcast(lesson03.OverlappedDDP):
     def __init__(self, module):
@@ -205,6 +232,45 @@ class OurBuckets(lesson03.BucketedDDP):
 
 
 @right("bucketed")
+class FlatBuffers(nn.Module):
+    """Gradients that are views of their buckets, for good."""
+
+    def __init__(self, module, bucket_size_mb=25.0):
+        super().__init__()
+        self.module, self.flat, self.missing, self.works = module, [], [], []
+        for value in module.state_dict().values():
+            dist.broadcast(value, 0)
+        buckets = [[]]
+        for parameter in reversed([p for p in module.parameters() if p.requires_grad]):
+            if sum(p.nbytes for p in buckets[-1]) >= bucket_size_mb * 2**20:
+                buckets.append([])
+            buckets[-1].append(parameter)
+        self.buckets = buckets
+        for place, bucket in enumerate(buckets):
+            self.flat.append(torch.zeros(sum(p.numel() for p in bucket), dtype=bucket[0].dtype))
+            self.missing.append(len(bucket))
+            parts = self.flat[-1].split([p.numel() for p in bucket])
+            for parameter, part in zip(bucket, parts):
+                hook = partial(self.is_ready, place, part.view_as(parameter))
+                parameter.register_post_accumulate_grad_hook(hook)
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def is_ready(self, place, view, parameter):
+        parameter.grad = view.copy_(parameter.grad)
+        self.missing[place] -= 1
+        if not self.missing[place]:
+            self.flat[place] /= dist.get_world_size()
+            self.works.append(dist.all_reduce(self.flat[place], async_op=True))
+
+    def finish_gradient_synchronization(self):
+        for work in self.works:
+            work.wait()
+        self.works, self.missing = [], [len(bucket) for bucket in self.buckets]
+
+
+@right("bucketed")
 class FilledBeforeFull(nn.Module):
     """Buckets that are never over their size, and gradients that are copied back."""
 
@@ -243,6 +309,16 @@ class FilledBeforeFull(nn.Module):
                 parameter.grad.copy_(flat[begin : begin + parameter.numel()].view_as(parameter))
                 begin += parameter.numel()
         self.sent, self.ready = [], set()
+
+
+@wrong("bucketed", "sent when it was complete")
+class SendsWithTheLastOfItsList(FilledBeforeFull):
+    def is_ready(self, parameter):
+        for bucket in self.buckets:
+            if bucket[-1] is parameter:
+                there = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+                flat = torch.cat([gradient.reshape(-1) for gradient in there])
+                self.sent.append((bucket, flat, dist.all_reduce(flat, op=dist.ReduceOp.AVG, async_op=True)))
 
 
 @wrong("bucketed", "every gradient is sent alone")

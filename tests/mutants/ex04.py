@@ -235,6 +235,47 @@ class CannotBeEmpty(Interleaved):
         return iter(order[torch.arange(self.rank, len(self) * self.num_replicas, self.num_replicas)].tolist())
 
 
+@wrong("sharded_sampler", "set_epoch has no effect")
+class MultipliesSeedAndEpoch(Interleaved):
+    def generator(self):
+        return torch.Generator().manual_seed(self.seed * self.epoch)
+
+
+@wrong("sharded_sampler", "the same ones are left out in every epoch")
+class DropsBeforeItShuffles(Interleaved):
+    def __iter__(self):
+        total = len(self) * self.num_replicas
+        order = self.resized(list(range(self.samples)) if self.drop_last else self.order())
+        if self.drop_last and self.shuffle:
+            order = [order[place] for place in torch.randperm(total, generator=self.generator()).tolist()]
+        return iter(order[self.rank :: self.num_replicas])
+
+
+@wrong("sharded_sampler", "the same ones are repeated in every epoch")
+class RepeatsBeforeItShuffles(Interleaved):
+    def __iter__(self):
+        order = self.order() if self.drop_last else list(range(self.samples))
+        order = self.resized(order)
+        if self.shuffle and not self.drop_last:
+            order = [
+                order[place] for place in torch.randperm(len(order), generator=self.generator()).tolist()
+            ]
+        return iter(order[self.rank :: self.num_replicas])
+
+
+@wrong("sharded_sampler", "use a torch.Generator of your own")
+class SeedsTheProcess(Interleaved):
+    def generator(self):
+        return torch.manual_seed(self.seed + self.epoch)
+
+
+@wrong("sharded_sampler", "repeat different ones in turn")
+class RepeatsTheLast(Interleaved):
+    def resized(self, order):
+        total = len(self) * self.num_replicas
+        return (order + order[-1:] * total)[:total] if total < 3 * len(order) else super().resized(order)
+
+
 @wrong("sharded_sampler", "a loop does not end", status="timed out")
 class NeverEnds(Interleaved):
     def __iter__(self):
@@ -428,6 +469,11 @@ def cannot_do_without_samples(model, test_set, device):
     correct, seen = count(model.module, my_part(test_set))
     print(f"my accuracy is {correct / seen:.1%}")
     return summed(correct, seen)
+
+
+@wrong("evaluate", "correct first, then seen")
+def in_the_other_order(model, test_set, device):
+    return lesson04.evaluate(model, test_set, device)[::-1]
 
 
 # ---- train ----
