@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 
 import typer
@@ -210,7 +211,12 @@ LESSON = typer.Argument(None, help="its number; all where none is given")
 
 def chosen_exercises(number):
     """The exercises' notebooks, {"03": path}: of one number, or all."""
-    found = exercises.notebooks()
+    here = project_folder() / "exercises"
+    found = {
+        number: here / path.name
+        for number, path in exercises.notebooks("solutions").items()
+        if (here / path.name).exists()
+    }
     if not found:
         raise UsageError("there are no exercises here: start in the course folder")
     return found if number is None else {number.zfill(2): find(found, number, "exercise")}
@@ -260,19 +266,17 @@ def progress():
     """Show what has passed, and what is next."""
     done, following = state.load(), None
     table = Table("exercise", "passed", "questions")
-    for number in chosen_exercises(None):
+    for number, path in chosen_exercises(None).items():
         names = [task.name for task in questions_of(number)]
         passed = [name for name in names if done.get(f"{number} {name}", {}).get("passed")]
         words = [f"[green]{name}[/]" if name in passed else name for name in names]
         table.add_row(number, f"{len(passed)} of {len(names)}", ", ".join(words))
         if following is None and len(passed) < len(names):
-            following = number, next(name for name in names if name not in passed)
+            following = number, path.name, next(name for name in names if name not in passed)
     console.print(table)
     if following:
-        number, name = following
-        console.print(
-            f"Next: {name} in exercises/{exercises.notebooks()[number].name}, after lesson {number}."
-        )
+        number, notebook, name = following
+        console.print(f"Next: {name} in exercises/{notebook}, after lesson {number}.")
         console.print(
             f"ddp-course lab {number} opens the lesson, ddp-course check {number} checks your answers."
         )
@@ -322,7 +326,8 @@ def reset(lesson: str = typer.Argument(help="its number")):
     fresh = exercises.released(exercises.read(source))
     target = project_folder() / "exercises" / source.name
     if target.exists():
-        backup = project_folder() / "runs" / "backups" / time.strftime(f"{source.stem}-%Y%m%d-%H%M%S.ipynb")
+        now = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+        backup = project_folder() / "runs" / "backups" / f"{source.stem}-{now}.ipynb"
         try:
             backup.parent.mkdir(parents=True, exist_ok=True)
             backup.write_bytes(target.read_bytes())

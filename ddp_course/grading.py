@@ -5,6 +5,7 @@ course's notebook with the reference output of its check, and pytest's nbval run
 a question, so that none can disturb another. A stored output, an edited check or a patched module gains nothing.
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import nbformat
@@ -54,8 +55,8 @@ def submissions(path):
 
 
 def hidden(folder, path):
-    """Whether a folder, or one between it and the path, is hidden, as Jupyter's .ipynb_checkpoints are."""
-    return any(part.startswith(".") for part in folder.relative_to(path).parts)
+    """Whether a folder, or one between it and the path, is no person's: Jupyter's .ipynb_checkpoints, a Mac's __MACOSX."""
+    return any(part.startswith((".", "__")) for part in folder.relative_to(path).parts)
 
 
 def notebooks_in(folder):
@@ -94,7 +95,7 @@ def grade(path, workers=None):
                 damage = str(error)
             for task in tasks:
                 jobs.append((submission, number, task, cells.get(task.cell.id), damage))
-    with ThreadPoolExecutor(workers or min(4, os.cpu_count() or 1)) as pool:
+    with inheriting_orphans(), ThreadPoolExecutor(workers or min(4, os.cpu_count() or 1)) as pool:
         results = list(pool.map(lambda job: grade_one(references[job[1]], *job[1:]), jobs))
     for (submission, number, task, *_), result in zip(jobs, results):
         report[submission][number][task.name] = result
@@ -170,6 +171,30 @@ def run_nbval(folder, notebook):
     if verdict["status"] == PASSED and process.returncode != 0:
         return {"status": GRADER_ERROR, "rows": {"where": output[-2000:]}}
     return verdict
+
+
+@contextmanager
+def inheriting_orphans():
+    """At the end, kill whatever answers have started and nobody can be asked about any more, under whatever name.
+
+    On Linux, this process becomes the parent of all orphans among its descendants, see prctl(2).
+    """
+    before = psutil.Process().children()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        for child in psutil.Process().children(recursive=True):
+            if child not in before:
+                with suppress(psutil.Error):
+                    child.kill()
+                    child.wait(5)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def end_all_of(process, folder):

@@ -44,6 +44,7 @@ PRELOADED = [
     "cloudpickle",
 ]
 LIVE_AFTER = 3.0  # seconds after which output is shown as it comes, and not only at the end of the run
+LARGEST_FILE = 64 * 2**20  # bytes, in launch_untrusted
 GRACE = 0.3  # seconds that the other ranks get, once one has failed, to say what they have to say
 # What a rank says when another one has gone wrong.
 SYMPTOMS = ["Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting"]
@@ -106,6 +107,7 @@ def launch_untrusted(fn, *args, nproc=1, timeout=60):
     """launch() for what nobody has read yet: nothing that the ranks leave is ever run or unpickled here.
 
     fn returns tensors, numbers, texts, None, and lists, tuples and dicts of these. Raises RankError for all else, too.
+    No file that a rank writes, and nothing that it prints, may be larger than LARGEST_FILE.
     """
     with _Run(nproc, timeout, plain=True) as run:
         run.start(_pickle(fn, args, {}), {})
@@ -472,6 +474,8 @@ def _rank_main(rank, payload, folder, environments, timeout, plain=False):
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
     threading.Thread(target=_end_with_the_caller, args=(folder,), daemon=True).start()
+    if plain:
+        _limit_files()
     _write_output_to(folder, rank)
     os.environ.clear()
     os.environ.update(environments[rank])
@@ -506,6 +510,15 @@ def _rank_main(rank, payload, folder, environments, timeout, plain=False):
         failure = {"time": time.time(), "message": message, "frames": frames}
         Path(folder, f"{rank}.failure").write_text(json.dumps(failure))
         sys.exit(1)
+
+
+def _limit_files():
+    """No file of this rank, nor what it prints, grows beyond LARGEST_FILE: writing more raises OSError."""
+    if sys.platform != "win32":
+        import resource
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
 
 
 def _write_output_to(folder, rank):

@@ -95,6 +95,13 @@ def test_an_answer_that_sends_code_home_runs_nothing_there():
     assert "cannot be sent back" in str(verdict) or "is no plain value" in str(verdict)
 
 
+def test_an_answer_that_prints_without_end_fills_neither_memory_nor_disk():
+    answer = "def average_gradients(module):\n    while True:\n        print('x' * 10**6)"
+    verdict = ex03.check_average_gradients.judge(Source("average_gradients", "", answer))
+    assert verdict.status == "your code raised" and "does it print without end?" in str(verdict)
+    assert len(str(verdict)) < 5000
+
+
 def test_a_line_of_python_may_begin_with_a_percent_sign():
     split_lines = "def average_gradients(module):\n    x = (7\n        % 4)\n    raise NotImplementedError"
     verdict = ex03.check_average_gradients.judge(Source("average_gradients", "", split_lines))

@@ -187,6 +187,15 @@ def test_a_learner_checks_is_told_what_is_next_and_sees_the_solution_in_the_end(
     assert "### BEGIN" not in shown.stdout
 
 
+def test_other_notebooks_in_the_exercises_folder_disturb_nothing(course):
+    (course / "exercises" / "05_notes.ipynb").write_text("{")
+    (course / "exercises" / "03_averaging_gradients_v2.ipynb").write_text("{")
+    done = ddp_course("progress")
+    assert done.returncode == 0 and "05" not in done.stdout
+    assert ddp_course("check", "05").stderr.startswith("ddp-course: there is no exercise 05")
+    assert "damaged" not in ddp_course("check", "03").stderr
+
+
 def test_hints_grow_stronger_and_stay_at_the_last(course):
     texts = [ddp_course("hint", "03").stdout for _ in range(4)]
     assert [f"hint {count} of 3" in text for count, text in zip((1, 2, 3, 3), texts)] == [True] * 4

@@ -28,7 +28,8 @@ def average_gradients(module):
     pass
 """.replace("QUESTIONS", str(QUESTIONS))
 FORKS = """
-import os, time
+import os, subprocess, time
+subprocess.Popen(["sleep", "6131"], env={}, start_new_session=True)
 for _ in range(3):
     if os.fork() == 0:
         os.setsid()
@@ -109,6 +110,7 @@ def test_a_right_a_half_done_a_cheating_and_a_hanging_submission_in_one_call(cou
         ]
 
     assert wait_until(lambda: not left()), left()
+    assert "6131" not in [word for p in psutil.process_iter(["cmdline"]) for word in p.info["cmdline"] or ()]
 
 
 def test_a_damaged_submission_gains_nothing_and_stops_nobody(course):  # noqa: F811

@@ -130,7 +130,7 @@ class Question:
             status = GRADER_ERROR
             rows = {"where": traceback.format_exc(), "likely cause": "a mistake of the course's, not yours"}
         if answer and answer.printed and status != GRADER_ERROR:
-            rows["printed"] = "\n".join(answer.printed.splitlines()[-5:])
+            rows["printed"] = "\n".join(line[:200] for line in answer.printed.splitlines()[-5:])
         again = f"{self.lesson} {self.name}"
         rows["to repeat"] = (
             f"checks.ex{self.lesson}.check_{self.name}(..., seed={seed}); for a hint: ddp-course hint {again}"
@@ -175,6 +175,7 @@ KNOWN_ERRORS = {
     "requires_grad first",
     "but got <class 'NoneType'> instead": "parameter.grad is None where nothing flowed, as in a frozen parameter: skip "
     "it. (In a hook: register_hook comes before the gradient is in place, register_post_accumulate_grad_hook after.)",
+    "File too large": "more than 64 MB were printed, or written to a file: does it print without end?",
     "SIGABRT": "two ranks brought tensors of different sizes to a collective or a message: gloo then aborts",
     **dict.fromkeys(
         SYMPTOMS,
