@@ -134,6 +134,8 @@ def run(
         torchrun(parse_args(command))
     except ChildFailedError as error:
         codes = [failure.exitcode for failure in error.failures.values()]
+        if 130 in codes:  # the ranks have heard Ctrl-C before torchrun has
+            raise typer.Exit(130) from None
         if 2 not in codes:
             print(error, file=sys.stderr)
         raise typer.Exit(2 if 2 in codes else 1) from None

@@ -337,9 +337,7 @@ def is_never_alone(tensor):
         have *= 2
 
 
-@wrong(
-    "broadcast", "keep the work that it returns|has not ended|neither rank 0's|never received", status=None
-)
+@wrong("broadcast", "has not ended. After isend or irecv, keep the work that it returns", status="timed out")
 def forgets_to_wait_for_what_it_receives(tensor):
     rank, n = me()
     have = 1
