@@ -291,10 +291,8 @@ class _Ending:
     def __init__(self, folder, rank, exitcode, running):
         self.rank, self.exitcode, self.running = rank, exitcode, running
         self.result = _read(folder / f"{rank}.result")
-        failure = (
-            "" if running else _read(folder / f"{rank}.failure")
-        )  # a rank being stopped may yet lose another
-        self.failure = json.loads(failure or "null")
+        # a rank that we stop may yet report that it has lost another: that is our doing
+        self.failure = None if running else _read_failure(folder / f"{rank}.failure")
         self.died = not self.running and not self.failure and (self.exitcode != 0 or not self.result)
         self.failed = self.died or bool(self.failure)
         self.time = self.failure["time"] if self.failure else 0.0  # who cannot say when was the first
@@ -328,7 +326,7 @@ class _Ending:
     @property
     def story(self):
         if self.failure:
-            frames = [frame for frame in map(tuple, self.failure["frames"]) if frame[0] != __file__]
+            frames = [frame for frame in self.failure["frames"] if frame[0] != __file__]
             return f"raised\n\n{_format_frames(frames)}\n{self.message}"
         if not self.last_words:
             return self.summary
@@ -380,6 +378,16 @@ def _places(endings):
 def _read(path):
     """The bytes of a file that a rank may or may not have written."""
     return path.read_bytes() if path.exists() else b""
+
+
+def _read_failure(path):
+    """What a rank says of the error that it raised, a dict; None where it says nothing, or what no rank of ours writes."""
+    try:
+        failure = json.loads(_read(path))
+        frames = [(str(file), int(line), str(name)) for file, line, name in failure["frames"]]
+        return {"time": float(failure["time"]), "message": str(failure["message"]), "frames": frames}
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None
 
 
 def _kill(process):

@@ -57,3 +57,28 @@ class TwoHeads(nn.Module):
 
     def forward(self, images):
         return F.log_softmax(self.head(self.body(images.flatten(1))), dim=1)
+
+
+class NormNet(nn.Sequential):
+    """A small network with a normalisation after each layer but the last: BatchNorm, or what takes its place.
+
+    Takes images, float32 (batch, 1, 28, 28); returns log-probabilities, float32 (batch, 10). 44,906 parameters.
+    norm2d, norm1d: make a layer out of a number of channels, for images (batch, channels, height, width) and for
+    features (batch, channels).
+    """
+
+    def __init__(self, norm2d=nn.BatchNorm2d, norm1d=nn.BatchNorm1d):
+        super().__init__(
+            nn.Conv2d(1, 8, kernel_size=3, stride=2, bias=False),  # the norm takes any bias out again
+            norm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 16, kernel_size=3, stride=2, bias=False),
+            norm2d(16),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(16 * 6 * 6, 64, bias=False),
+            norm1d(64),
+            nn.ReLU(),
+            nn.Linear(64, 10),
+            nn.LogSoftmax(dim=1),
+        )

@@ -2,7 +2,7 @@
 
 import json
 import os
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 from ddp_course import UsageError, project_folder
 
@@ -31,7 +31,7 @@ def load():
 
 def record(verdict):
     """Remember a verdict. What has passed stays passed. Where the file cannot be written, only the memory is lost."""
-    with suppress(OSError, UsageError):
+    with suppress(OSError, UsageError), _one_at_a_time():
         done = load()
         entry = done.setdefault(verdict.question, {"status": "", "passed": False, "hints": 0})
         entry |= {"status": verdict.status, "passed": entry["passed"] or verdict.status == "passed"}
@@ -40,16 +40,26 @@ def record(verdict):
 
 def count_hint(question, most):
     """Count a hint that is being given on a question; return its number, from 1 to `most`."""
-    done = load()
-    entry = done.setdefault(question, {"status": "", "passed": False, "hints": 0})
-    entry["hints"] = min(entry["hints"] + 1, most)
-    with suppress(OSError):
+    entry = load().get(question, {"status": "", "passed": False, "hints": 0})
+    with suppress(OSError), _one_at_a_time():
+        done = load()
+        entry = done.setdefault(question, entry)
+        entry["hints"] = min(entry["hints"] + 1, most)
         _store(done)
-    return entry["hints"]
+    return max(1, entry["hints"])
+
+
+@contextmanager
+def _one_at_a_time():
+    """Read, change and write with no other process between, or two checks at once would lose one of their verdicts."""
+    from filelock import FileLock  # comes with torch
+
+    path().parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path().with_name(".progress.lock"), timeout=5):
+        yield
 
 
 def _store(done):
-    path().parent.mkdir(parents=True, exist_ok=True)
     temporary = path().with_name(f".progress.{os.getpid()}")
     temporary.write_text(json.dumps(done, indent=2) + "\n")
     os.replace(temporary, path())

@@ -174,9 +174,8 @@ def start(main):
     One line for all ranks: where several have the same UsageError, or lose the one that had it.
     """
     told = _told_file()
-    if (
-        told
-    ):  # a KeyboardInterrupt may come up in Python code that C++ has called, as DDP does: C++ then aborts
+    if told:
+        # a KeyboardInterrupt may come up in Python code that C++ has called, as DDP does: C++ then aborts
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     try:
         main()

@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from types import SimpleNamespace
@@ -11,7 +12,8 @@ import nbformat
 import pytest
 from conftest import COURSE, python
 
-from ddp_course import UsageError, cli, exercises
+from ddp_course import UsageError, cli, exercises, progress
+from ddp_course.checks.judge import Verdict
 
 NUMBERS = sorted(exercises.notebooks("solutions"))
 each_exercise = pytest.mark.parametrize("number", NUMBERS)
@@ -335,11 +337,25 @@ def test_reset_overwrites_nothing_that_it_cannot_keep(course):
     assert path.read_text() == "mine"
 
 
-def test_progress_survives_two_checks_at_once(course):
-    from ddp_course import progress
-    from ddp_course.checks.judge import Verdict
-
+def test_what_has_passed_stays_passed(course):
     progress.record(Verdict("03 bucketed", "passed", {}))
     progress.record(Verdict("03 bucketed", "failed", {}))
     stored = json.loads((course / "runs" / "progress.json").read_text())
     assert stored == {"03 bucketed": {"status": "failed", "passed": True, "hints": 0}}
+
+
+RECORD_FORTY = """
+import sys
+from ddp_course import progress
+from ddp_course.checks.judge import Verdict
+
+for number in range(40):
+    progress.record(Verdict(f"{sys.argv[1]} {number}", "passed", {}))
+"""
+
+
+def test_two_processes_that_record_at_once_lose_no_verdict(course):
+    command = [sys.executable, "-c", RECORD_FORTY]
+    both = [subprocess.Popen([*command, name], cwd=course) for name in ("one", "other")]
+    assert [process.wait(60) for process in both] == [0, 0]
+    assert len(progress.load()) == 80

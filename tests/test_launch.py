@@ -301,6 +301,20 @@ def test_a_rank_that_leaves_or_dies_is_named_with_how(how, expected):
     assert not living_ranks()
 
 
+@pytest.mark.parametrize(
+    "forged", ["{", "[]", "7", '{"time": "soon", "message": "", "frames": []}', '{"message": "x"}', "\\xff"]
+)
+def test_a_report_that_no_rank_of_ours_writes_is_a_rank_that_died(forged):
+    def forge():
+        folder = os.path.dirname(os.readlink("/proc/self/fd/1"))
+        with open(f"{folder}/{os.environ['RANK']}.failure", "wb") as file:
+            file.write(forged.encode().replace(b"\\xff", b"\xff"))
+        os._exit(3)
+
+    with pytest.raises(RankError, match="rank 0 of 1 left with exit code 3"):
+        launch(forge, nproc=1)
+
+
 def test_the_last_words_of_a_killed_rank_are_told_once():
     def complain():
         os.write(2, b"terminate called after throwing an instance of something\n")

@@ -267,6 +267,33 @@ def test_ctrl_c_under_torchrun_leaves_no_rank(workplace):
     assert not (workplace / "runs/lesson04/result.json").exists()
 
 
+INTERRUPTS_ITSELF = """
+import os, signal, time
+from ddp_course.runs import start
+
+def main():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(30)
+    except KeyboardInterrupt:
+        print("an exception, within whatever C++ had called")
+
+start(main)
+"""
+
+
+@pytest.mark.parametrize("under_torchrun", [True, False])
+def test_ctrl_c_becomes_no_exception_under_torchrun(under_torchrun, tmp_path):
+    """C++ that calls Python, as DDP does, aborts where that raises: so under torchrun nothing is to be raised at all."""
+    own_file = tmp_path / "0" / "error.json"
+    own_file.parent.mkdir()
+    variables = os.environ | ({"TORCHELASTIC_ERROR_FILE": str(own_file)} if under_torchrun else {})
+    done = python("-c", INTERRUPTS_ITSELF, env=variables, timeout=25)
+    assert done.stderr == ""
+    expected = (130, "") if under_torchrun else (0, "an exception, within whatever C++ had called\n")
+    assert (done.returncode, done.stdout) == expected
+
+
 def test_ctrl_c_alone_ends_quietly(workplace):
     command = [sys.executable, "ddp_course/lesson01.py", "--data", "digits", "--epochs", "1000"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

@@ -1,0 +1,163 @@
+"""SyncBatchNorm: BatchNorm that sees the batch of all ranks, on a CPU too.
+
+torchrun --nproc_per_node 2 ddp_course/lesson05.py --batch-size 2 --train-samples 576
+torchrun --nproc_per_node 2 ddp_course/lesson05.py --no-sync --batch-size 2 --train-samples 576
+torchrun ddp_course/lesson05.py --epochs 1
+python -m ddp_course.lesson05 --epochs 1
+"""
+
+import argparse
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+from ddp_course import data, runs
+from ddp_course.distributed import backend_for, choose_device, process_group
+from ddp_course.lesson04 import evaluate, load, save, train_one_epoch
+from ddp_course.models import NormNet
+
+
+class NormalizeOverRanks(torch.autograd.Function):
+    """Give each channel mean 0 and variance 1 over the batches of all ranks together.
+
+    x: (batch, channels, ...), on each rank its own part, which may be empty. Returns the normalised x, and of the joined
+    batch the mean and the (biased) variance of each channel, float64 (channels,), and the count, float64 (1,): how many
+    values each channel has. Raises ValueError, on all ranks, where that is less than two.
+
+    The formulas: S. Ioffe, C. Szegedy, Batch Normalization, 2015, section 3, with each sum taken over all ranks.
+    """
+
+    @staticmethod
+    def forward(ctx, x, eps):
+        wide = x.double()  # mean(x²) - mean(x)² is a small difference of large numbers
+        count = wide.new_tensor([x.numel() // x.shape[1]])
+        sums = torch.cat([sum_by_channel(wide), sum_by_channel(wide.square()), count])
+        dist.all_reduce(sums)
+        total, squares, count = sums.split([x.shape[1], x.shape[1], 1])
+        if count < 2:
+            raise ValueError(
+                f"Expected more than 1 value per channel when training, got {int(count)} on all ranks"
+            )
+        mean = total / count
+        variance = (squares / count - mean.square()).clamp(min=0)
+        scale = (variance + eps).rsqrt()
+        normalized = ((wide - along_channels(mean, x)) * along_channels(scale, x)).to(x.dtype)
+        ctx.save_for_backward(normalized, scale, count)
+        ctx.mark_non_differentiable(mean, variance, count)
+        return normalized, mean, variance, count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient, *_):
+        normalized, scale, count = ctx.saved_tensors
+        wide, normal = gradient.double(), normalized.double()
+        sums = torch.cat([sum_by_channel(wide), sum_by_channel(wide * normal)])
+        dist.all_reduce(sums)
+        mean, slope = (along_channels(part, wide) for part in (sums / count).chunk(2))
+        return ((wide - mean - normal * slope) * along_channels(scale, wide)).to(gradient.dtype), None
+
+
+def sum_by_channel(x):
+    """Sum over all dimensions but the second: (batch, channels, ...) becomes (channels,)."""
+    return x.sum(dim=[0, *range(2, x.dim())])
+
+
+def along_channels(vector, x):
+    """Shape (channels,) so that it meets x, (batch, channels, ...), channel by channel."""
+    return vector.view(1, -1, *[1] * (x.dim() - 2))
+
+
+class SyncBatchNorm(_BatchNorm):
+    """BatchNorm1d, 2d and 3d in one, with the statistics of the batches of all ranks together, on any backend.
+
+    Takes (batch, channels, ...), float, and returns the same shape. All ranks must call it equally often while it trains;
+    in eval mode, and outside of a process group, it is an ordinary BatchNorm, which communicates with nobody.
+    Options and state are those of `nn.BatchNorm1d`, and so are the names in its state_dict.
+    Raises ValueError where the shape does not fit, or where a channel has less than two values on all ranks together.
+    """
+
+    def _check_input_dim(self, x):
+        if x.dim() < 2 or x.shape[1] != self.num_features:
+            raise ValueError(f"expected (batch, {self.num_features}, ...), got {tuple(x.shape)}")
+
+    def forward(self, x):
+        self._check_input_dim(x)
+        if not (self.training and dist.is_initialized()):
+            return super().forward(x)
+        x, mean, variance, count = NormalizeOverRanks.apply(x, self.eps)
+        if self.track_running_stats:
+            self.update_running_statistics(mean, variance, count)
+        if not self.affine:
+            return x
+        return x * along_channels(self.weight, x) + along_channels(self.bias, x)
+
+    @torch.no_grad()
+    def update_running_statistics(self, mean, variance, count):
+        self.num_batches_tracked += 1
+        part = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
+        unbiased = variance * count / (count - 1)
+        self.running_mean += part * (mean.to(self.running_mean.dtype) - self.running_mean)
+        self.running_var += part * (unbiased.to(self.running_var.dtype) - self.running_var)
+
+
+def convert_sync_batchnorm(module):
+    """Replace every BatchNorm in `module` by a SyncBatchNorm that has its parameters, buffers and mode; return the result.
+
+    On CUDA that is torch's own, which is faster; elsewhere ours. To be called before the model is wrapped in DDP.
+    """
+    if any(tensor.is_cuda for tensor in [*module.parameters(), *module.buffers()]):
+        return nn.SyncBatchNorm.convert_sync_batchnorm(module)
+    if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm | nn.SyncBatchNorm):
+        converted = SyncBatchNorm(module.num_features)
+        converted.__dict__.update(module.__dict__)  # the very same Parameters, buffers, options and hooks
+        return converted
+    for name, child in module.named_children():
+        setattr(module, name, convert_sync_batchnorm(child))
+    return module
+
+
+def arguments(argv=None):
+    parser = runs.parser(__file__, __doc__)
+    parser.add_argument("--sync", action=argparse.BooleanOptionalAction, default=True)
+    return parser.parse_args(argv)
+
+
+def main(argv=None):
+    args = arguments(argv)
+    device = choose_device(args.device)
+    with process_group(backend_for(device)) as (rank, world_size):
+        log = runs.open_folder(args.out)
+        train_set, test_set = data.load(args.data, args.train_samples, device)
+        runs.check_batch_size(args.batch_size, len(train_set), world_size)
+        sampler = DistributedSampler(train_set, world_size, rank, shuffle=True, seed=args.seed)
+        train_loader = DataLoader(train_set, args.batch_size, sampler=sampler, drop_last=True)
+
+        torch.manual_seed(args.seed)
+        model = NormNet().to(device)
+        if args.sync:
+            model = convert_sync_batchnorm(model)
+        model = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+        losses, seconds = [], 0.0
+        for epoch in range(args.epochs):
+            sampler.set_epoch(epoch)
+            begin = time.perf_counter()
+            losses += train_one_epoch(model, train_loader, optimizer, device)
+            seconds += time.perf_counter() - begin
+            correct, seen = evaluate(model, test_set, device)  # in eval mode: nobody communicates
+            log.info(f"epoch {epoch + 1}: loss {losses[-1]:.3f}, test accuracy {correct / seen:.1%}")
+
+        save(model, args.out / "model.pt")
+        load(model, args.out / "model.pt", device)
+        return runs.finish(args, device, model.module, train_set, losses, seconds, correct / seen, seen)
+
+
+if __name__ == "__main__":
+    runs.start(main)
