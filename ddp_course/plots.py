@@ -386,3 +386,23 @@ def sample_map(owners, title):
         axis.set_yticks(range(len(owners)), list(owners))
         axis.grid(visible=False)
         plt.show()
+
+
+def batch_statistics(seen, truth, title):
+    """Mean and standard deviation of one feature, batch by batch. seen: {who: [(mean, deviation), ...]}; truth: the same of
+    all data. The last of `seen` is drawn in ink."""
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(8.5, 2.9))
+        mean, deviation = truth
+        axis.axhspan(mean - deviation, mean + deviation, color="#f0f0f0", zorder=0)
+        axis.axhline(mean, color="#999999", linewidth=1, linestyle="--", label="all data")
+        for place, (who, pairs) in enumerate(seen.items()):
+            color = INK if place == len(seen) - 1 else color_of(place)
+            steps = [step + 0.18 * (place - (len(seen) - 1) / 2) for step in range(1, len(pairs) + 1)]
+            means, deviations = zip(*pairs)
+            axis.errorbar(steps, means, deviations, fmt="o", markersize=4, color=color, label=who)
+        axis.set(xlabel="batch", ylabel="mean ± deviation", title=title)
+        axis.set_xticks(range(1, len(pairs) + 1))
+        axis.grid(axis="x", visible=False)
+        axis.legend(loc="upper left", bbox_to_anchor=(1, 1), borderpad=0)
+        plt.show()
