@@ -16,7 +16,15 @@ from rich.table import Table
 from ddp_course.runs import write_atomically
 
 HERE = Path(__file__).parent
-BENCHMARKS = ["imports", "launch_and_torchrun", "input_path", "bucketed_ddp", "notebooks", "exercises"]
+BENCHMARKS = [
+    "imports",
+    "launch_and_torchrun",
+    "input_path",
+    "bucketed_ddp",
+    "no_sync",
+    "notebooks",
+    "exercises",
+]
 
 
 def main():

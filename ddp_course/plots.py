@@ -406,3 +406,40 @@ def batch_statistics(seen, truth, title):
         axis.grid(axis="x", visible=False)
         axis.legend(loc="upper left", bbox_to_anchor=(1, 1), borderpad=0)
         plt.show()
+
+
+def accumulation(ranks, micro_batches):
+    """The micro-batches of one update, and when the ranks talk: after each of them, and after the last one only."""
+    with plt.rc_context(STYLE):
+        height = 0.75 + 0.38 * ranks
+        figure, axes = plt.subplots(2, 1, figsize=(8.5, 2 * height), sharex=True)
+        for axis, synced, title in (
+            (axes[0], True, "each backward averages its gradients"),
+            (axes[1], False, "no_sync() for all but the last"),
+        ):
+            at = 0.0
+            for number in range(micro_batches):
+                for rank in range(ranks):
+                    box = plt.Rectangle((at, rank - 0.36), 0.92, 0.72, facecolor=color_of(rank), linewidth=0)
+                    axis.add_patch(box)
+                    label = f"micro-batch {number}"
+                    axis.text(at + 0.46, rank, label, ha="center", va="center", fontsize=8.5, color="white")
+                at += 1
+                if synced or number == micro_batches - 1:
+                    frame = plt.Rectangle(
+                        (at - 0.04, -0.4), 0.42, ranks - 0.2, facecolor="#f0f0f0", edgecolor=INK
+                    )
+                    axis.add_patch(frame)
+                    middle = (ranks - 1) / 2
+                    axis.text(at + 0.17, middle, "all-\nreduce", ha="center", va="center", fontsize=8.5)
+                    at += 0.46
+            step = plt.Rectangle((at, -0.4), 0.4, ranks - 0.2, facecolor=RANK_COLORS[2], linewidth=0)
+            axis.add_patch(step)
+            axis.text(
+                at + 0.2, (ranks - 1) / 2, "step", ha="center", va="center", fontsize=8.5, color="white"
+            )
+            axis.axis("off")
+            axis.set(xlim=(-0.75, 1.46 * micro_batches + 0.5), ylim=(ranks - 0.4, -0.6), title=title)
+            for rank in range(ranks):
+                axis.text(-0.1, rank, f"rank {rank}", ha="right", va="center", fontsize=9.5)
+        plt.show()

@@ -44,11 +44,11 @@ def parser(file, doc, trains=True):
     if trains:
         data_help = "auto is mnist where it is on the disk or can be had, else digits"
         flags.add_argument("--data", choices=["auto", "digits", "mnist"], default="auto", help=data_help)
-        flags.add_argument("--epochs", type=_count, default=3)
-        flags.add_argument("--batch-size", type=_count, default=64, help="samples a step, on each rank (64)")
+        flags.add_argument("--epochs", type=count, default=3)
+        flags.add_argument("--batch-size", type=count, default=64, help="samples a step, on each rank (64)")
         flags.add_argument(
             "--train-samples",
-            type=_count,
+            type=count,
             help="how many to train on (all on a GPU, at most 4096 elsewhere)",
         )
         flags.add_argument(
@@ -59,7 +59,8 @@ def parser(file, doc, trains=True):
     return flags
 
 
-def _count(text):
+def count(text):
+    """The type of a flag that is a number of something: a whole number from 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
     return int(text)

@@ -1,0 +1,217 @@
+"""Lesson 06: a window of micro-batches is one large batch, whatever counts in it, and costs one exchange of gradients."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_course import lesson06
+from ddp_course.distributed import process_group
+from ddp_course.launch import launch
+from ddp_course.models import MLP
+from ddp_course.profiling import count_collectives
+
+CPU = torch.device("cpu")
+OFF = torch.amp.GradScaler("cpu", enabled=False)
+DIGITS = ["--data", "digits", "--train-samples", "300", "--epochs", "2", "--no-dropout"]
+
+
+def micro_batches(lengths, ranks=6, size=4):
+    """[window][rank][micro-batch] of images and labels; of some micro-batches everything counts, of others nothing."""
+    draw = torch.Generator().manual_seed(5)
+    made = []
+    for length in lengths:
+        images = torch.randn(ranks, length, size, 784, generator=draw, dtype=torch.float64)
+        labels = torch.randint(10, (ranks, length, size), generator=draw)
+        counts = torch.randint(size + 1, (ranks, length, 1), generator=draw)
+        labels[torch.arange(size) >= counts] = lesson06.IGNORED
+        made.append([list(zip(images[rank], labels[rank])) for rank in range(ranks)])
+    return made
+
+
+def train(made, accumulate):
+    """One update a window; the parameters afterwards, and the losses. Each rank takes every n-th of six parts."""
+    with process_group() as (rank, world_size):
+        torch.manual_seed(rank)
+        model = DistributedDataParallel(MLP(width=16).double())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        losses = []
+        for of_parts in made:
+            window = [batch for part in of_parts[rank::world_size] for batch in part]
+            if not accumulate:
+                window = [tuple(torch.cat(parts) for parts in zip(*window))]
+            optimizer.zero_grad()
+            losses.append(lesson06.accumulate(model, window, CPU, OFF, torch.float32))
+            optimizer.step()
+        return nn.utils.parameters_to_vector(model.parameters()).detach(), torch.stack(losses)
+
+
+@pytest.mark.parametrize("nproc", [1, 2, 3])
+def test_windows_of_uneven_micro_batches_train_as_one_large_batch(nproc):
+    made = micro_batches([3, 3, 1])
+    [(expected, mean_losses)] = launch(train, made, False, nproc=1)
+    apart = launch(train, made, True, nproc=nproc)
+    for parameters, _ in apart:
+        torch.testing.assert_close(parameters, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(sum(losses for _, losses in apart), mean_losses)
+
+
+def test_the_reference_is_what_torch_makes_of_the_whole_batch():
+    """The large batch above goes through our own function: here it meets cross entropy's own mean."""
+    made = micro_batches([3])
+    [(expected, [loss])] = launch(train, made, False, nproc=1)
+
+    def plain():
+        torch.manual_seed(0)
+        model = MLP(width=16).double()
+        images, labels = (torch.cat(parts) for parts in zip(*(batch for part in made[0] for batch in part)))
+        loss = nn.functional.nll_loss(model(images), labels, ignore_index=-100)
+        loss.backward()
+        torch.optim.SGD(model.parameters(), lr=0.5).step()
+        return nn.utils.parameters_to_vector(model.parameters()).detach(), loss.detach()
+
+    [(parameters, plain_loss)] = launch(plain, nproc=1)
+    torch.testing.assert_close(parameters, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(loss, plain_loss)
+
+
+def mean_of_means(model, window, *_):
+    """Planted: what one writes who does not think of uneven batches."""
+    for images, labels in window:
+        loss = nn.functional.nll_loss(model(images), labels, ignore_index=-100) / len(window)
+        torch.nan_to_num(loss).backward()
+    return loss.detach()
+
+
+def without_world_size(model, window, *_):
+    """Planted: divides by all items, and lets DDP divide once more."""
+    items = lesson06.count_items(window, CPU)
+    for images, labels in window:
+        (nn.functional.nll_loss(model(images), labels, ignore_index=-100, reduction="sum") / items).backward()
+    return items
+
+
+@pytest.mark.parametrize("fault", [mean_of_means, without_world_size])
+def test_the_comparison_finds_planted_faults(fault):
+    def train_with(fault, made):
+        lesson06.accumulate = fault
+        return train(made, True)
+
+    made = micro_batches([3, 3, 1])
+    [(expected, _)] = launch(train, made, False, nproc=1)
+    for parameters, _ in launch(train_with, fault, made):
+        assert not torch.allclose(parameters, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_window_in_which_nothing_counts_changes_nothing():
+    def nothing_counts():
+        with process_group():
+            model = DistributedDataParallel(MLP(width=16))
+            window = [(torch.randn(4, 784), torch.full((4,), lesson06.IGNORED))] * 2
+            loss = lesson06.accumulate(model, window, CPU, OFF, torch.float32)
+            return loss.item(), max(parameter.grad.abs().max().item() for parameter in model.parameters())
+
+    assert launch(nothing_counts) == [(0.0, 0.0)] * 2
+
+
+@pytest.mark.parametrize("micro", [1, 2, 5])
+def test_gradients_travel_once_a_window(micro):
+    def collectives(micro):
+        with process_group():
+            model = DistributedDataParallel(MLP(width=16))
+            window = [(torch.randn(4, 784), torch.randint(10, (4,)))] * micro
+            return count_collectives(lambda: lesson06.accumulate(model, window, CPU, OFF, torch.float32))
+
+    assert (
+        launch(collectives, micro) == [{"allreduce": 2}] * 2
+    )  # of the number of items, and of the one bucket
+
+
+def test_windows_hold_all_batches_in_order():
+    assert list(lesson06.windows(range(7), 3)) == [[0, 1, 2], [3, 4, 5], [6]]
+    assert list(lesson06.windows(range(6), 3)) == [[0, 1, 2], [3, 4, 5]]
+    assert list(lesson06.windows([], 3)) == []
+
+
+# ---- the program ----
+
+
+def run(out, nproc, *options):
+    results = launch(lesson06.main, [*DIGITS, *options, "--out", str(out)], nproc=nproc)
+    losses = [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return results, losses, torch.load(out / "model.pt", weights_only=True)
+
+
+def test_the_program_trains_alike_however_the_batch_is_cut(tmp_path):
+    """300 samples in batches of 96: three windows, and one of 12 samples, in each of two epochs."""
+    _, expected, final = run(tmp_path / "1", 1, "--batch-size", "96", "--accumulate", "1")
+    assert len(expected) == 8
+    for nproc, batch_size, accumulate in [(1, 24, 4), (2, 12, 4), (3, 16, 2)]:
+        out = tmp_path / f"{nproc}-{batch_size}"
+        results, losses, state = run(
+            out, nproc, "--batch-size", str(batch_size), "--accumulate", str(accumulate)
+        )
+        torch.testing.assert_close(losses, expected, rtol=2e-3, atol=2e-3)
+        for name in final:
+            assert (state[name] - final[name]).norm() < 0.01 * final[name].norm() + 1e-4
+        assert len({result["params_sha256"] for result in results}) == 1
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_it_trains_in_16_bits(precision, tmp_path):
+    options = ["--train-samples", "64", "--epochs", "3", "--batch-size", "16", "--accumulate", "2"]
+    results, losses, state = run(tmp_path, 2, *options, "--precision", precision)
+    assert losses[-1] < losses[0] - 0.2
+    assert {value.dtype for value in state.values()} == {torch.float32}
+    assert len({result["params_sha256"] for result in results}) == 1
+
+
+class Order:
+    """Notes in which order things are called."""
+
+    def __init__(self):
+        self.calls = []
+
+    def note(self, owner, name):
+        original = getattr(owner, name)
+        setattr(owner, name, lambda *args, **kw: (self.calls.append(name), original(*args, **kw))[1])
+
+
+def test_each_update_unscales_clips_steps_and_schedules_once_in_this_order(tmp_path):
+    def calls(options):
+        order = Order()
+        order.note(torch.Tensor, "backward")
+        order.note(torch.amp.GradScaler, "unscale_")
+        order.note(nn.utils, "clip_grad_norm_")
+        order.note(torch.amp.GradScaler, "step")
+        order.note(torch.amp.GradScaler, "update")
+        original = torch.optim.lr_scheduler.LinearLR.step
+        started = []
+
+        def schedule(self):
+            started and order.calls.append(
+                "schedule"
+            )  # the first call is the scheduler's own, when it is made
+            started.append(True)
+            original(self)
+
+        torch.optim.lr_scheduler.LinearLR.step = schedule
+        lesson06.main(options)
+        return order.calls
+
+    options = [
+        *DIGITS,
+        "--train-samples",
+        "80",
+        "--epochs",
+        "1",
+        "--batch-size",
+        "16",
+        "--out",
+        str(tmp_path),
+    ]
+    update = ["unscale_", "clip_grad_norm_", "step", "update", "schedule"]
+    expected = ["backward"] * 3 + update + ["backward"] * 2 + update
+    assert launch(calls, [*options, "--accumulate", "3"], nproc=1) == [expected]
