@@ -76,16 +76,20 @@ def loopback_interface():
     return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
 
 
+def stay_on_this_machine():
+    """Where all ranks are on one machine, have gloo talk through its loopback interface only."""
+    place = torchrun_environment()
+    if place.world_size == place.local_world_size and loopback_interface():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
+
+
 def rendezvous():
     """Where this process meets the others, as arguments for `init_process_group`.
 
     Under torchrun that stands in the environment, and there is nothing to add. A process that is alone
-    gets a store of its own, and needs neither address nor port. Where all ranks are on one machine,
-    gloo is told to stay on its loopback interface.
+    gets a store of its own, and needs neither address nor port.
     """
-    place = torchrun_environment()
-    if place.world_size == place.local_world_size and loopback_interface():
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
+    stay_on_this_machine()
     if "RANK" in os.environ:
         return {}
     return {"store": dist.HashStore(), "rank": 0, "world_size": 1}

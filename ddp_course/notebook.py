@@ -11,7 +11,9 @@ import difflib
 import html
 import io
 import re
+import subprocess
 import sys
+import warnings
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
@@ -99,8 +101,41 @@ def fails(*patterns):
     raise AssertionError("this was to fail, but it worked")
 
 
+def fresh_kernel(*cells, timeout=60):
+    """Run cells, texts, in a kernel of their own, as after "Restart Kernel"; print what they print.
+
+    Raises RuntimeError where a cell raises, with its error, and TimeoutError where one takes longer than `timeout`
+    seconds. Either way no process of it is left.
+    """
+    from jupyter_client.manager import KernelManager
+
+    def show_output(message):
+        if message["msg_type"] == "stream" and message["content"]["name"] == "stdout":
+            print(message["content"]["text"], end="")
+
+    manager = KernelManager(kernel_name="python3")
+    manager.start_kernel(stderr=subprocess.DEVNULL)
+    client = manager.client()
+    try:
+        client.start_channels()
+        client.wait_for_ready(timeout=60)
+        for cell in cells:
+            try:
+                reply = client.execute_interactive(cell, timeout=timeout, output_hook=show_output)["content"]
+            except TimeoutError:
+                raise TimeoutError(
+                    f"the cell did not end within {timeout:g} s, and its kernel was stopped"
+                ) from None
+            if reply["status"] == "error":
+                raise RuntimeError(f"{reply['ename']}: {reply['evalue']}")
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)  # with the processes that it has started
+
+
 def load_ipython_extension(shell):
     """What `%load_ext ddp_course.notebook` does."""
+    warnings.filterwarnings("ignore", "IProgress not found")  # of progress bars as widgets: text will do
     start_server()
     shell.register_magic_function(ranks, magic_kind="cell")
     shell.run_line_magic("load_ext", "autoreload")
