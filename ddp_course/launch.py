@@ -115,13 +115,14 @@ def launch_untrusted(fn, *args, nproc=1, timeout=60):
     return run.results()
 
 
-def start_server():
+def start_server(*more):
     """Start the fork server ahead of the first launch, so that not even the first one waits for `import torch`.
 
+    more: names of modules that the ranks are to begin with, besides torch: those that take seconds to import.
     Returns at once, the server imports in the background. Does nothing where it runs already.
     """
     if start_method() == "forkserver":
-        multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+        multiprocessing.get_context("forkserver").set_forkserver_preload([*PRELOADED, *more])
         keep_freed_memory()
         with _main_module_hidden():
             multiprocessing.forkserver.ensure_running()
