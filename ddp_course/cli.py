@@ -189,7 +189,7 @@ def execute(
         except Exception as error:
             failed = True
             verdict = f"failed: {str(error).strip().splitlines()[-1]}"
-        table.add_row(notebook.stem, f"{time.perf_counter() - begin:.0f}", verdict)
+        table.add_row(notebook.stem, f"{time.perf_counter() - begin:.0f}", escape(verdict))
     console.print(table)
     console.print(f"The notebooks with today's outputs: {os.path.relpath(folder)}")
     raise typer.Exit(1 if failed else 0)

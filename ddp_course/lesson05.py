@@ -93,9 +93,12 @@ class SyncBatchNorm(_BatchNorm):
         x, mean, variance, count = NormalizeOverRanks.apply(x, self.eps)
         if self.track_running_stats:
             self.update_running_statistics(mean, variance, count)
-        if not self.affine:
-            return x
-        return (x * along_channels(self.weight, x) + along_channels(self.bias, x)).to(x.dtype)
+        output = x
+        if self.weight is not None:
+            output = output * along_channels(self.weight, x)
+        if self.bias is not None:
+            output = output + along_channels(self.bias, x)
+        return output.to(x.dtype)
 
     @torch.no_grad()
     def update_running_statistics(self, mean, variance, count):

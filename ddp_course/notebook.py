@@ -11,6 +11,7 @@ import difflib
 import html
 import io
 import re
+import signal
 import subprocess
 import sys
 import warnings
@@ -136,10 +137,18 @@ def fresh_kernel(*cells, timeout=60):
 def load_ipython_extension(shell):
     """What `%load_ext ddp_course.notebook` does."""
     warnings.filterwarnings("ignore", "IProgress not found")  # of progress bars as widgets: text will do
+    _keep_signals(shell)
     start_server()
     shell.register_magic_function(ranks, magic_kind="cell")
     shell.run_line_magic("load_ext", "autoreload")
     shell.run_line_magic("autoreload", "2")
+
+
+def _keep_signals(shell):
+    """Undo, after each cell, what notebook_launcher does to the kernel: torchrun's agent, which runs within it, answers
+    signals in its own way from then on, and ends the kernel with a traceback when that is shut down."""
+    before = signal.getsignal(signal.SIGTERM)
+    shell.events.register("post_run_cell", lambda result: signal.signal(signal.SIGTERM, before))
 
 
 @magic_arguments()

@@ -1,5 +1,7 @@
 """Lesson 05: SyncBatchNorm on ranks is BatchNorm on the joined batch, forward, backward, in training and in the program."""
 
+import inspect
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -24,6 +26,9 @@ OPTIONS = [
     {"affine": False, "track_running_stats": False},
 ]
 
+if "bias" in inspect.signature(nn.BatchNorm1d).parameters:  # since torch 2.15
+    OPTIONS.append({"bias": False})
+
 
 def two_steps(parts, options, convert):
     """Two forwards and backwards of this rank's part; all that a BatchNorm does: own values, and those that all share."""
@@ -33,7 +38,8 @@ def two_steps(parts, options, convert):
         if options.get("affine", True):
             with torch.no_grad():
                 layer.weight.copy_(torch.arange(x.shape[1]) + 0.5)
-                layer.bias.copy_(torch.arange(x.shape[1]) - 1)
+                if layer.bias is not None:
+                    layer.bias.copy_(torch.arange(x.shape[1]) - 1)
         if convert:
             layer = lesson05.convert_sync_batchnorm(layer)
             assert type(layer) is lesson05.SyncBatchNorm

@@ -1,0 +1,603 @@
+"""Exercise 05: batch normalisation over all ranks, forward and backward, and putting it into a network."""
+
+from functools import partial
+from itertools import zip_longest
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_course.checks.judge import Wrong, question, trying
+from ddp_course.checks.training import close, equal, fill, state, take_steps
+from ddp_course.checks.watch import Watch, noting_works
+from ddp_course.distributed import process_group
+from ddp_course.launch import SYMPTOMS
+from ddp_course.lesson05 import SyncBatchNorm, along_channels, sum_by_channel
+
+# ---- 1 and 2: parts of a batch, and what an answer did with them ----
+
+
+def parts_of_a_batch(draw, ranks, dims, empty=None):
+    """A random batch, float64 (batch, channels, ...): parts of different lengths, one for each rank.
+
+    empty: the rank whose part has no samples. Mean and deviation of a channel are others in each part.
+    """
+    lengths = [0 if rank == empty else length for rank, length in enumerate(draw.sample(range(3, 8), ranks))]
+    channels, further = draw.randint(8, 10), draw.sample(range(2, 5), dims - 2)
+    generator, parts = torch.Generator().manual_seed(draw.randrange(10**6)), []
+    for length in lengths:
+        noise = torch.randn(length, channels, *further, generator=generator, dtype=torch.float64)
+        mean = 2 * torch.randn(channels, generator=generator)
+        deviation = 0.5 + torch.rand(channels, generator=generator)
+        parts.append(along_channels(mean, noise) + along_channels(deviation, noise) * noise)
+    return parts
+
+
+def many_samples(draw, ranks):
+    """Parts of a batch, so large that a few numbers for each channel are little beside them."""
+    generator = torch.Generator().manual_seed(draw.randrange(10**6))
+    shapes = [(30 + rank, 2, 16, 16) for rank in range(ranks)]
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+def in_words(parts):
+    """What a batch is like: 'parts of 3 and 5 samples, each (8, 2, 4), float64'."""
+    *first, last = [str(len(part)) for part in parts]
+    kind = str(parts[0].dtype).removeprefix("torch.")
+    return f"parts of {', '.join(first)} and {last} samples, each {tuple(parts[0].shape[1:])}, {kind}"
+
+
+def calls(function, cases):
+    """Call an answer with this rank's arguments of each case; say what it returned, sent and changed.
+
+    cases: pairs of a name and a list of arguments for each rank.
+    """
+    seen = []
+    with process_group(timeout=4) as (rank, world_size):
+        for name, of_ranks in cases:
+            given = of_ranks[rank]
+            tensors = [value for value in given if isinstance(value, torch.Tensor)]
+            copies = [tensor.clone() for tensor in tensors]
+            with trying(name), Watch() as watch, noting_works() as works:
+                returned = function(*given)
+            pairs = enumerate(zip(tensors, copies))
+            seen.append({
+                "returned": returned, "sent": [entry["name"] for entry in watch.log],
+                "bytes": sum(entry["bytes"] for entry in watch.log),
+                "forgotten": sum(not work.waited for work in works),
+                "changed": [place for place, (tensor, copy) in pairs if not torch.equal(tensor, copy)],
+            })  # fmt: skip
+    return seen
+
+
+def the_call_with_an_empty_part(function, name, of_ranks):
+    """One of these `calls`; "lost" on a rank that has waited for another in vain."""
+    try:
+        return calls(function, [(name, of_ranks)])[0]
+    except RuntimeError as error:
+        if any(symptom in str(error) for symptom in SYMPTOMS):
+            return "lost"
+        raise
+
+
+def seen_with_an_empty_part(answer, name, of_ranks, empty):
+    n = len(of_ranks)
+    seen = answer.on_ranks(the_call_with_an_empty_part, name, of_ranks, nproc=n)
+    if "lost" in seen:
+        raise Wrong(name, rank=f"{empty} of {n}", expected="the same collectives as on the other ranks",
+                    got="it returns, and the others wait for it", cause="a rank whose part is empty has "
+                    "nothing to add, but calls the same collectives, with zeros: the others cannot know",
+                    )  # fmt: skip
+    return seen
+
+
+def judge_waits(name, of_ranks):
+    for rank, of_rank in enumerate(of_ranks):
+        if of_rank["forgotten"]:
+            raise Wrong(name, rank=f"{rank} of {len(of_ranks)}", expected="a wait() for each all-reduce",
+                        got="one that was never waited for", cause="all_reduce(..., async_op=True) only "
+                        "begins: until work.wait() has returned, the sums may not be there")  # fmt: skip
+
+
+def judge_manners(name, of_ranks, most, inputs):
+    """Raise Wrong unless the inputs are as they were, and at most so many collectives were called."""
+    for rank, of_rank in enumerate(of_ranks):
+        where = f"{rank} of {len(of_ranks)}"
+        for place in of_rank["changed"]:
+            raise Wrong(f"{inputs[place]} after {name}", rank=where, expected="as it was", got="changed",
+                        cause="it was changed in place, and others still need it: -=, mul_() and their like "
+                        "write into the tensor that was given")  # fmt: skip
+        if len(of_rank["sent"]) > most:
+            raise Wrong(f"collectives in {name}", rank=where, expected=f"at most {most}",
+                        got=", ".join(of_rank["sent"]), cause="each collective has all ranks wait for the "
+                        "slowest: let what is known at one time travel together, by torch.cat")  # fmt: skip
+
+
+def judge_bytes(name, arguments, of_ranks):
+    """Raise Wrong where about as much was sent as the batch itself."""
+    for rank, of_rank in enumerate(of_ranks):
+        of_part = arguments[rank][0].nbytes
+        if of_rank["bytes"] > of_part / 10:
+            raise Wrong(f"what is sent by {name}", rank=f"{rank} of {len(of_ranks)}",
+                        expected="a few numbers for each channel",
+                        got=f"{of_rank['bytes']:,} bytes, where this rank's part of x has {of_part:,}",
+                        cause="the samples themselves are sent: sums over them are enough")  # fmt: skip
+
+
+def agree(got, expected, tolerance):
+    """Whether numbers differ by no more than this, of their size or absolutely."""
+    return torch.allclose(got.double(), expected.double(), rtol=tolerance, atol=tolerance)
+
+
+def compare(checked, where, got, expected, looks, otherwise, tolerance=1e-10):
+    """Raise Wrong unless `got` agrees with `expected`; say what it looks like instead.
+
+    looks: a function that gives pairs of numbers and a cause; otherwise: the cause where none of them fits.
+    """
+    if agree(got, expected, tolerance):
+        return
+    if tolerance < 1e-5 and agree(got, expected, 1e-5):
+        cause = "it is right to about seven digits: somewhere on the way, 64 bits have become 32"
+    else:
+        cause = next((text for value, text in looks() if agree(got, value, 1e-5)), otherwise)
+    raise Wrong(checked, rank=where, expected=expected, got=got, cause=cause)
+
+
+def statistics(x, less=0):
+    """Mean and variance of each channel, both nan where x is empty. less: 1 for the unbiased variance."""
+    count = x[:, 0].numel()
+    mean = sum_by_channel(x) / count
+    return mean, sum_by_channel((x - along_channels(mean, x)).square()) / (count - less)
+
+
+# ---- 1: forward ----
+
+
+@question(
+    "The variance of a channel follows from three sums over its values: how many there are, the values, and "
+    "their squares. Sums over the parts add up to those over the whole batch; means and variances do not.",
+    "x.sum(dim=[0, *range(2, x.dim())]) leaves the channels. torch.cat makes one tensor of all three sums, "
+    "for one all_reduce. Begin with x.double(): mean(x²) - mean(x)² is a small difference of large numbers.",
+    "wide = x.double(); sums = torch.cat([wide.sum(dims), (wide * wide).sum(dims), wide.new_tensor([values "
+    "per channel])]); all_reduce; mean = total / count; variance = squares / count - mean²; then (wide - "
+    "mean) / (variance + eps).sqrt(), with both as view(1, -1, 1, ...), and at the end .to(x.dtype).",
+)
+def check_normalize(answer, draw):
+    """Mean, variance and the normalised part are those of the joined batch: with uneven parts, with an empty
+    one, in 32 bits with a mean that is much larger than the deviation; and little is sent."""
+    n = draw.choice([2, 3])
+    batches = [parts_of_a_batch(draw, n, dims) for dims in (4, 2, 5, 3)]
+    channels = batches[0][0].shape[1]
+    far = torch.tensor([draw.choice([-1, 1]) * draw.uniform(2000, 5000) for _ in range(channels)])
+    batches.append([(part + along_channels(far, part)).float() for part in batches[0]])
+    batches.append(many_samples(draw, n))
+    cases = [a_forward(draw, parts) for parts in batches]
+    seen = answer.on_ranks(calls, cases, nproc=n)
+    for place, case in enumerate(cases):
+        judge_normalized(*case, [of_rank[place] for of_rank in seen])
+    judge_bytes(*cases[-1], [of_rank[-1] for of_rank in seen])
+
+    for n, empty in ((2, draw.randrange(2)), (3, draw.randrange(3))):
+        case = a_forward(draw, parts_of_a_batch(draw, n, draw.randint(2, 4), empty))
+        judge_normalized(*case, seen_with_an_empty_part(answer, *case, empty))
+
+
+def a_forward(draw, parts):
+    """A case for `calls`."""
+    eps = round(draw.uniform(0.2, 0.6), 2)
+    return f"normalize(x, eps={eps}) with {in_words(parts)}", [[part, eps] for part in parts]
+
+
+def judge_normalized(name, arguments, of_ranks):
+    """Raise Wrong unless the ranks have what one process gets for the joined batch."""
+    parts, eps = [part for part, _ in arguments], arguments[0][1]
+    joined = torch.cat(parts).double()
+    mean, variance = statistics(joined)
+    normalized = F.batch_norm(joined, None, None, training=True, eps=eps).split([len(part) for part in parts])
+    narrow = parts[0].dtype == torch.float32
+    tolerance = 1e-2 if narrow else 1e-10
+    why_variance = "it is the mean of (x - mean)², over all values of a channel, on all ranks"
+    if narrow:
+        why_variance = "the mean is large against the deviation, which is lost in the rounding of 32 bits: " \
+                       "sum in 64 bits, or subtract the mean before squaring"  # fmt: skip
+
+    judge_waits(name, of_ranks)
+    for rank, of_rank in reversed(list(enumerate(of_ranks))):  # rank 0 is often right by accident
+        where = f"{rank} of {len(parts)}"
+        got = three_tensors(name, where, of_rank["returned"], parts[rank])
+        if any(tensor.isnan().any() for tensor in got) and not all(map(len, parts)):
+            raise Wrong(name, rank=where, expected="numbers", got="nan", cause="the mean of an empty part is "
+                        "0/0, and stays nan whatever is added: sum over all ranks first, and then divide",
+                        )  # fmt: skip
+        compare(f"the mean from {name}", where, got[1], mean, partial(looks_of_mean, parts, rank),
+                "sum all values of a channel on all ranks, and divide by how many they are", tolerance,
+                )  # fmt: skip
+        compare(f"the variance from {name}", where, got[2], variance, partial(looks_of_variance, parts, rank),
+                why_variance, tolerance)  # fmt: skip
+        compare(f"normalized from {name}", where, got[0], normalized[rank],
+                partial(looks_of_normalized, parts, rank, eps), "mean and variance are right; normalized is "
+                "(x - mean) / (variance + eps).sqrt(), channel by channel", tolerance)  # fmt: skip
+    judge_manners(name, of_ranks, 2, ["x"])
+
+
+def three_tensors(name, where, returned, part):
+    """normalized, mean and variance, if that is what came back, in their shapes."""
+    is_triple = isinstance(returned, list) and len(returned) == 3
+    if not is_triple or not all(isinstance(value, torch.Tensor) for value in returned):
+        raise Wrong(name, rank=where, expected="three tensors", got=returned,
+                    cause="return normalized, mean, variance, in this order")  # fmt: skip
+    shapes = {"normalized": part.shape, "the mean": part.shape[1:2], "the variance": part.shape[1:2]}
+    for (what, shape), value in zip(shapes.items(), returned):
+        if value.shape != shape:
+            raise Wrong(f"the shape of {what} from {name}", rank=where, expected=tuple(shape),
+                        got=tuple(value.shape), cause="normalized has the shape of x; mean and variance have "
+                        "one number for each channel: sum over all dimensions but the second")  # fmt: skip
+    if returned[0].dtype != part.dtype:
+        raise Wrong(f"the type of normalized from {name}", rank=where, expected=part.dtype,
+                    got=returned[0].dtype, cause="the next layer expects the type of x: compute in 64 bits, "
+                    "and return .to(x.dtype)")  # fmt: skip
+    return returned
+
+
+def looks_of_mean(parts, rank):
+    joined, own = torch.cat(parts).double(), parts[rank].double()
+    total, means = sum_by_channel(joined), [statistics(part)[0] for part in parts]
+    return [
+        (means[rank], "it is the mean of this rank's own part: sum over the ranks"),
+        (sum(means) / len(parts), "it is the mean of the ranks' means, in which a short part weighs as much "
+                                  "as a long one: sum values and counts, and then divide"),
+        (total / max(1, own[:, 0].numel()), "the sum of all ranks is divided by the count of this rank only: "
+                                            "sum the counts, too"),
+        (total / len(joined), "it is divided by the number of samples, not by that of values"),
+    ]  # fmt: skip
+
+
+def looks_of_variance(parts, rank):
+    joined = torch.cat(parts).double()
+    mean, variance = statistics(joined)
+    variances = [statistics(part)[1] for part in parts]
+    weighted = sum(own * len(part) for own, part in zip(variances, parts)) / len(joined)
+    apart = (
+        "it is a mean of the ranks' variances, and leaves out how far their means lie apart: sum the squares"
+    )
+    return [
+        (variances[rank], "it is the variance of this rank's own part: sum over the ranks"),
+        (sum(variances) / len(parts), apart),
+        (weighted, apart),
+        (statistics(joined, less=1)[1], "it is the unbiased variance, divided by one less than the count: "
+                                        "BatchNorm normalises with the biased one"),
+        (variance + mean.square(), "it is the mean of the squares: subtract the square of the mean"),
+        (variance.sqrt(), "it is the deviation, the root of the variance"),
+    ]  # fmt: skip
+
+
+def looks_of_normalized(parts, rank, eps):
+    joined, x = torch.cat(parts).double(), parts[rank].double()
+    mean, variance = statistics(joined)
+    own_mean, own_variance = statistics(x)
+    unbiased = statistics(joined, less=1)[1]
+
+    def by(deviation, mean=mean):
+        return (x - along_channels(mean, x)) / along_channels(deviation, x)
+
+    return [
+        (by(variance.sqrt()), "eps is forgotten: add it to the variance"),
+        (by(variance.sqrt() + eps), "eps is added to the root: it belongs under it, to the variance"),
+        (by(variance + eps), "it is divided by the variance: the root is missing"),
+        (by((unbiased + eps).sqrt()), "here the variance is unbiased, though the biased one is returned"),
+        (by((own_variance + eps).sqrt(), own_mean), "here mean and variance are those of this rank's own "
+                                                    "part, though those of the joined batch are returned"),
+    ]  # fmt: skip
+
+
+# ---- 2: backward ----
+
+
+@question(
+    "Each value of x moves all normalised values of its channel, those on other ranks, too: it moves the "
+    "mean and the variance. What has to be known of the other ranks' gradients is two sums for each channel.",
+    "In one process: (gradient - mean(gradient) - normalized * mean(gradient * normalized)) * scale, channel "
+    "by channel. Both means are over the joined batch: sums over all ranks, divided by count.",
+    "sums = torch.cat([gradient.sum(dims), (gradient * normalized).sum(dims)]), where dims are all but the "
+    "second; dist.all_reduce(sums); mean, slope = (sums / count).chunk(2); then the formula, with mean, "
+    "slope and scale as view(1, -1, 1, ...).",
+)
+def check_input_gradient(answer, draw):
+    """The gradient by each rank's part is autograd's for the joined batch, with all losses added up."""
+    n = draw.choice([2, 3])
+    batches = [parts_of_a_batch(draw, n, dims) for dims in (4, 2, 5, 3)] + [many_samples(draw, n)]
+    cases = [a_backward(draw, parts) for parts in batches]
+    seen = answer.on_ranks(calls, [case[:2] for case in cases], nproc=n)
+    for place, case in enumerate(cases):
+        judge_gradient(*case, [of_rank[place] for of_rank in seen])
+    judge_bytes(*cases[-1][:2], [of_rank[-1] for of_rank in seen])
+
+    empty = draw.randrange(3)
+    case = a_backward(draw, parts_of_a_batch(draw, 3, draw.randint(2, 4), empty))
+    judge_gradient(*case, seen_with_an_empty_part(answer, *case[:2], empty))
+
+
+def a_backward(draw, parts):
+    """A case for `calls`, and the gradients that autograd finds in one process, for each rank's part."""
+    eps, joined = draw.uniform(0.2, 0.6), torch.cat(parts).requires_grad_(True)
+    normalized = F.batch_norm(joined, None, None, training=True, eps=eps)
+    noise = torch.randn(joined.shape, generator=torch.Generator().manual_seed(draw.randrange(10**6)))
+    gradient = 0.5 + normalized.detach() + noise
+    normalized.backward(gradient)
+
+    lengths = [len(part) for part in parts]
+    scale, count = (statistics(joined.detach())[1] + eps).rsqrt(), joined[:, 0].numel()
+    pairs = zip(gradient.split(lengths), normalized.detach().split(lengths))
+    arguments = [[of_rank.clone(), normal.clone(), scale, count] for of_rank, normal in pairs]
+    return f"input_gradient with {in_words(parts)}", arguments, joined.grad.split(lengths)
+
+
+def judge_gradient(name, arguments, expected, of_ranks):
+    """Raise Wrong unless the ranks have these gradients."""
+    judge_waits(name, of_ranks)
+    for rank, of_rank in reversed(list(enumerate(of_ranks))):
+        where, got, shape = f"{rank} of {len(of_ranks)}", of_rank["returned"], expected[rank].shape
+        if not isinstance(got, torch.Tensor) or got.shape != shape:
+            given = f"shape {tuple(got.shape)}" if isinstance(got, torch.Tensor) else got
+            raise Wrong(name, rank=where, expected=f"a tensor of shape {tuple(shape)}", got=given,
+                        cause="the gradient by x has the shape of x, as normalized does")  # fmt: skip
+        compare(name, where, got, expected[rank], partial(looks_of_gradient, arguments, expected, rank),
+                "it is (gradient - mean(gradient) - normalized * mean(gradient * normalized)) * scale, with "
+                "the means of each channel over the joined batch")  # fmt: skip
+    judge_manners(name, of_ranks, 1, ["gradient", "normalized", "scale"])
+
+
+def looks_of_gradient(arguments, expected, rank):
+    n, (gradient, normalized, scale, count) = len(arguments), arguments[rank]
+    own_count = max(1, gradient[:, 0].numel())
+    sums = [torch.stack([sum_by_channel(g), sum_by_channel(g * normal)]) for g, normal, *_ in arguments]
+    own, (mean, slope) = sums[rank], sum(sums) / count
+
+    def result(mean, slope, factor=scale):
+        mean, slope, factor = (along_channels(vector, gradient) for vector in (mean, slope, factor))
+        return (gradient - mean - normalized * slope) * factor
+
+    nothing = torch.zeros_like(mean)
+    return [
+        (result(*own / own_count), "both means are over this rank's part only: sum over the ranks, divide by "
+                                   "count"),
+        (result(*own / count), "the sums are of this rank's part only, though count is that of all: sum over "
+                               "the ranks"),
+        (result(*sum(sums) / own_count), "the sums of all ranks are divided by the count of this rank only: "
+                                         "divide by count"),
+        (result(nothing, nothing), "mean and variance are taken for constants, but they move with x"),
+        (result(mean, nothing), "what flows through the variance is missing: normalized * mean(gradient * "
+                                "normalized)"),
+        (result(nothing, slope), "what flows through the mean is missing: mean(gradient)"),
+        (result(-mean, -slope), "the two means are added: subtract them"),
+        (result(mean / n, slope / n), "the sums are averaged over the ranks, and then divided by count: that "
+                                      "has the values of all ranks in it already"),
+        (-expected[rank], "the sign is the opposite"),
+        (n * expected[rank], "it is multiplied by the number of ranks: the two sums have them all already"),
+        (expected[rank] / n, "it is divided by the number of ranks: what counts is the sum of the losses, "
+                             "not the mean"),
+        (result(mean, slope, nothing + 1), "scale is forgotten"),
+        (result(mean, slope, 1 / scale), "it is divided by scale, which is 1 / sqrt(variance + eps) already"),
+    ]  # fmt: skip
+
+
+# ---- 3: conversion ----
+
+BATCH_NORMS = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
+OPTIONS = ["num_features", "eps", "momentum", "affine", "track_running_stats"]
+
+
+class BatchNormBlock(nn.Module):
+    """Every kind of BatchNorm, with all options, at several depths, and among them what only looks like one,
+    as this block does by its name. Takes (batch, channels, 2, 2, 2), returns (batch, width)."""
+
+    def __init__(self, channels, width, eps, momentum):
+        super().__init__()
+        self.first = nn.BatchNorm3d(channels, eps, momentum)
+        self.first.weight.requires_grad_(False)
+        others = nn.Sequential(nn.InstanceNorm2d(channels, affine=True), nn.GroupNorm(1, channels))
+        self.images = nn.ModuleDict({"norm": nn.BatchNorm2d(channels, eps, affine=False), "others": others})
+        rest = [nn.Linear(8 * channels, width), SyncBatchNorm(width, eps)]
+        rest += [nn.Sequential(nn.Tanh(), nn.BatchNorm1d(width, eps, momentum=None)), nn.LayerNorm(width)]
+        rest += [nn.BatchNorm1d(width, momentum=momentum).eval()]
+        self.rest = nn.ModuleList([nn.BatchNorm1d(channels, track_running_stats=False), nn.Sequential(*rest)])
+
+    def forward(self, x):
+        x = self.images["norm"](self.first(x).flatten(3))
+        x = self.rest[0](self.images["others"](x).flatten(2))
+        return self.rest[1](x.flatten(1))
+
+
+def networks(seed, channels, eps, momentum):
+    """What an answer is to convert, {name: network}: layers by themselves, and at last a network to train."""
+    width = 4
+    made = {
+        "a BatchNorm1d": nn.BatchNorm1d(channels, eps, momentum),
+        "a BatchNorm2d with affine=False": nn.BatchNorm2d(channels, eps, momentum, affine=False),
+        "a BatchNorm3d with track_running_stats=False":
+            nn.BatchNorm3d(channels, eps, momentum=None, track_running_stats=False),
+        "a frozen BatchNorm1d in eval mode": nn.BatchNorm1d(channels, eps).requires_grad_(False).eval(),
+        "an InstanceNorm2d": nn.InstanceNorm2d(channels, eps, affine=True, track_running_stats=True),
+        "a network": nn.Sequential(BatchNormBlock(channels, width, eps, momentum), nn.Linear(width, 2)),
+    }  # fmt: skip
+    return {name: fill(network, seed) for name, network in made.items()}
+
+
+def conversions(convert, *of_networks):
+    """Convert each of the `networks`; say what has become of every layer, parameter and buffer."""
+    seen = []
+    for name, network in networks(*of_networks).items():
+        layers, tensors = dict(network.named_modules()), tensors_of(network)
+        before, values = {path: about(layer) for path, layer in layers.items()}, state(network)
+        kinds = {
+            key: "Parameter" if isinstance(value, nn.Parameter) else "buffer"
+            for key, value in tensors.items()
+        }
+        trained = {key: value.requires_grad for key, value in tensors.items()}
+        with trying(f"convert of {name}"):
+            converted = convert(network)
+        if not isinstance(converted, nn.Module):
+            return [
+                {"name": name, "returned": "None" if converted is None else f"a {type(converted).__name__}"}
+            ]
+        new = {path: at(converted, path) for path in layers}
+        new_tensors = tensors_of(converted)
+        seen.append({
+            "name": name,
+            "layers": {
+                path: {"before": before[path], "after": about(new[path]), "same": new[path] is layer}
+                for path, layer in layers.items()
+            },
+            "keys": [list(values), list(converted.state_dict())],
+            "tensors": {
+                key: {
+                    "kind": kinds[key], "same": new_tensors.get(key) is value,
+                    "values": [values[key], new_tensors.get(key)],
+                    "trained": [trained[key], key in new_tensors and new_tensors[key].requires_grad],
+                }
+                for key, value in tensors.items()
+            },
+        })  # fmt: skip
+    return seen
+
+
+def tensors_of(network):
+    return {**dict(network.named_parameters()), **dict(network.named_buffers())}
+
+
+def at(network, path):
+    """The layer at a path such as 'features.0'; None where there is none."""
+    try:
+        return network.get_submodule(path)
+    except AttributeError:
+        return None
+
+
+def about(layer):
+    """What there is to say about a layer, or about whatever stands in its place: kind, mode and options."""
+    kind = "SyncBatchNorm" if isinstance(layer, SyncBatchNorm) else type(layer).__name__
+    kind = "torch.nn.SyncBatchNorm" if isinstance(layer, nn.SyncBatchNorm) else kind
+    return {"kind": kind, **{name: getattr(layer, name, None) for name in ["training", *OPTIONS]}}
+
+
+def convert_and_train(convert, batches, *of_networks):
+    with process_group(timeout=4) as (rank, world_size):
+        model = DistributedDataParallel(convert(networks(*of_networks)["a network"]))
+        return take_steps(model, [batch.chunk(world_size)[rank] for batch in batches])
+
+
+@question(
+    "What is to be returned for a BatchNorm by itself? And for any other module: can convert call itself for "
+    "each of its children?",
+    "for name, child in module.named_children(): setattr(module, name, convert(child)). A new layer is "
+    "SyncBatchNorm(num_features, eps, momentum, affine, track_running_stats). What else has the old one?",
+    "isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d): make the layer; assign weight, "
+    "bias, running_mean, running_var and num_batches_tracked of the old one, also where they are None; "
+    "return layer.train(module.training). Any other module: convert its children, return it.",
+)
+def check_convert(answer, draw):
+    """Every BatchNorm becomes a SyncBatchNorm with its tensors, options and mode, nothing else changes, and
+    then ranks train as one process."""
+    seed, channels = draw.randrange(10**6), draw.randint(3, 6)
+    of_networks = seed, channels, round(draw.uniform(0.1, 0.4), 2), round(draw.uniform(0.2, 0.6), 2)
+    seen = answer.on_ranks(conversions, *of_networks)[0]
+    for case in seen:
+        if "returned" in case:
+            raise Wrong(f"what convert returns for {case['name']}", expected="a module", got=case["returned"],
+                        cause="return what the module has become, also where it is still itself")  # fmt: skip
+    judge_kinds(seen)
+    for judge in (judge_options, judge_tensors):
+        for case in seen:
+            judge(case)
+
+    generator = torch.Generator().manual_seed(seed)
+    batches = [torch.randn(8, channels, 2, 2, 2, generator=generator, dtype=torch.float64) for _ in range(3)]
+    of_ranks = answer.on_ranks(convert_and_train, batches, *of_networks, nproc=2)
+    history = take_steps(networks(*of_networks)["a network"], batches)
+    for step, expected in enumerate(history):
+        for rank, of_rank in enumerate(of_ranks):
+            got = of_rank[step]
+            if not equal(got, expected):
+                key = next(key for key in expected if not close(got.get(key), expected[key]))
+                raise Wrong(f"{key} after step {step + 1} of training with DDP", rank=f"{rank} of 2",
+                            expected=expected[key], got=got.get(key), cause="each layer looks like a "
+                            "SyncBatchNorm, but ranks do not train as one process: does it compute like one?",
+                            )  # fmt: skip
+
+
+def judge_kinds(seen):
+    """Raise Wrong unless every BatchNorm has become a SyncBatchNorm, and all else is what it was."""
+    alone = [case["layers"][""] for case in seen]
+    converts_some = any(
+        layer["before"]["kind"] in BATCH_NORMS and layer["after"]["kind"] == "SyncBatchNorm"
+        for layer in alone
+    )
+    for case in seen:
+        for path, layer in case["layers"].items():
+            old, new = layer["before"]["kind"], layer["after"]["kind"]
+            if old in BATCH_NORMS and new != "SyncBatchNorm":
+                cause = (
+                    "it lies deeper in the network: go down into every child, and replace it in its parent"
+                )
+                if new == "torch.nn.SyncBatchNorm":
+                    cause = "that is torch's, which trains on GPUs only: take that of ddp_course.lesson05"
+                elif not path:
+                    cause = "the module may be a BatchNorm itself, which has no parent: return the new layer"
+                    cause = "BatchNorm comes in three kinds, 1d, 2d and 3d" if converts_some else cause
+                raise Wrong(the_place(case, path), expected="SyncBatchNorm", got=new, cause=cause)
+            if old not in BATCH_NORMS and not layer["same"]:
+                cause = "all that is no BatchNorm stays the very same object: change what is given, no copy"
+                if old == "SyncBatchNorm":
+                    cause = "it is a SyncBatchNorm already: leave it as it is"
+                elif new == "SyncBatchNorm":
+                    cause = "only BatchNorm1d, 2d and 3d are to be replaced: this one shares a base class " \
+                            "with them, but looks at each sample by itself"  # fmt: skip
+                raise Wrong(the_place(case, path), expected=f"the same {old}", got=f"another object, {new}",
+                            cause=cause)  # fmt: skip
+
+
+def judge_options(case):
+    """Raise Wrong unless every layer has the options and the mode that it had."""
+    for path, layer in case["layers"].items():
+        before, after = layer["before"], layer["after"]
+        for option in OPTIONS:
+            if after[option] != before[option]:
+                raise Wrong(f"{option} of {the_place(case, path)}", expected=before[option],
+                            got=after[option], cause="a new layer has the usual options, unless it is told: "
+                            "give it those of the old one, all four")  # fmt: skip
+        if after["training"] != before["training"]:
+            mode = {True: "training mode", False: "eval mode"}
+            raise Wrong(the_place(case, path), expected=mode[before["training"]], got=mode[after["training"]],
+                        cause="a layer keeps its mode, and a new one begins in training mode: "
+                        "layer.train(old.training)")  # fmt: skip
+
+
+def judge_tensors(case):
+    """Raise Wrong unless names, parameters and buffers are what they were, and the same objects."""
+    keys, new_keys = case["keys"]
+    if new_keys != keys:
+        old, new = next((old, new) for old, new in zip_longest(keys, new_keys) if old != new)
+        raise Wrong(f"names in the state_dict of {case['name']}, converted", expected=f"{old} in this place",
+                    got=new, cause="names, and their order, come from a layer's place among its siblings: "
+                    "setattr puts the new one there, but what is deleted and added comes last")  # fmt: skip
+    for key, tensor in case["tensors"].items():
+        what, (old, new) = f"{key} of {case['name']}, converted", tensor["values"]
+        if not close(new, old):
+            raise Wrong(what, expected=old, got=new, cause="the old layer's values are lost: the new one "
+                        "takes over its parameters and buffers")  # fmt: skip
+        if not tensor["same"]:
+            cause = "it is a copy: assign the old layer's buffer itself"
+            if tensor["kind"] == "Parameter":
+                cause = "it is a copy, though with these numbers: an optimizer made before trains the old one"
+            raise Wrong(
+                what, expected=f"the same {tensor['kind']} as before", got="another object", cause=cause
+            )
+        if tensor["trained"][0] != tensor["trained"][1]:
+            raise Wrong(f"requires_grad of {what}", expected=tensor["trained"][0], got=tensor["trained"][1],
+                        cause="a frozen parameter stays frozen")  # fmt: skip
+
+
+def the_place(case, path):
+    """A layer in words: 'a BatchNorm1d, converted', or 'layer 0.first of a network, converted'."""
+    return f"layer {path} of {case['name']}, converted" if path else f"{case['name']}, converted"

@@ -1,0 +1,216 @@
+"""Lesson 08: lesson 04's program in Trainer: the same losses and parameters, exact counts, exact resuming."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+
+from ddp_course import lesson04, lesson07, lesson08
+from ddp_course.launch import RankError, launch, start_server
+
+DIGITS = ["--data", "digits", "--train-samples", "288", "--epochs", "2"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server():
+    """Ranks that begin with Trainer, if no other test of this process has started them without."""
+    start_server("transformers.trainer")
+
+
+def run(lesson, out, nproc, *options):
+    """Run a lesson's program on ranks; the results and the losses."""
+    results = launch(lesson.main, [*DIGITS, *options, "--out", str(out)], nproc=nproc)
+    return results, [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def saved(out):
+    """The parameters of the only checkpoint, by the names that they have in lesson 04."""
+    [checkpoint] = (out / "checkpoints").iterdir()
+    values = load_file(checkpoint / "model.safetensors")
+    return {name.removeprefix("network."): value for name, value in values.items()}
+
+
+@pytest.fixture(scope="module")
+def by_hand(tmp_path_factory):
+    out = tmp_path_factory.mktemp("by-hand")
+    results, losses = run(lesson04, out, 2, "--batch-size", "24", "--no-dropout")
+    return results, losses, torch.load(out / "model.pt", weights_only=True)
+
+
+def assert_same_training(losses, parameters, by_hand):
+    torch.testing.assert_close(losses, by_hand[1], rtol=2e-3, atol=2e-3)
+    assert parameters.keys() == by_hand[2].keys()
+    for name, expected in by_hand[2].items():
+        assert (parameters[name] - expected).norm() < 0.01 * expected.norm() + 1e-4, name
+
+
+@pytest.mark.parametrize("nproc, batch_size, accumulate", [(1, 48, 1), (2, 24, 1), (3, 8, 2)])
+def test_it_trains_as_lesson_04_with_the_same_batch_of_all(nproc, batch_size, accumulate, by_hand, tmp_path):
+    options = ["--batch-size", str(batch_size), "--accumulate", str(accumulate), "--no-dropout"]
+    results, losses = run(lesson08, tmp_path, nproc, *options)
+    assert_same_training(losses, saved(tmp_path), by_hand)
+    assert len({result["params_sha256"] for result in results}) == 1
+    assert [result["world_size"] for result in results] == [nproc] * nproc
+    assert results[0]["test_samples"] == 360 and results[0]["lesson"] == "08"
+    assert abs(results[0]["test_accuracy"] - by_hand[0][0]["test_accuracy"]) < 0.01
+
+
+def test_trainer_and_accelerate_train_to_the_same_bits(tmp_path):
+    fingerprints = [
+        run(lesson, tmp_path / lesson.__name__, 2, "--batch-size", "24")[0][0]["params_sha256"]
+        for lesson in (lesson07, lesson08)
+    ]
+    assert len(set(fingerprints)) == 1
+
+
+def run_with_fault(fault, options):
+    """Lesson 08 with one thing done wrong, on a rank."""
+    original = lesson08.training_arguments
+    if fault == "another shuffle":
+
+        def training_arguments(args, device):
+            settings = original(args, device)
+            settings.data_seed = 5
+            return settings
+
+        lesson08.training_arguments = training_arguments
+    elif fault == "mean of the batch":
+        lesson08.mean_loss = lambda outputs, labels, num_items_in_batch: F.nll_loss(outputs["logits"], labels)
+    elif fault == "clipped":
+
+        def training_arguments(args, device):
+            settings = original(args, device)
+            settings.max_grad_norm = 0.1
+            return settings
+
+        lesson08.training_arguments = training_arguments
+        original_optimizer = torch.optim.AdamW
+        lesson08.torch.optim.AdamW = lambda parameters, lr: original_optimizer(parameters, lr=lr, eps=1e-2)
+    return lesson08.main(options)
+
+
+@pytest.mark.parametrize("fault", ["another shuffle", "mean of the batch", "clipped"])
+def test_the_comparison_finds_planted_faults(fault, by_hand, tmp_path):
+    options = [*DIGITS, "--no-dropout", "--batch-size", "24", "--out", str(tmp_path)]
+    launch(run_with_fault, fault, options)
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    with pytest.raises(AssertionError):
+        assert_same_training(losses, saved(tmp_path), by_hand)
+
+
+def test_training_arguments_that_leave_the_processes_alone_are_refused(tmp_path):
+    def forget_cpu(options):
+        from transformers import TrainingArguments
+
+        lesson08.TrainingArguments = lambda use_cpu, **others: TrainingArguments(**others)
+        lesson08.main(options)
+
+    with pytest.raises(RankError, match="assert settings.world_size == torchrun_environment"):
+        launch(forget_cpu, [*DIGITS, "--out", str(tmp_path)])
+    assert not (tmp_path / "result.json").exists()
+
+
+# ---- the loss, with labels that do not all count ----
+
+
+def train_on_sequences(lengths, batch_size, accumulate):
+    """A small model on sequences of these lengths through Trainer, with lesson 08's loss: its weights after one update."""
+    import contextlib
+    import io
+    import os
+    import tempfile
+
+    os.environ["OMP_NUM_THREADS"] = "1"
+    from transformers import Trainer, TrainingArguments
+
+    draw = torch.Generator().manual_seed(0)
+    rows = [
+        {"x": torch.randn(length, 5, generator=draw), "labels": torch.randint(3, (length,), generator=draw)}
+        for length in lengths
+    ]
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(5, 3)
+
+        def forward(self, x):
+            return {"logits": F.log_softmax(self.layer(x), dim=-1).transpose(1, 2)}
+
+    def collate(examples):
+        x = pad_sequence([example["x"] for example in examples], batch_first=True)
+        labels = pad_sequence(
+            [example["labels"] for example in examples], batch_first=True, padding_value=-100
+        )
+        return {"x": x, "labels": labels}
+
+    torch.manual_seed(0)
+    model = Model()
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        settings = TrainingArguments(
+            folder, use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no", max_grad_norm=0.0,
+            remove_unused_columns=False, lr_scheduler_type="constant", num_train_epochs=1, ddp_find_unused_parameters=False,
+            per_device_train_batch_size=batch_size, gradient_accumulation_steps=accumulate,
+        )  # fmt: skip
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        Trainer(
+            model, settings, train_dataset=rows, data_collator=collate, compute_loss_func=lesson08.mean_loss,
+            optimizers=(optimizer, None),
+        ).train()  # fmt: skip
+        torch.distributed.barrier()
+    return model.layer.weight.detach()
+
+
+def test_its_loss_weighs_every_item_alike_on_ranks_and_in_windows():
+    lengths = [9, 1, 2, 7, 5, 1, 1, 8]
+    [expected] = launch(train_on_sequences, lengths, 8, 1, nproc=1)
+    for nproc, batch_size, accumulate in [(1, 2, 4), (2, 2, 2), (2, 4, 1), (2, 1, 4)]:
+        for weights in launch(train_on_sequences, lengths, batch_size, accumulate, nproc=nproc):
+            torch.testing.assert_close(weights, expected, rtol=1e-4, atol=1e-5)
+
+
+# ---- resuming ----
+
+
+def stop_after_one_epoch(options):
+    """The program, stopped after its first epoch as if by a power cut between two epochs."""
+    from transformers import TrainerCallback
+
+    class Stop(TrainerCallback):
+        def on_epoch_end(self, args, state, control, **_):
+            control.should_training_stop = True
+
+    class Stopped(lesson08.Trainer):
+        def __init__(self, *arguments, **others):
+            super().__init__(*arguments, **others)
+            self.add_callback(Stop())
+
+    lesson08.Trainer = Stopped
+    lesson08.main(options)
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_run_that_was_stopped_and_resumed_ends_bit_for_bit_as_one_that_was_not(nproc, tmp_path):
+    """With dropout: the random states of all ranks come back, too."""
+    options = ["--batch-size", "24", "--epochs", "3"]
+    whole, losses = run(lesson08, tmp_path / "whole", nproc, *options)
+    launch(stop_after_one_epoch, [*DIGITS, *options, "--out", str(tmp_path / "part")], nproc=nproc)
+    resumed, resumed_losses = run(lesson08, tmp_path / "part", nproc, *options, "--resume")
+    assert resumed[0]["params_sha256"] == whole[0]["params_sha256"]
+    assert resumed_losses == losses and resumed[0]["test_accuracy"] == whole[0]["test_accuracy"]
+
+
+def test_there_must_be_something_to_resume_from_and_a_new_run_begins_anew(tmp_path):
+    short = ["--epochs", "1", "--batch-size", "96"]
+    with pytest.raises(
+        RankError, match="UsageError: there is no checkpoint in .*: run without --resume first"
+    ):
+        launch(lesson08.main, [*DIGITS, "--resume", "--out", str(tmp_path)], nproc=1)
+    run(lesson08, tmp_path, 1, *short)
+    shutil.copytree(tmp_path / "checkpoints" / "checkpoint-3", tmp_path / "checkpoints" / "checkpoint-999")
+    run(lesson08, tmp_path, 1, *short)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-3"]
