@@ -1,7 +1,7 @@
 """SyncBatchNorm: BatchNorm that sees the batch of all ranks, on a CPU too.
 
-torchrun --nproc_per_node 2 ddp_course/lesson05.py --batch-size 2 --train-samples 576
-torchrun --nproc_per_node 2 ddp_course/lesson05.py --no-sync --batch-size 2 --train-samples 576
+torchrun --nproc_per_node 2 ddp_course/lesson05.py --batch-size 2 --train-samples 288
+torchrun --nproc_per_node 2 ddp_course/lesson05.py --no-sync --batch-size 2 --train-samples 288
 torchrun ddp_course/lesson05.py --epochs 1
 python -m ddp_course.lesson05 --epochs 1
 """
@@ -26,11 +26,12 @@ from ddp_course.models import NormNet
 class NormalizeOverRanks(torch.autograd.Function):
     """Give each channel mean 0 and variance 1 over the batches of all ranks together.
 
-    x: (batch, channels, ...), on each rank its own part, which may be empty. Returns the normalised x, and of the joined
-    batch the mean and the (biased) variance of each channel, float64 (channels,), and the count, float64 (1,): how many
-    values each channel has. Raises ValueError, on all ranks, where that is less than two.
+    x: (batch, channels, ...), on each rank its own part, which may be empty. Returns the normalised
+    x, and of the joined batch: the mean and the (biased) variance of each channel, float64
+    (channels,), and how many values each channel has, float64 (1,). Raises ValueError, on all ranks,
+    where that is less than two.
 
-    The formulas: S. Ioffe, C. Szegedy, Batch Normalization, 2015, section 3, with each sum taken over all ranks.
+    The formulas: S. Ioffe, C. Szegedy, Batch Normalization, 2015, section 3, with sums over all ranks.
     """
 
     @staticmethod
@@ -41,13 +42,13 @@ class NormalizeOverRanks(torch.autograd.Function):
         dist.all_reduce(sums)
         total, squares, count = sums.split([x.shape[1], x.shape[1], 1])
         if count < 2:
-            raise ValueError(
-                f"Expected more than 1 value per channel when training, got {int(count)} on all ranks"
-            )
+            got = f"got {int(count)} on all ranks"
+            raise ValueError(f"Expected more than 1 value per channel when training, {got}")
         mean = total / count
         variance = (squares / count - mean.square()).clamp(min=0)
         scale = (variance + eps).rsqrt()
-        normalized = ((wide - along_channels(mean, x)) * along_channels(scale, x)).to(x.dtype)
+        normalized = (wide - along_channels(mean, x)) * along_channels(scale, x)
+        normalized = normalized.to(x.dtype)
         ctx.save_for_backward(normalized, scale, count)
         ctx.mark_non_differentiable(mean, variance, count)
         return normalized, mean, variance, count
@@ -60,7 +61,8 @@ class NormalizeOverRanks(torch.autograd.Function):
         sums = torch.cat([sum_by_channel(wide), sum_by_channel(wide * normal)])
         dist.all_reduce(sums)
         mean, slope = (along_channels(part, wide) for part in (sums / count).chunk(2))
-        return ((wide - mean - normal * slope) * along_channels(scale, wide)).to(gradient.dtype), None
+        result = (wide - mean - normal * slope) * along_channels(scale, wide)
+        return result.to(gradient.dtype), None
 
 
 def sum_by_channel(x):
@@ -74,12 +76,13 @@ def along_channels(vector, x):
 
 
 class SyncBatchNorm(_BatchNorm):
-    """BatchNorm1d, 2d and 3d in one, with the statistics of the batches of all ranks together, on any backend.
+    """BatchNorm1d, 2d and 3d in one, with the statistics of all ranks' batches, on any backend.
 
-    Takes (batch, channels, ...), float, and returns the same shape. All ranks must call it equally often while it trains;
-    in eval mode, and outside of a process group, it is an ordinary BatchNorm, which communicates with nobody.
-    Options and state are those of `nn.BatchNorm1d`, and so are the names in its state_dict.
-    Raises ValueError where the shape does not fit, or where a channel has less than two values on all ranks together.
+    Takes (batch, channels, ...), float, and returns the same shape. While it trains, all ranks must
+    call it equally often; in eval mode, and outside of a process group, it is an ordinary BatchNorm,
+    and communicates with nobody. Options, state and names are those of `nn.BatchNorm1d`.
+    Raises ValueError where the shape does not fit, or where a channel has less than two values on all
+    ranks together.
     """
 
     def _check_input_dim(self, x):
@@ -105,20 +108,21 @@ class SyncBatchNorm(_BatchNorm):
         self.num_batches_tracked += 1
         part = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
         unbiased = variance * count / (count - 1)
-        self.running_mean += part * (mean.to(self.running_mean.dtype) - self.running_mean)
-        self.running_var += part * (unbiased.to(self.running_var.dtype) - self.running_var)
+        for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
+            running += part * (new.to(running.dtype) - running)
 
 
 def convert_sync_batchnorm(module):
-    """Replace every BatchNorm in `module` by a SyncBatchNorm that has its parameters, buffers and mode; return the result.
+    """Replace every BatchNorm in `module` by a SyncBatchNorm with its parameters, buffers and mode.
 
-    On CUDA that is torch's own, which is faster; elsewhere ours. To be called before the model is wrapped in DDP.
+    On CUDA that is torch's own, which is faster; elsewhere ours. Returns the module, or what has
+    taken its place. To be called before the model is wrapped in DDP.
     """
     if any(tensor.is_cuda for tensor in [*module.parameters(), *module.buffers()]):
         return nn.SyncBatchNorm.convert_sync_batchnorm(module)
     if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm | nn.SyncBatchNorm):
         converted = SyncBatchNorm(module.num_features)
-        converted.__dict__.update(module.__dict__)  # the very same Parameters, buffers, options and hooks
+        converted.__dict__.update(module.__dict__)  # the very same Parameters, buffers and options
         return converted
     for name, child in module.named_children():
         setattr(module, name, convert_sync_batchnorm(child))
@@ -162,7 +166,7 @@ def train(args, rank, world_size, device):
         begin = time.perf_counter()
         losses += train_one_epoch(model, train_loader, optimizer, device)
         seconds += time.perf_counter() - begin
-        correct, seen = evaluate(model, test_set, device)  # in eval mode, so nobody waits for anybody
+        correct, seen = evaluate(model, test_set, device)
         log.info(f"epoch {epoch + 1}: loss {losses[-1]:.3f}, test accuracy {correct / seen:.1%}")
 
     save(model, args.out / "model.pt")

@@ -43,8 +43,8 @@ def count_items(window, device):
 def accumulate(model, window, device, scaler, precision):
     """Put into .grad the gradient of the mean loss of all items of this window on all ranks.
 
-    model: wrapped in DDP. window: this rank's micro-batches, equally many on each rank. Returns this rank's part of
-    that mean; the parts of all ranks add up to it.
+    model: wrapped in DDP. window: this rank's micro-batches, equally many on each rank. Returns this
+    rank's part of that mean; the parts of all ranks add up to it.
     """
     items = count_items(window, device)
     mean = 0.0

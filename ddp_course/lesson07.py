@@ -2,7 +2,7 @@
 
 torchrun ddp_course/lesson07.py --epochs 1
 torchrun --nproc_per_node 2 ddp_course/lesson07.py --epochs 1
-torchrun --nproc_per_node 3 ddp_course/lesson07.py --data digits --learning-rate 2e-3 --accumulate 2
+torchrun --nproc_per_node 3 ddp_course/lesson07.py --data digits --epochs 1 --learning-rate 2e-3 --accumulate 2
 python ddp_course/lesson07.py --epochs 1
 """
 

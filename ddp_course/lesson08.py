@@ -2,7 +2,7 @@
 
 torchrun ddp_course/lesson08.py --epochs 1
 torchrun --nproc_per_node 2 ddp_course/lesson08.py --epochs 1
-torchrun --nproc_per_node 3 ddp_course/lesson08.py --data digits --learning-rate 2e-3 --accumulate 2
+torchrun --nproc_per_node 3 ddp_course/lesson08.py --data digits --epochs 1 --learning-rate 2e-3 --accumulate 2
 python ddp_course/lesson08.py --epochs 1
 """
 
@@ -40,7 +40,10 @@ def collate(batch):
 
 
 def mean_loss(outputs, labels, num_items_in_batch):
-    """This rank's part of the mean over all items of the window on all ranks; Trainer undoes DDP's division."""
+    """This rank's part of the mean over all items of the window, on all ranks.
+
+    Trainer multiplies by the number of processes, since DDP divides by it.
+    """
     return F.nll_loss(outputs["logits"], labels, reduction="sum") / num_items_in_batch
 
 
@@ -102,6 +105,7 @@ def training_arguments(args, device):
         ddp_find_unused_parameters=False,
         report_to="none",
         disable_tqdm=True,
+        log_level="error",  # what there is to say, our own log says
     )
 
 
@@ -142,9 +146,10 @@ def train(args, settings):
     torch.manual_seed(args.seed + settings.process_index)  # each rank its own dropout
     trainer.train(resume_from_checkpoint=args.resume)
 
-    losses, seconds = logged(trainer.state, "loss"), sum(logged(trainer.state, "epoch_seconds"))
-    correct, seen = logged(trainer.state, "eval_right")[-1], logged(trainer.state, "eval_counted")[-1]
-    return runs.finish(args, settings.device, model.network, train_set, losses, seconds, correct / seen, seen)
+    state, network = trainer.state, model.network
+    losses, seconds = logged(state, "loss"), sum(logged(state, "epoch_seconds"))
+    correct, seen = logged(state, "eval_right")[-1], logged(state, "eval_counted")[-1]
+    return runs.finish(args, settings.device, network, train_set, losses, seconds, correct / seen, seen)
 
 
 def prepare_checkpoints(args, settings):

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddp_course.launch import keep_freed_memory
+from ddp_course.launch import keep_freed_memory, start_server
 
 COURSE = Path(__file__).resolve().parents[1]
 
@@ -18,6 +18,11 @@ if "DDP_COURSE_DATA" in os.environ:  # tests change the working folder
     os.environ["DDP_COURSE_DATA"] = os.path.abspath(os.environ["DDP_COURSE_DATA"])
 if "PYTEST_XDIST_WORKER" in os.environ:  # tests run side by side: threads would only wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # hundreds of launches: what their ranks need is imported once, and not by each rank
+    start_server(
+        *(f"ddp_course.{path.stem}" for path in COURSE.glob("ddp_course/lesson[0-9][0-9].py")),
+        *(f"ddp_course.checks.{path.stem}" for path in COURSE.glob("ddp_course/checks/ex*.py")),
+    )
 keep_freed_memory()
 
 

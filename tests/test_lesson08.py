@@ -10,15 +10,9 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from ddp_course import lesson04, lesson07, lesson08
-from ddp_course.launch import RankError, launch, start_server
+from ddp_course.launch import RankError, launch
 
 DIGITS = ["--data", "digits", "--train-samples", "288", "--epochs", "2"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server():
-    """Ranks that begin with Trainer, if no other test of this process has started them without."""
-    start_server("transformers.trainer")
 
 
 def run(lesson, out, nproc, *options):

@@ -4,10 +4,12 @@ import sys
 import textwrap
 
 import pytest
+from conftest import descendants, wait_until
 from IPython.core.interactiveshell import InteractiveShell
 
 from ddp_course import lesson01, lesson03, lesson04, models, notebook
 from ddp_course.launch import RankError, launch
+from ddp_course.notebook import fresh_kernel
 
 
 @pytest.fixture
@@ -159,3 +161,42 @@ def test_a_lesson_edited_on_disk_is_reloaded_before_the_next_cell(shell, tmp_pat
     (tmp_path / "edited_in_lab.py").write_text("def answer():\n    return 'two'\n")
     run(shell, "second = edited_in_lab.answer()")
     assert (shell.user_ns["first"], shell.user_ns["second"]) == (1, "two")
+
+
+# ---- cells in a kernel of their own ----
+
+
+def test_a_fresh_kernel_prints_what_its_cells_print_and_knows_no_other(capsys):
+    fresh_kernel(
+        "import sys; x = 1", "print(x, 'IPython' in sys.modules); print('to stderr', file=sys.stderr)"
+    )
+    assert capsys.readouterr() == ("1 True\n", "")
+    with pytest.raises(RuntimeError, match="NameError: name 'x' is not defined"):
+        fresh_kernel("x")
+
+
+def test_a_fresh_kernel_that_hangs_is_stopped_with_all_that_it_has_started():
+    before = descendants()
+    child = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    with pytest.raises(TimeoutError, match="did not end within 1.5 s, and its kernel was stopped"):
+        fresh_kernel(child, "while True: pass", timeout=1.5)
+    assert wait_until(lambda: set(descendants()) <= set(before))
+
+
+LAUNCHES = """
+import signal
+from accelerate import notebook_launcher
+
+def nothing():
+    pass
+
+before = signal.getsignal(signal.SIGTERM)
+notebook_launcher(nothing, num_processes=2, rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0")
+"""
+
+
+@pytest.mark.parametrize("extension, kept", [("%load_ext ddp_course.notebook", True), ("", False)])
+def test_a_kernel_answers_signals_as_before_after_notebook_launcher(extension, kept, capsys):
+    path = f"import sys; sys.path[:0] = {sys.path!r}"
+    fresh_kernel(path, extension, LAUNCHES, "print(signal.getsignal(signal.SIGTERM) == before)")
+    assert capsys.readouterr().out.splitlines()[-1] == str(kept)

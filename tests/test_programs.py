@@ -307,30 +307,22 @@ def test_ctrl_c_alone_ends_quietly(workplace):
 # ---- importing ----
 
 
-def seconds_to_import(*modules):
-    """The shortest of some fresh processes that import these modules, and whether torch was among what they loaded."""
-    program = "import sys, time; begin = time.perf_counter(); import {}; "
-    program += "print(time.perf_counter() - begin, 'torch' in sys.modules, 'torchvision' in sys.modules)"
-    best, loaded = float("inf"), None
-    for _ in range(3):
-        seconds, *loaded = python("-c", program.format(", ".join(modules))).stdout.split()
-        best = min(best, float(seconds))
-    return best, loaded
+def loaded_by(*modules):
+    """Which of these heavy packages come along when a fresh process imports modules of the course."""
+    heavy = ["torch", "torchvision", "accelerate", "transformers"]
+    program = f"import sys, {', '.join(modules)}; print(*[name for name in {heavy} if name in sys.modules])"
+    return python("-c", program).stdout.split()
 
 
-def test_importing_the_course_loads_no_torch():
-    _, loaded = seconds_to_import("ddp_course")
-    assert loaded == ["False", "False"]
+def test_importing_the_course_and_its_commands_loads_no_torch():
+    assert loaded_by("ddp_course", "ddp_course.cli", "ddp_course.launch") == []
 
 
-def test_listing_lessons_loads_no_torch():
-    _, loaded = seconds_to_import("ddp_course.cli", "ddp_course.launch")
-    assert loaded == ["False", "False"]
-
-
-def test_importing_lessons_loads_no_torchvision():
-    _, loaded = seconds_to_import(*[f"ddp_course.{path.stem}" for path in LESSONS])
-    assert loaded == ["True", "False"]
+def test_each_lesson_loads_what_it_teaches_and_nothing_heavier():
+    names = [f"ddp_course.{path.stem}" for path in LESSONS]
+    assert loaded_by(*[name for name in names if name[-2:] not in ("07", "08")]) == ["torch"]
+    assert loaded_by("ddp_course.lesson07") == ["torch", "accelerate"]
+    assert "transformers" in loaded_by("ddp_course.lesson08")
 
 
 def test_nothing_below_knows_of_notebooks():

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course.checks.ex03 import Chain, a_batch
 from ddp_course.checks.judge import Wrong, question, trying
-from ddp_course.checks.training import close, fill, gradients_of, take_steps
+from ddp_course.checks.training import fill, gradients_of, take_steps
 from ddp_course.checks.watch import Watch
 from ddp_course.distributed import process_group
 from ddp_course.launch import SYMPTOMS, RankError, RankTimeout
@@ -66,9 +66,14 @@ def joined(tensors):
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
+def agree(got, expected, tolerance=1e-5):
+    """Whether two tensors are equal as a whole, even where some factor was a number of 32 bits."""
+    return got.shape == expected.shape and (got - expected).norm() <= tolerance * expected.norm()
+
+
 def the_likely(looks, got, otherwise):
-    """The first cause that has a value close to `got`. looks: pairs of values, a list, and their cause."""
-    return next((cause for values, cause in looks if any(close(got, value) for value in values)), otherwise)
+    """The first cause that has a value like `got`. looks: pairs of values, a list, and their cause."""
+    return next((cause for values, cause in looks if any(agree(got, value) for value in values)), otherwise)
 
 
 # ---- 1: a step for a window ----
@@ -185,7 +190,7 @@ def judge_windows(seen, items, seed):
         truth = sum(map(sum, gradients)) / sum(map(sum, of_ranks))
         for rank, of_rank in reversed(list(enumerate(seen))):
             got = (start - of_rank[number]["end"]) / LEARNING_RATE
-            if not close(got, truth):
+            if not agree(got, truth):
                 labels = sum(len(labels) for window in windows for _, labels in window)
                 cause = cause_of_step(got, rank, gradients, of_ranks, labels, before)
                 raise Wrong(f"{checked}: the gradient of the step, for all parameters in a row",
@@ -319,7 +324,7 @@ def judge_accumulation(network, windows, once, seen):
     own = [[gradient_of_loss(network, *pair) for pair in window] for window in windows]
     truth = sum(map(sum, own)) / n
     for rank, of_rank in reversed(list(enumerate(seen))):
-        if not close(got := of_rank["gradients"], truth):
+        if not agree(got := of_rank["gradients"], truth):
             raise Wrong(f"the gradients after {checked}, all in a row", rank=f"{rank} of {n}", expected=truth,
                         got=got, cause=cause_of_gradients(got, rank, own))  # fmt: skip
     for rank, of_rank in enumerate(seen):
@@ -438,7 +443,8 @@ def check_counting_hook(answer, draw):
         for place, dtype in enumerate(DTYPES):
             checked = f"a network of {dtype} under DDP with counting_hook, {n} ranks"
             of_ranks = [of_rank[place] for of_rank in seen]
-            judge_averages(checked, of_ranks, Chain(width, layers, seed), batches, dtype)
+            tolerance = 1e-5 if dtype == torch.float64 else 1e-3
+            judge_averages(checked, of_ranks, Chain(width, layers, seed), batches, tolerance)
             judge_counts(checked, of_ranks, dtype)
 
 
@@ -469,7 +475,7 @@ def hooked(answer, n, *arguments):
         raise
 
 
-def judge_averages(checked, of_ranks, network, batches, dtype):
+def judge_averages(checked, of_ranks, network, batches, tolerance):
     """Raise Wrong unless the first gradients are means over the ranks, and training is one process's."""
     n, own = len(of_ranks), []
     for part in batches[0].chunk(n):
@@ -488,24 +494,18 @@ def judge_averages(checked, of_ranks, network, batches, dtype):
                 ([mine / n], "it is this rank's own gradient, divided, and nothing was added yet: the future "
                  "may complete only when the all-reduce has, as work.get_future() does"),
             ]  # fmt: skip
-            if not agree(got, mean, dtype):
+            if not agree(got, mean, tolerance):
                 otherwise = "it is no sum or mean of the ranks' gradients: what else happens to them?"
                 raise Wrong(f"{checked}: the gradient of {name} after one backward", rank=f"{rank} of {n}",
                             expected=mean, got=got, cause=the_likely(looks, got, otherwise))  # fmt: skip
     for step, expected in enumerate(take_steps(network, batches)):
         for rank, of_rank in enumerate(of_ranks):
             for name, got in of_rank["history"][step].items():
-                if not agree(got, expected[name], dtype):
+                if not agree(got, expected[name], tolerance):
                     cause = "the first backward, in one bucket, was right; this one, in several, is not: "
                     cause += "is each bucket averaged?"
                     raise Wrong(f"{checked}: {name} after step {step + 1}", rank=f"{rank} of {n}",
                                 expected=expected[name], got=got, cause=cause)  # fmt: skip
-
-
-def agree(got, expected, dtype):
-    """Whether two tensors are equal, as exactly as numbers of this dtype can be."""
-    tolerance = 1e-6 if dtype == torch.float64 else 1e-3
-    return got.shape == expected.shape and (got - expected).norm() <= tolerance * expected.norm()
 
 
 def judge_counts(checked, of_ranks, dtype):

@@ -2,7 +2,6 @@
 
 import math
 import os
-from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -62,29 +61,36 @@ def judge_samples(checked, trained, samples, batch_size, epochs=1, window=1):
     """
     n, share = len(trained), samples // len(trained)
     seen = [set(sum(batches, [])) for batches in trained]
-    for rank, batches in enumerate(trained):
-        count = sum(map(len, batches))
-        if count != epochs * share:
-            cause = "each sample is for one process, and goes through the network once in each epoch"
-            if len(seen[rank]) == samples:
-                cause = "every process goes through all of the samples: prepare the loader, too, and loop "
-                cause += "over what prepare returns"
-            elif count == 0:
-                cause = "nothing has gone through the network that is to be trained"
-            elif count == share and len(set.union(*seen)) == samples:
-                cause = "that is one epoch only"
-            elif count < epochs * share:
-                cause = "samples are left out: where a sampler shares them out, and then prepare does, too, "
-                cause += "each process has a share of a share"
-            expected = f"{epochs} epoch{'s' * (epochs > 1)} of {share}"
-            raise Wrong(f"how many samples a process is trained on, in {checked}", rank=f"{rank} of {n}",
-                        expected=expected, got=count, cause=cause)  # fmt: skip
+    counts = [sum(map(len, batches)) for batches in trained]
+
+    def wrong_count(rank, cause):
+        expected = f"{epochs} epoch{'s' * (epochs > 1)} of {share}"
+        return Wrong(f"how many samples a process is trained on, in {checked}", rank=f"{rank} of {n}",
+                     expected=expected, got=counts[rank], cause=cause)  # fmt: skip
+
+    for rank, count in enumerate(counts):
+        if count == 0:
+            raise wrong_count(rank, "nothing has gone through the network that is to be trained")
+        if len(seen[rank]) == samples and count >= epochs * samples:
+            cause = (
+                "every process goes through all of the samples: prepare the loader, too, and loop over what "
+            )
+            raise wrong_count(rank, cause + "prepare returns")
     sizes = sorted({len(batch) for batches in trained for batch in batches})
     if sizes != [batch_size]:
         cause = "batch_size is what each process takes at a time: the accelerator leaves it as it is, and so "
         cause += "should you"
         raise Wrong(f"the sizes of the batches in {checked}", expected=batch_size,
                     got=", ".join(map(str, sizes)), cause=cause)  # fmt: skip
+    for rank, count in enumerate(counts):
+        if count == share and count < epochs * share and len(set.union(*seen)) == samples:
+            raise wrong_count(rank, "that is one epoch only")
+        if count < epochs * share:
+            cause = "samples are left out: where a sampler shares them out, and then prepare does, too, each "
+            raise wrong_count(rank, cause + "process has a share of a share")
+        if count > epochs * share:
+            cause = "each sample is for one process, and goes through the network once in each epoch"
+            raise wrong_count(rank, cause)
     joined = n * batch_size * window
     for update in range(epochs * samples // joined):
         begin = update * joined % samples
@@ -101,18 +107,6 @@ def judge_samples(checked, trained, samples, batch_size, epochs=1, window=1):
                         cause=cause)  # fmt: skip
 
 
-@contextmanager
-def one_thread():
-    """Let torch compute with one thread, here: of so little work, more threads only make waiting."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@one_thread()
 def ends(networks, data, trained, rate, window=1, averaged=True, each=False, clears="after"):
     """Where the networks of all ranks end that go through these batches with SGD: their states.
 
@@ -155,8 +149,8 @@ def step(network, rate, clears):
 def judge_ends(checked, got, start, those_that, looks):
     """Raise Wrong unless all ranks have ended where one process does; say what it looks like instead.
 
-    got: the ranks' states; start: where they began; those_that: gives the states in which ranks end that make the
-    mistakes in its arguments; looks: pairs of mistakes, a list of such arguments, and their cause.
+    got: the ranks' states; start: where they began; those_that: gives the states in which ranks end that make
+    the mistakes in its arguments; looks: pairs of a list of such mistakes and their cause.
     """
     truth = those_that()[0]
     for rank, end in enumerate(got):
@@ -242,8 +236,8 @@ def judge_training(of_ranks, samples, window, batch_size, epochs, rate, seed):
 
     by_window = f"accelerator.backward(loss) divides by the {window} batches of an update"
     looks = [
-        ([{"averaged": False}], "each process has trained a network of its own, and nobody averaged gradients: "
-         "prepare the network, and call what prepare returns"),
+        ([{"averaged": False}], "each process has trained a network of its own, and nobody averaged "
+         "gradients: prepare the network, and call what prepare returns"),
         ([{"each": True}], "there is a step after each batch, before gradients are averaged: prepare the "
          "optimizer, too, and its step() does nothing until an update is complete"),
         ([{"window": 1}, {"window": 1, "rate": rate / window}], "each batch makes an update of its own, not "
@@ -380,7 +374,7 @@ def cause_of_totals(totals, wrong, right, seen, batch_size):
     filled = math.ceil(size / (n * batch_size)) * n * batch_size  # with those repeated, which are all right
 
     def all_are(first, second):
-        return all(abs(pair[0] - first) <= 0.5 and same_as(second)(pair[1]) for pair in totals)
+        return all(abs(pair[0] - first) < 1 and same_as(second)(pair[1]) for pair in totals)
 
     own = [torch.tensor([int(right[share].sum()), len(share)]) for share in seen]
     if len(seen[0]) < size and all((pair - mine).abs().max() < 1e-6 for pair, mine in zip(totals, own)):
@@ -394,7 +388,7 @@ def cause_of_totals(totals, wrong, right, seen, batch_size):
     if all_are(correct + filled - size, filled) or all_are(correct + filled - size, size):
         cause = "samples that prepare repeats, to fill the last batches, are counted again: "
         return cause + "gather_for_metrics leaves them out, if it is given something for each sample, no sums"
-    if all(same_as(filled / n)(pair[1]) for pair in totals):
+    if all_are((correct + filled - size) / n, filled / n):
         return "the counts are averaged over the processes: they are to be summed"
     if all(pair[1] < size for pair in totals):
         return "samples are left out: the last batch counts, too, though it need not be full"
@@ -472,9 +466,9 @@ def judge_copies(seen, samples, batch_size, seed):
         return ends([Diary(one) for one in seeds], data, trained, LEARNING_RATE, **mistakes)
 
     looks = [
-        ([{"averaged": False}], "the processes begin alike, but nobody averages gradients: call the model that "
-         "prepare returns, and not the network that is in it"),
-        ([{"averaged": False, "seeds": range(seed, seed + n)}], "each process trains a network of its own, from "
-         "the beginning: prepare the network, too, and call what prepare returns"),
+        ([{"averaged": False}], "the processes begin alike, but nobody averages gradients: call the "
+         "model that prepare returns, and not the network that is in it"),
+        ([{"averaged": False, "seeds": range(seed, seed + n)}], "each process trains a network of its own, "
+         "from the beginning: prepare the network, too, and call what prepare returns"),
     ]  # fmt: skip
     judge_ends(checked, [of_rank["end"] for of_rank in seen], state(Diary(seed)), those_that, looks)

@@ -98,6 +98,18 @@ def leaves_out_what_nobody_waits_for(model, window, optimizer):
     optimizer.step()
 
 
+@right("window_step")
+def weighs_the_means(model, window, optimizer):
+    """A mean times its own number of items is a sum again; the weights are numbers of 32 bits."""
+    items = all_items(window)
+    optimizer.zero_grad()
+    for inputs, labels in window:
+        weight = counted(labels).float() * dist.get_world_size() / items
+        loss_of = mean_of_losses if counted(labels) else sum_of_losses
+        (weight * loss_of(model, inputs, labels)).backward()
+    optimizer.step()
+
+
 @wrong("window_step", "[23] times too small: DDP divides the sum")
 def forgets_world_size(model, window, optimizer):
     step(model, window, optimizer, 1 / all_items(window))

@@ -41,7 +41,7 @@ def as_in_the_lesson(accelerator, network, samples, labels, batch_size, epochs, 
 
 @right("train")
 def asks_when_it_is_time(accelerator, network, samples, labels, batch_size, epochs, learning_rate):
-    """An optimizer that is not prepared, made of the prepared model, which steps where gradients are averaged."""
+    """An optimizer that is not prepared, and steps where the gradients have been averaged."""
     loader = accelerator.prepare(DataLoader(TensorDataset(samples, labels), batch_size))
     model = accelerator.prepare(network)
     optimizer = torch.optim.SGD(model.parameters(), learning_rate)
@@ -70,7 +70,7 @@ def counts_batches_itself(accelerator, network, samples, labels, batch_size, epo
 
 @right("train")
 def wraps_and_shares_by_hand(accelerator, network, samples, labels, batch_size, epochs, learning_rate):
-    """torch's own wrapper and sampler, which deals out samples and not batches; a copy of the network is trained."""
+    """torch's wrapper, and its sampler, which deals out samples and not batches; a copy is trained."""
     train_set = TensorDataset(samples, labels)
     sampler = DistributedSampler(train_set, shuffle=False)
     model = DistributedDataParallel(copy.deepcopy(network))
@@ -350,6 +350,13 @@ def joins_the_group_again(accelerator, *others):
     return as_in_the_lesson(accelerator, *others)
 
 
+@wrong("train", "not iterable", status="your code raised")
+def takes_them_in_another_order(accelerator, *others):
+    *others, epochs, learning_rate = others
+    loader, model, optimizer = prepared(accelerator, *others, learning_rate)
+    return loop(accelerator, model, optimizer, loader, epochs)
+
+
 # ---- accuracy ----
 
 
@@ -390,9 +397,9 @@ def cuts_the_padding_off_itself(accelerator, network, samples, labels, batch_siz
 @right("accuracy")
 def shares_without_padding(accelerator, network, samples, labels, batch_size):
     """Blocks of samples, which need not be equally many, since only counts are sent."""
-    rank, n = accelerator.process_index, accelerator.num_processes
-    loader = DataLoader(Subset(TensorDataset(samples, labels), range(rank, len(samples), n)), batch_size)
-    return accelerator.reduce(torch.tensor(count(network, loader)), "sum").tolist()
+    with accelerator.split_between_processes({"samples": samples, "labels": labels}) as mine:
+        counts = count(network, DataLoader(TensorDataset(*mine.values()), batch_size))
+    return accelerator.reduce(torch.tensor(counts), "sum").tolist()
 
 
 @right("accuracy")
@@ -474,6 +481,26 @@ def the_main_process_tells(accelerator, network, samples, labels, batch_size):
 @wrong("accuracy", "summed twice")
 def gathers_and_sums(accelerator, *others):
     return accelerator.reduce(torch.tensor(gathers_for_metrics(accelerator, *others)), "sum").tolist()
+
+
+@wrong("accuracy", "with (20|24|28|30|36|42) samples[^$]*samples are left out")
+def cuts_off_all_where_nothing_is_repeated(accelerator, network, samples, labels, batch_size):
+    joined = batch_size * accelerator.num_processes
+
+    def gather(pair):
+        done.append(joined)
+        last = sum(done) >= len(samples)
+        return [accelerator.gather(part)[: len(samples) % joined if last else joined] for part in pair]
+
+    done = []
+    return count(network, shared(accelerator, samples, labels, batch_size), gather)
+
+
+@wrong("accuracy", "tensors of different sizes", status="your code raised")
+def gathers_parts_of_different_size(accelerator, network, samples, labels, batch_size):
+    mine = range(accelerator.process_index, len(samples), accelerator.num_processes)
+    loader = DataLoader(Subset(TensorDataset(samples, labels), mine), len(samples))
+    return count(network, loader, accelerator.gather)
 
 
 @wrong("accuracy", "samples are left out")

@@ -1,0 +1,813 @@
+"""Exercise 08: Trainer."""
+
+import os
+import time
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from transformers.tokenization_utils_base import BatchEncoding
+from transformers.trainer_callback import TrainerCallback, TrainerControl
+
+from mutants import right, wrong
+
+# ---- uneven ----
+
+
+def padded(examples, name, value, **options):
+    return nn.utils.rnn.pad_sequence(
+        [example[name] for example in examples], padding_value=value, **{"batch_first": True} | options
+    )
+
+
+def our_collate(examples):
+    return {"tokens": padded(examples, "tokens", 0), "labels": padded(examples, "targets", -100)}
+
+
+def cross_entropy(outputs, labels, **options):
+    return F.cross_entropy(outputs["logits"].flatten(0, 1), labels.flatten(), **options)
+
+
+def our_loss(outputs, labels, num_items_in_batch):
+    return cross_entropy(outputs, labels, reduction="sum") / num_items_in_batch
+
+
+@right("uneven", several=True)
+def row_by_row_and_from_log_softmax():
+    def collate(examples):
+        longest = max(len(example["tokens"]) for example in examples)
+        tokens = torch.zeros(len(examples), longest, dtype=torch.long)
+        labels = torch.full_like(tokens, -100)
+        for row, example in enumerate(examples):
+            tokens[row, : len(example["tokens"])] = example["tokens"]
+            labels[row, : len(example["targets"])] = example["targets"]
+        return BatchEncoding({"labels": labels, "tokens": tokens})
+
+    def mean_loss(outputs, labels, num_items_in_batch):
+        print("a part of", num_items_in_batch)
+        counts = labels != -100
+        logs = outputs["logits"].log_softmax(dim=-1)
+        logs = logs.gather(2, labels.clamp(min=0).unsqueeze(2)).squeeze(2)
+        return -(logs * counts).sum() / num_items_in_batch
+
+    return collate, mean_loss
+
+
+@right("uneven", several=True)
+def with_pad_and_in_32_bits():
+    def collate(examples):
+        longest = max(map(len, (example["tokens"] for example in examples)))
+        names = {"tokens": ("tokens", 0), "labels": ("targets", -100)}
+        return {
+            name: torch.stack([F.pad(one[of], (0, longest - len(one[of])), value=value) for one in examples])
+            for name, (of, value) in names.items()
+        }
+
+    def mean_loss(outputs, labels, num_items_in_batch=None):
+        losses = F.cross_entropy(outputs["logits"].float().mT, labels, reduction="none")
+        return (losses / num_items_in_batch).sum()
+
+    return collate, mean_loss
+
+
+@right("uneven", several=True)
+def only_those_that_count():
+    def mean_loss(outputs, labels, num_items_in_batch):
+        counts = labels != -100
+        loss = nn.CrossEntropyLoss(reduction="sum")
+        return loss(outputs["logits"][counts], labels[counts]) / num_items_in_batch.item()
+
+    return our_collate, mean_loss
+
+
+@wrong("uneven", "told batch_first=True", several=True)
+def forgets_batch_first():
+    def collate(examples):
+        return {
+            "tokens": padded(examples, "tokens", 0, batch_first=False),
+            "labels": padded(examples, "targets", -100, batch_first=False),
+        }
+
+    return collate, our_loss
+
+
+@wrong("uneven", "0 is a class as any other", several=True)
+def pads_labels_with_zero():
+    return lambda examples: our_collate(examples) | {"labels": padded(examples, "targets", 0)}, our_loss
+
+
+@wrong("uneven", "has no row -100; pad with 0", several=True)
+def pads_tokens_with_minus_100():
+    return lambda examples: our_collate(examples) | {"tokens": padded(examples, "tokens", -100)}, our_loss
+
+
+@wrong("uneven", "padded further than the longest", several=True)
+def pads_to_a_fixed_length():
+    def collate(examples):
+        batch = our_collate(examples)
+        fill_values = {"tokens": 0, "labels": -100}
+        return {
+            name: F.pad(batch[name], (0, 16 - batch[name].shape[1]), value=fill_values[name])
+            for name in batch
+        }
+
+    return collate, our_loss
+
+
+@wrong("uneven", "examples were cut", several=True)
+def cuts_at_a_fixed_length():
+    return lambda examples: {name: value[:, :4] for name, value in our_collate(examples).items()}, our_loss
+
+
+@wrong("uneven", "examples were cut", several=True)
+def cuts_to_the_shortest():
+    def collate(examples):
+        shortest = min(len(example["tokens"]) for example in examples)
+        return {name: value[:, :shortest] for name, value in our_collate(examples).items()}
+
+    return collate, our_loss
+
+
+@wrong("uneven", "take dtype=torch.long", several=True)
+def makes_floats():
+    def collate(examples):
+        tokens = torch.zeros(len(examples), max(len(example["tokens"]) for example in examples))
+        for row, example in zip(tokens, examples):
+            row[: len(example["tokens"])] = example["tokens"]
+        return {"tokens": tokens, "labels": padded(examples, "targets", -100)}
+
+    return collate, our_loss
+
+
+@wrong("uneven", "take dtype=torch.long", several=True)
+def returns_lists_of_tensors():
+    def collate(examples):
+        return {
+            "tokens": [example["tokens"] for example in examples],
+            "labels": padded(examples, "targets", -100),
+        }
+
+    return collate, our_loss
+
+
+@wrong("uneven", "each example is a row", several=True)
+def joins_end_to_end():
+    def collate(examples):
+        return {
+            "tokens": torch.cat([example["tokens"] for example in examples]),
+            "labels": torch.cat([example["targets"] for example in examples]),
+        }
+
+    return collate, our_loss
+
+
+@wrong(
+    "uneven",
+    r"stack expects each tensor[^$]*\(in collate, with examples of",
+    "your code raised",
+    several=True,
+)
+def stacks():
+    def collate(examples):
+        return {
+            "tokens": torch.stack([example["tokens"] for example in examples]),
+            "labels": torch.stack([example["targets"] for example in examples]),
+        }
+
+    return collate, our_loss
+
+
+@wrong("uneven", "padding stands before the examples", several=True)
+def pads_on_the_left():
+    def collate(examples):
+        return {
+            "tokens": padded(examples, "tokens", 0, padding_side="left"),
+            "labels": padded(examples, "targets", -100, padding_side="left"),
+        }
+
+    return collate, our_loss
+
+
+@wrong("uneven", "not in the order of the examples", several=True)
+def sorts_by_length():
+    return lambda examples: our_collate(sorted(examples, key=lambda one: -len(one["tokens"]))), our_loss
+
+
+@wrong("uneven", "Trainer looks for the name labels", several=True)
+def keeps_the_name_targets():
+    def collate(examples):
+        return {"tokens": padded(examples, "tokens", 0), "targets": padded(examples, "targets", -100)}
+
+    return collate, our_loss
+
+
+@wrong("uneven", "got +a list, or a tuple[^$]*return these two and no more", several=True)
+def returns_a_tuple():
+    return lambda examples: tuple(our_collate(examples).values()), our_loss
+
+
+@wrong("uneven", "got +a dict of tokens, labels and lengths[^$]*return these two and no more", several=True)
+def returns_lengths_too():
+    def collate(examples):
+        return our_collate(examples) | {
+            "lengths": torch.tensor([len(example["tokens"]) for example in examples])
+        }
+
+    return collate, our_loss
+
+
+@wrong("uneven", "collate[^$]*the function ends without a return", several=True)
+def collate_returns_nothing():
+    return lambda examples: None, our_loss
+
+
+@wrong("uneven", "the targets were shifted", several=True)
+def shifts_the_labels():
+    def collate(examples):
+        labels = padded(examples, "targets", -100).roll(-1, dims=1)
+        labels[:, -1] = -100
+        return our_collate(examples) | {"labels": labels}
+
+    return collate, our_loss
+
+
+@wrong("uneven", "row i holds the targets of example i", several=True)
+def takes_tokens_for_labels():
+    return lambda examples: our_collate(examples) | {"labels": padded(examples, "tokens", -100)}, our_loss
+
+
+@wrong("uneven", "it is the sum over all labels that count", several=True)
+def only_sums():
+    return our_collate, lambda outputs, labels, num_items_in_batch: cross_entropy(
+        outputs, labels, reduction="sum"
+    )
+
+
+@wrong("uneven", "3 times too small: num_items_in_batch is of the whole window", several=True)
+def divides_by_accumulation_steps():
+    return our_collate, lambda *given, **items: our_loss(*given, **items) / 3
+
+
+@wrong("uneven", "3 times too large: with a loss function of your own", several=True)
+def multiplies_by_accumulation_steps():
+    return our_collate, lambda *given, **items: our_loss(*given, **items) * 3
+
+
+@wrong("uneven", "2 times too large: Trainer multiplies", several=True)
+def multiplies_by_world_size():
+    return our_collate, lambda *given, **items: our_loss(*given, **items) * dist.get_world_size()
+
+
+@wrong("uneven", "2 times too small: num_items_in_batch is of all ranks", several=True)
+def divides_by_world_size():
+    return our_collate, lambda *given, **items: our_loss(*given, **items) / int(os.environ["WORLD_SIZE"])
+
+
+@wrong("uneven", "each micro-batch is divided by how many count in itself", several=True)
+def means_of_micro_batches():
+    return our_collate, lambda outputs, labels, num_items_in_batch: cross_entropy(outputs, labels)
+
+
+@wrong("uneven", "each micro-batch is divided by how many count in itself", several=True)
+def means_of_micro_batches_by_their_number():
+    return our_collate, lambda outputs, labels, num_items_in_batch: cross_entropy(outputs, labels) / 3
+
+
+@wrong("uneven", "each micro-batch is divided by how many count in itself", several=True)
+def divides_by_its_own_items():
+    def mean_loss(outputs, labels, num_items_in_batch):
+        return cross_entropy(outputs, labels, reduction="sum") / (labels != -100).sum().clamp(min=1)
+
+    return our_collate, mean_loss
+
+
+@wrong("uneven", "divided by all its places, padding among them", several=True)
+def mean_of_all_places():
+    def mean_loss(outputs, labels, num_items_in_batch):
+        return cross_entropy(outputs, labels, reduction="none").mean()
+
+    return our_collate, mean_loss
+
+
+@wrong("uneven", "it is divided twice", several=True)
+def a_mean_divided_by_items():
+    def mean_loss(outputs, labels, num_items_in_batch):
+        return cross_entropy(outputs, labels) / num_items_in_batch
+
+    return our_collate, mean_loss
+
+
+@wrong("uneven", "it is divided twice", several=True)
+def a_mean_of_places_divided_by_items():
+    def mean_loss(outputs, labels, num_items_in_batch):
+        return cross_entropy(outputs, labels, reduction="none").mean() / num_items_in_batch
+
+    return our_collate, mean_loss
+
+
+@wrong("uneven", "0/0 is nan", several=True)
+def a_mean_times_its_items():
+    def mean_loss(outputs, labels, num_items_in_batch):
+        return cross_entropy(outputs, labels) * (labels != -100).sum() / num_items_in_batch
+
+    return our_collate, mean_loss
+
+
+@wrong("uneven", "its gradient, for all parameters[^$]*0/0 is nan", several=True)
+def a_mean_of_its_own_times_its_items():
+    def mean_loss(outputs, labels, num_items_in_batch):
+        counts = labels != -100
+        logs = outputs["logits"].log_softmax(dim=-1)
+        logs = logs.gather(2, labels.clamp(min=0).unsqueeze(2)).squeeze(2) * counts
+        return -logs.sum() / counts.sum() * (counts.sum() / num_items_in_batch)
+
+    return our_collate, mean_loss
+
+
+@wrong("uneven", "its backward has to lead to the logits, also where", several=True)
+def a_zero_from_nowhere():
+    def mean_loss(outputs, labels, num_items_in_batch):
+        if (labels == -100).all():
+            return torch.zeros((), requires_grad=True)
+        return our_loss(outputs, labels, num_items_in_batch)
+
+    return our_collate, mean_loss
+
+
+@wrong("uneven", "its backward has to lead to the logits, also where", several=True)
+def a_sum_of_nothing():
+    def mean_loss(outputs, labels, num_items_in_batch):
+        total = torch.zeros((), requires_grad=True)
+        for logits, targets in zip(outputs["logits"], labels):
+            if (targets != -100).any():
+                total = total + F.cross_entropy(logits, targets, reduction="sum")
+        return total / num_items_in_batch
+
+    return our_collate, mean_loss
+
+
+@wrong("uneven", "taken for class 0, and count", several=True)
+def counts_what_does_not_count():
+    def mean_loss(outputs, labels, num_items_in_batch):
+        logs = outputs["logits"].log_softmax(dim=-1)
+        return -logs.gather(2, labels.clamp(min=0).unsqueeze(2)).sum() / num_items_in_batch
+
+    return our_collate, mean_loss
+
+
+@wrong("uneven", "classes and places get mixed up", several=True)
+def reshapes_for_transpose():
+    def mean_loss(outputs, labels, num_items_in_batch):
+        batch, length, classes = outputs["logits"].shape
+        logits = outputs["logits"].view(batch, classes, length)
+        return F.cross_entropy(logits, labels, reduction="sum") / num_items_in_batch
+
+    return our_collate, mean_loss
+
+
+@wrong("uneven", "compared with the next token's labels", several=True)
+def shifts_the_logits():
+    def mean_loss(outputs, labels, num_items_in_batch):
+        return our_loss({"logits": outputs["logits"][:, :-1]}, labels[:, 1:], num_items_in_batch)
+
+    return our_collate, mean_loss
+
+
+@wrong("uneven", "the sum of the losses of all labels that count", several=True)
+def means_of_examples():
+    def mean_loss(outputs, labels, num_items_in_batch):
+        losses = F.cross_entropy(outputs["logits"].mT, labels, reduction="none")
+        return (losses.sum(dim=1) / (labels != -100).sum(dim=1).clamp(min=1)).sum() / num_items_in_batch
+
+    return our_collate, mean_loss
+
+
+@wrong("uneven", "wants the classes in the second place", several=True)
+def does_not_transpose():
+    def mean_loss(outputs, labels, num_items_in_batch):
+        return F.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
+
+    return our_collate, mean_loss
+
+
+@wrong("uneven", "if ignore_index is left as it is", several=True)
+def ignores_zero():
+    def mean_loss(outputs, labels, num_items_in_batch):
+        return cross_entropy(outputs, labels, reduction="sum", ignore_index=0) / num_items_in_batch
+
+    return our_collate, mean_loss
+
+
+@wrong("uneven", "-100 is no class that could be looked up", several=True)
+def looks_up_minus_100():
+    def mean_loss(outputs, labels, num_items_in_batch):
+        logs = outputs["logits"].log_softmax(dim=-1).gather(2, labels.unsqueeze(2))
+        return -logs[labels != -100].sum() / num_items_in_batch
+
+    return our_collate, mean_loss
+
+
+@wrong("uneven", "the losses of the tokens have to become one", several=True)
+def does_not_sum():
+    def mean_loss(outputs, labels, num_items_in_batch):
+        return cross_entropy(outputs, labels, reduction="none") / num_items_in_batch
+
+    return our_collate, mean_loss
+
+
+@wrong("uneven", "its backward has to lead to the logits", several=True)
+def returns_a_number():
+    return our_collate, lambda *given, **items: our_loss(*given, **items).item()
+
+
+@wrong("uneven", "its backward has to lead to the logits", several=True)
+def detaches():
+    return our_collate, lambda *given, **items: our_loss(*given, **items).detach()
+
+
+@wrong("uneven", "mean_loss[^$]*the function ends without a return", several=True)
+def loss_returns_nothing():
+    return our_collate, lambda outputs, labels, num_items_in_batch: None
+
+
+@wrong("uneven", "unexpected keyword argument 'num_items_in_batch'", "your code raised", several=True)
+def takes_no_items():
+    return our_collate, lambda outputs, labels: cross_entropy(outputs, labels)
+
+
+@wrong("uneven", "", status="not attempted", several=True)
+def not_begun():
+    def not_implemented(*given, **items):
+        raise NotImplementedError
+
+    return not_implemented, not_implemented
+
+
+# ---- stop_together ----
+
+
+class Asking(TrainerCallback):
+    """Keeps should_stop; the answers below ask it, and decide."""
+
+    def __init__(self, should_stop):
+        self.should_stop = should_stop
+
+
+def over_ranks(wish, op=dist.ReduceOp.MAX):
+    """A wish, or what else is a number, reduced over the ranks."""
+    number = torch.tensor(int(wish))
+    if dist.is_initialized():
+        dist.all_reduce(number, op)
+    return number.item()
+
+
+def number_of_ranks():
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+@right("stop_together")
+class SumsAndReturnsControl(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        wish = torch.tensor([float(self.should_stop(state.global_step))], device=args.device)
+        if args.world_size > 1:
+            dist.all_reduce(wish)
+        control.should_training_stop = control.should_training_stop or bool(wish > 0)
+        return control
+
+
+@right("stop_together")
+class GathersObjects(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        print("step", state.global_step)
+        wishes = [self.should_stop(state.global_step)]
+        if dist.is_initialized():
+            wishes = wishes * dist.get_world_size()
+            dist.all_gather_object(wishes, wishes[dist.get_rank()])
+        if any(wishes):
+            control.should_training_stop = True
+
+
+@right("stop_together")
+class WithAccelerate(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        from accelerate.utils import gather_object
+
+        if any(gather_object([self.should_stop(state.global_step)])):
+            return replace(control, should_training_stop=True)
+
+
+@right("stop_together")
+class OneAfterTheOther(Asking):
+    """A broadcast from each rank, and the minimum of those who go on."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        go_on = not self.should_stop(state.global_step)
+        for rank in range(args.world_size if dist.is_initialized() else 0):
+            of_rank = torch.tensor(go_on)
+            dist.broadcast(of_rank, rank)
+            go_on = go_on and bool(of_rank)
+        control.should_training_stop |= not go_on
+
+
+@wrong("stop_together", "no rank has waited to hear what the others want")
+class EachForItself(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.should_stop(state.global_step):
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "no rank has waited to hear what the others want")
+class LeavesANote(Asking):
+    """A store knows what has been written so far, and waits for nobody."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        wish = self.should_stop(state.global_step)
+        if dist.is_initialized():
+            store = dist.distributed_c10d._get_default_store()
+            if wish:
+                store.set(f"stop {id(args)} {state.global_step}", "1")
+            wish = wish or store.check([f"stop {id(args)} {state.global_step}"])
+        if wish:
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "no rank has waited to hear what the others want")
+class EachForItselfAtTheEndOfTheEpoch(Asking):
+    wish = False
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.wish = self.should_stop(state.global_step) or self.wish
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        if self.wish:
+            control.should_training_stop = True
+
+
+@wrong(
+    "stop_together", "rank [0-2] goes on with the epoch[^$]*no rank has waited to hear what the others want"
+)
+class EachForItselfBetweenSteps(Asking):
+    """Stops in the midst of a step, and without its gradients the others cannot end it."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.wish = self.should_stop(state.global_step)
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step and self.wish:
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "call it in every step, and also where this rank wants to go on")
+class TellsOnlyOfAStop(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.should_stop(state.global_step) and over_ranks(1):
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "call it in every step, and also where this rank wants to go on")
+class GathersOnlyForAStop(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.should_stop(state.global_step):
+            if dist.is_initialized():
+                dist.barrier()
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "reduce and gather bring the result to one rank")
+class ReducesToRankZero(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        wish = torch.tensor(int(self.should_stop(state.global_step)))
+        if dist.is_initialized():
+            dist.reduce(wish, dst=0)
+        if wish and args.process_index == 0:
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "only what rank 0 wants counts")
+class BroadcastsFromRankZero(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        wish = torch.tensor(int(self.should_stop(state.global_step)))
+        if dist.is_initialized():
+            dist.broadcast(wish, 0)
+        if wish:
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "only what rank 1 wants counts")
+class BroadcastsFromTheLastRank(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        wish = torch.tensor(int(self.should_stop(state.global_step)))
+        if dist.is_initialized():
+            dist.broadcast(wish, dist.get_world_size() - 1)
+        if wish:
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "every rank has to ask its own should_stop")
+class AsksOnRankZero(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        if over_ranks(state.is_world_process_zero and self.should_stop(state.global_step)):
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "it takes all ranks, or most, to stop")
+class TakesTheMinimum(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        if over_ranks(self.should_stop(state.global_step), dist.ReduceOp.MIN):
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "it takes all ranks, or most, to stop")
+class TakesTheMean(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        mean = over_ranks(self.should_stop(state.global_step), dist.ReduceOp.SUM) / number_of_ranks()
+        if mean > 0.5:
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "on 3 ranks[^$]*it takes all ranks, or most, to stop")
+class TakesHalfOfThem(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        wishes = over_ranks(self.should_stop(state.global_step), dist.ReduceOp.SUM)
+        if wishes >= number_of_ranks() / 2:
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "it takes all ranks, or most, to stop")
+class LetsAnyoneGoOn(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        if not over_ranks(not self.should_stop(state.global_step)):
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "several at once cannot")
+class ExpectsASumOfOne(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        if over_ranks(self.should_stop(state.global_step), dist.ReduceOp.SUM) == 1:
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "decide on_step_end")
+class DecidesAtTheEndOfTheEpoch(Asking):
+    wish = False
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.wish = self.should_stop(state.global_step) or self.wish
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        if over_ranks(self.wish):
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "asked at the ends of epochs")
+class AsksAtTheEndOfTheEpoch(Asking):
+    def on_epoch_end(self, args, state, control, **kwargs):
+        if over_ranks(self.should_stop(state.global_step)):
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "it comes one step late")
+class WaitsInTheNextStep(Asking):
+    work = None
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.work:
+            self.work.wait()
+            if self.total:
+                control.should_training_stop = True
+        self.total = torch.tensor(int(self.should_stop(state.global_step)))
+        if dist.is_initialized():
+            self.work = dist.all_reduce(self.total, async_op=True)
+
+
+@wrong("stop_together", "it comes one step late|at the end of the epoch")
+class TalksInEverySecondStep(Asking):
+    wish = False
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.wish = self.should_stop(state.global_step) or self.wish
+        if state.global_step % 2 == 0 and over_ranks(self.wish):
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "the first step is 1: ask on_step_end")
+class DecidesWhenAStepBegins(Asking):
+    def on_step_begin(self, args, state, control, **kwargs):
+        if over_ranks(self.should_stop(state.global_step)):
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "the first step is 1: ask on_step_end")
+class CountsFromZero(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        if over_ranks(self.should_stop(state.global_step - 1)):
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "asked more than once in a step")
+class AsksInEachMicroBatch(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        if over_ranks(self.should_stop(state.global_step)):
+            control.should_training_stop = True
+
+    on_substep_end = on_step_end
+
+
+@wrong("stop_together", "asked more than once in a step")
+class AsksTwice(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        wish = over_ranks(self.should_stop(state.global_step))
+        if wish or over_ranks(self.should_stop(state.global_step)):
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "the end of every step, until the training stops")
+class AsksInEverySecondStep(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step % 2 and over_ranks(self.should_stop(state.global_step)):
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "takes the number of the step, state.global_step")
+class GivesTheState(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        if over_ranks(self.should_stop(state)):
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "takes the number of the step, state.global_step")
+class GivesTheEpoch(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        if over_ranks(self.should_stop(state.epoch)):
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "and was overruled")
+class TakesBackWhatOthersWant(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = over_ranks(self.should_stop(state.global_step)) > 0
+
+
+@wrong("stop_together", "taken for its opposite")
+class TurnsItRound(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop |= not over_ranks(self.should_stop(state.global_step))
+
+
+@wrong("stop_together", "should_epoch_stop ends the epoch, and another")
+class StopsTheEpoch(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        if over_ranks(self.should_stop(state.global_step)):
+            control.should_epoch_stop = True
+
+
+@wrong("stop_together", "it is control.should_training_stop that Trainer looks at")
+class ForgetsTheControl(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        if over_ranks(self.should_stop(state.global_step)):
+            self.should_training_stop = True
+
+
+@wrong("stop_together", "knows nothing of what others have asked for")
+class MakesANewControl(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        if over_ranks(self.should_stop(state.global_step)):
+            return TrainerControl(should_training_stop=True)
+
+
+@wrong("stop_together", "change the one that was given, and return that or nothing")
+class ReturnsTheDecision(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        return over_ranks(self.should_stop(state.global_step)) > 0
+
+
+@wrong("stop_together", r"is_initialized\(\) first")
+class NeedsAGroup(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        wish = torch.tensor(int(self.should_stop(state.global_step)))
+        dist.all_reduce(wish, dist.ReduceOp.MAX)
+        if wish:
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "StopIteration: time is up", status="your code raised")
+class RaisesIt(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        if over_ranks(self.should_stop(state.global_step)):
+            raise StopIteration("time is up")
+
+
+@wrong("stop_together", "left with sys.exit", status="your code raised")
+class Leaves(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.should_stop(state.global_step):
+            time.sleep(0.1)
+            raise SystemExit(0)
+
+
+@wrong("stop_together", "", status="not attempted")
+class NotBegun(TrainerCallback):
+    def __init__(self, should_stop):
+        raise NotImplementedError
