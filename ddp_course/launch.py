@@ -119,9 +119,10 @@ def start_server(*more):
     """Start the fork server ahead of the first launch, so that not even the first one waits for `import torch`.
 
     more: names of modules that the ranks are to begin with, besides torch: those that take seconds to import.
-    Returns at once, the server imports in the background. Does nothing where it runs already.
+    Returns at once, the server imports in the background. Does nothing where it runs already, nor in a rank, which has no
+    use for a server of its own.
     """
-    if start_method() == "forkserver":
+    if start_method() == "forkserver" and multiprocessing.parent_process() is None:
         multiprocessing.get_context("forkserver").set_forkserver_preload([*PRELOADED, *more])
         keep_freed_memory()
         with _main_module_hidden():

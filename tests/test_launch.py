@@ -20,7 +20,7 @@ import torch.distributed as dist
 from conftest import COURSE, descendants, python, wait_until
 
 from ddp_course.distributed import process_group
-from ddp_course.launch import RankError, RankTimeout, host_store, launch, rank_environment
+from ddp_course.launch import RankError, RankTimeout, host_store, launch, rank_environment, start_server
 
 
 def rank():
@@ -88,6 +88,16 @@ def test_a_module_edited_on_disk_is_read_afresh(tmp_path, monkeypatch):
     assert launch(edited_lesson.answer) == ["before", "before"]
     module.write_text("def answer():\n    return 'after, and longer'\n")
     assert launch(edited_lesson.answer) == ["after, and longer"] * 2
+
+
+def test_a_rank_starts_no_server_of_its_own():
+    """An exercise's first cell calls start_server, and runs on the ranks, too."""
+
+    def starts():
+        start_server("json")
+        return len(psutil.Process().children())
+
+    assert launch(starts) == [0, 0]
 
 
 def test_a_script_needs_no_main_guard(tmp_path):
