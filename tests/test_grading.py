@@ -134,12 +134,12 @@ def touch(folder, *names):
 
 def test_what_is_no_exercise_is_left_out_and_stops_nobody(course, capsys):  # noqa: F811
     ours = exercises.notebooks()["03"].name
-    touch(course / "all" / "a", ours, "05_my_notes.ipynb", "notes.ipynb")
+    touch(course / "all" / "a", ours, "99_my_notes.ipynb", "notes.ipynb")
     touch(course / "all" / "a" / ".ipynb_checkpoints", ours)
     assert grading.submissions("all") == {"a": {"03": Path("all", "a", ours)}}
-    assert capsys.readouterr().err == "left out: all/a/05_my_notes.ipynb, there is no exercise 05\n"
+    assert capsys.readouterr().err == "left out: all/a/99_my_notes.ipynb, there is no exercise 05\n"
     with pytest.raises(UsageError, match="there is no exercise 05"):
-        grading.submissions("all/a/05_my_notes.ipynb")
+        grading.submissions("all/a/99_my_notes.ipynb")
     (course / "all" / "a" / ours).unlink()
     with pytest.raises(UsageError, match="no exercise notebooks"):
         grading.submissions("all")
