@@ -137,8 +137,8 @@ def test_what_is_no_exercise_is_left_out_and_stops_nobody(course, capsys):  # no
     touch(course / "all" / "a", ours, "99_my_notes.ipynb", "notes.ipynb")
     touch(course / "all" / "a" / ".ipynb_checkpoints", ours)
     assert grading.submissions("all") == {"a": {"03": Path("all", "a", ours)}}
-    assert capsys.readouterr().err == "left out: all/a/99_my_notes.ipynb, there is no exercise 05\n"
-    with pytest.raises(UsageError, match="there is no exercise 05"):
+    assert capsys.readouterr().err == "left out: all/a/99_my_notes.ipynb, there is no exercise 99\n"
+    with pytest.raises(UsageError, match="there is no exercise 99"):
         grading.submissions("all/a/99_my_notes.ipynb")
     (course / "all" / "a" / ours).unlink()
     with pytest.raises(UsageError, match="no exercise notebooks"):
