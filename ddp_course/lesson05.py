@@ -2,7 +2,6 @@
 
 torchrun --nproc_per_node 2 ddp_course/lesson05.py --batch-size 2 --train-samples 288
 torchrun --nproc_per_node 2 ddp_course/lesson05.py --no-sync --batch-size 2 --train-samples 288
-torchrun ddp_course/lesson05.py --epochs 1
 python -m ddp_course.lesson05 --epochs 1
 """
 

@@ -1,6 +1,5 @@
 """The program of lesson 4 in Accelerate: prepare, backward, gather_for_metrics, save_state.
 
-torchrun ddp_course/lesson07.py --epochs 1
 torchrun --nproc_per_node 2 ddp_course/lesson07.py --epochs 1
 torchrun --nproc_per_node 3 ddp_course/lesson07.py --data digits --epochs 1 --learning-rate 2e-3 --accumulate 2
 python ddp_course/lesson07.py --epochs 1

@@ -1,6 +1,5 @@
 """The program of lesson 4 in transformers' Trainer, with a model, data and a loss of our own.
 
-torchrun ddp_course/lesson08.py --epochs 1
 torchrun --nproc_per_node 2 ddp_course/lesson08.py --epochs 1
 torchrun --nproc_per_node 3 ddp_course/lesson08.py --data digits --epochs 1 --learning-rate 2e-3 --accumulate 2
 python ddp_course/lesson08.py --epochs 1

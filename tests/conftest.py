@@ -84,7 +84,7 @@ def pytest_collection_modifyitems(items):
         "test_it_runs_on_three_ranks_and_on_mnist_where_it_is_there",
         "test_it_runs_under_nbval",
         "test_a_right_a_half_done_a_cheating_and_a_hanging_submission_in_one_call",
-        "test_every_command",
+        "test_every_command_in_a_docstring_runs",
     ]
     rank = {name: place for place, name in enumerate(long)}
     items.sort(key=lambda item: rank.get(item.originalname, len(long)))

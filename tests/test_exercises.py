@@ -1,5 +1,6 @@
 """The exercises: made from the solutions, failing where there is a gap and nowhere else, and the learner's commands."""
 
+import ast
 import io
 import json
 import shutil
@@ -113,7 +114,24 @@ def nbval(path, *options):
 
 
 @each_exercise
-def test_unsolved_it_fails_at_its_gaps_and_only_there(number, course):
+def test_unsolved_each_question_says_so_and_no_cell_but_its_check_needs_it(number):
+    """What a kernel would show, in a tenth of the time; the next test asks one."""
+    released = exercises.read(exercises.notebooks("exercises")[number])
+    given = {task.name: "### GIVEN" in task.cell.source for task in solution_tasks(number)}
+    tasks = exercises.tasks(released)
+    for task in tasks:
+        verdict = exercises.question(number, task).judge(*exercises.answers(task, task.cell.source))
+        assert verdict.status == ("failed" if given[task.name] else "not attempted"), str(verdict)
+    gaps = {name for task in tasks for name in task.names}
+    touched = [task.cell.id for task in tasks] + [task.check.id for task in tasks]
+    for cell in released.cells:
+        if cell.cell_type == "code" and cell.id not in touched:
+            code = "\n".join(line for line in cell.source.splitlines() if not line.startswith("%"))
+            assert not gaps & {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+
+
+def test_unsolved_in_a_kernel_it_fails_at_its_gaps_and_only_there(course):
+    number = "03"
     path = course / "exercises" / exercises.notebooks("exercises")[number].name
     notebook = exercises.read(path)
     reference = {task.check.id: task.check for task in solution_tasks(number)}

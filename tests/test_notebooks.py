@@ -60,17 +60,33 @@ def execute(course, path, *options):
     return cells
 
 
+def quick(path):
+    """Take out of a notebook the cells tagged `slow`, which measure for long, or start what a test of its own starts.
+
+    `make lessons` and `make bench` run them.
+    """
+    notebook = read(path)
+    notebook.cells = [cell for cell in notebook.cells if "slow" not in cell.metadata.get("tags", [])]
+    nbformat.write(notebook, path)
+
+
 @each_notebook
 def test_it_runs_on_three_ranks_and_on_mnist_where_it_is_there(path, course, monkeypatch):
-    """The first four on MNIST; the others, which begin more ranks, on digits."""
-    data = "mnist" if mnist_folder() and path.name < "05" else "digits"
+    """Lessons 1 and 4 on MNIST; the others, whose ranks begin often, on digits."""
+    data = "mnist" if mnist_folder() and path.name[:2] in ("01", "04") else "digits"
     if mnist_folder():
         monkeypatch.setenv("DDP_COURSE_DATA", str(mnist_folder()))
+    quick(course / "lessons" / path.name)
     execute(course, path, "--nproc", "3", "--data", data, *SHORT)
 
 
+@each_notebook
+def test_at_most_one_cell_is_slow(path):
+    assert sum("slow" in cell.metadata.get("tags", []) for cell in code_cells(path)) <= 1
+
+
 @pytest.mark.parametrize(
-    "path", [path for path in NOTEBOOKS if path.name[:2] == "04"], ids=lambda path: path.stem
+    "path", [path for path in NOTEBOOKS if path.name[:2] == "01"], ids=lambda path: path.stem
 )
 def test_it_runs_under_nbval(path, course):
     """As it is stored: on digits, and on 2 ranks. One for all: `make lessons` runs every one so, with papermill."""

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -55,10 +56,10 @@ def test_every_command_in_a_docstring_runs(command, workplace, no_mnist):
     assert result["world_size"] == expected
 
 
-def test_every_lesson_names_a_torchrun_a_python_and_a_module_command():
+def test_every_lesson_names_a_command_for_ranks_and_one_without():
     for path in LESSONS:
         text = "\n".join(line for line in commands() if path.stem in line)
-        assert f"torchrun ddp_course/{path.name}" in text
+        assert re.search(rf"torchrun (--nproc_per_node \d )?ddp_course/{path.name}", text)
         assert f"python -m ddp_course.{path.stem}" in text or f"python ddp_course/{path.name}" in text
 
 
