@@ -19,7 +19,7 @@ from rich.table import Table
 
 from ddp_course import UsageError, exercises, project_folder
 from ddp_course import progress as state
-from ddp_course.launch import keep_freed_memory
+from ddp_course.launch import keep_freed_memory, start_server
 
 app = typer.Typer(
     add_completion=False,
@@ -234,7 +234,9 @@ def questions_of(number):
 def check(lesson: str = LESSON):
     """Check the answers in your exercise notebooks, as they are saved."""
     worst = 0
-    for number, path in chosen_exercises(lesson).items():
+    chosen = chosen_exercises(lesson)
+    start_server(*(module for path in chosen.values() for module in exercises.preloads(path)))  # it imports meanwhile
+    for number, path in chosen.items():
         try:
             notebook = exercises.read(path)
         except UsageError as error:

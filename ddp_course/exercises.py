@@ -10,6 +10,7 @@ python -m ddp_course.exercises
 import ast
 import importlib
 import os
+import re
 import textwrap
 import warnings
 from contextlib import suppress
@@ -68,6 +69,13 @@ def in_conflict(path):
     with suppress(OSError):
         return any(line.startswith("<<<<<<<") for line in path.read_text(errors="replace").splitlines())
     return False
+
+
+def preloads(path):
+    """The modules with which a notebook's ranks begin, as its first cell says: start_server("transformers.trainer")."""
+    with suppress(OSError):
+        return re.findall(r'start_server\(\\"([\w.]+)\\"\)', path.read_text(errors="replace"))
+    return []
 
 
 def write(path, notebook):

@@ -156,6 +156,12 @@ def test_solved_it_passes_strictly(number, course):
     assert done.returncode == 0, done.stdout[-3000:]
 
 
+def test_what_an_exercises_first_cell_starts_the_ranks_with_is_known_without_running_it():
+    named = {number: exercises.preloads(path) for number, path in exercises.notebooks("exercises").items()}
+    assert named.pop("08") == ["transformers.trainer"]
+    assert not any(named.values())
+
+
 def test_a_notebook_without_questions_is_an_error(course):
     empty = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("Nothing here")])
     with pytest.raises(UsageError, match="no question"):
