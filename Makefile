@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: lab setup lessons test answers grade exercises bench doctor
+.PHONY: lab setup lessons test thorough grade exercises bench doctor
 
 lab: setup
 	@$(BIN)/ddp-course lab
@@ -26,8 +26,8 @@ lessons: setup
 test: setup
 	@$(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1
 
-answers: setup
-	@DDP_COURSE_ALL_ANSWERS=1 $(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1 tests/test_checks.py
+thorough: setup
+	@DDP_COURSE_THOROUGH=1 $(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1
 
 SUBMISSION ?= exercises
 grade: setup

@@ -235,7 +235,9 @@ def check(lesson: str = LESSON):
     """Check the answers in your exercise notebooks, as they are saved."""
     worst = 0
     chosen = chosen_exercises(lesson)
-    start_server(*(module for path in chosen.values() for module in exercises.preloads(path)))  # it imports meanwhile
+    start_server(
+        *(module for path in chosen.values() for module in exercises.preloads(path))
+    )  # it imports meanwhile
     for number, path in chosen.items():
         try:
             notebook = exercises.read(path)

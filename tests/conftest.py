@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,14 @@ import pytest
 from ddp_course.launch import keep_freed_memory, start_server
 
 COURSE = Path(__file__).resolve().parents[1]
+THOROUGH = (
+    "DDP_COURSE_THOROUGH" in os.environ
+)  # `make thorough`: everything in every way, however long it takes
 
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as in a shell's background, where Ctrl-C has no effect
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if "DDP_COURSE_DATA" in os.environ:  # tests change the working folder
     os.environ["DDP_COURSE_DATA"] = os.path.abspath(os.environ["DDP_COURSE_DATA"])
 if "PYTEST_XDIST_WORKER" in os.environ:  # tests run side by side: threads would only wait for each other

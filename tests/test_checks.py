@@ -9,6 +9,7 @@ import time
 
 import mutants
 import pytest
+from conftest import THOROUGH
 
 from ddp_course import checks
 from ddp_course.checks import ex03
@@ -20,7 +21,7 @@ for module in pkgutil.iter_modules(mutants.__path__):
     importlib.import_module(f"mutants.{module.name}")
 RIGHT = [candidate for candidate in mutants.CANDIDATES if candidate.pattern is None]
 WRONG = [candidate for candidate in mutants.CANDIDATES if candidate.pattern is not None]
-if "DDP_COURSE_ALL_ANSWERS" not in os.environ:  # `make answers` sets it; of the later lessons, a third will do here
+if not THOROUGH:  # of the later lessons, a third will do
     WRONG = [candidate for place, candidate in enumerate(WRONG) if candidate.lesson < "05" or place % 3 == 0]
 SECONDS = 20 if "PYTEST_XDIST_WORKER" in os.environ else 10  # there, other tests use the cores as well
 

@@ -8,7 +8,7 @@ import shutil
 
 import nbformat
 import pytest
-from conftest import COURSE, mnist_folder, python
+from conftest import COURSE, THOROUGH, mnist_folder, python
 
 from ddp_course import notebook
 from ddp_course.data import load
@@ -72,11 +72,13 @@ def quick(path):
 
 @each_notebook
 def test_it_runs_on_three_ranks_and_on_mnist_where_it_is_there(path, course, monkeypatch):
-    """Lessons 1 and 4 on MNIST; the others, whose ranks begin often, on digits."""
-    data = "mnist" if mnist_folder() and path.name[:2] in ("01", "04") else "digits"
+    """Of the first ones 1 and 4 on MNIST; the others, whose ranks begin often, on digits."""
+    on_mnist = ["01", "02", "03", "04"] if THOROUGH else ["01", "04"]
+    data = "mnist" if mnist_folder() and path.name[:2] in on_mnist else "digits"
     if mnist_folder():
         monkeypatch.setenv("DDP_COURSE_DATA", str(mnist_folder()))
-    quick(course / "lessons" / path.name)
+    if not THOROUGH:
+        quick(course / "lessons" / path.name)
     execute(course, path, "--nproc", "3", "--data", data, *SHORT)
 
 
@@ -86,10 +88,10 @@ def test_at_most_one_cell_is_slow(path):
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in NOTEBOOKS if path.name[:2] == "01"], ids=lambda path: path.stem
+    "path", [path for path in NOTEBOOKS if THOROUGH or path.name[:2] == "01"], ids=lambda path: path.stem
 )
 def test_it_runs_under_nbval(path, course):
-    """As it is stored: on digits, and on 2 ranks. One for all: `make lessons` runs every one so, with papermill."""
+    """As it is stored: on digits, and on 2 ranks. One for all, as `make lessons` runs every one so, with papermill."""
     options = [
         "--nbval-lax",
         "--nbval-current-env",

@@ -1,6 +1,8 @@
 """The lessons as programs: every command that they name, and every way to start them wrongly."""
 
 import ast
+import importlib
+import io
 import json
 import os
 import re
@@ -10,13 +12,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import redirect_stderr, redirect_stdout
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
-from conftest import COURSE, descendants, python, wait_until
+from conftest import COURSE, THOROUGH, descendants, python, wait_until
 
-from ddp_course import UsageError, distributed, runs
+from ddp_course import UsageError, distributed, lesson04, runs
+from ddp_course.launch import launch
 
 LESSONS = sorted((COURSE / "ddp_course").glob("lesson[0-9][0-9].py"))
 TORCHRUN = {"torchrun": [sys.executable, "-m", "torch.distributed.run"], "python": [sys.executable]}
@@ -41,7 +46,13 @@ def no_mnist(workplace):
     )
 
 
-@pytest.mark.parametrize("command", commands())
+def own_processes():
+    """Of each lesson the first command, and all of lesson 4: those that are run from a shell, as they stand there."""
+    firsts = [next(line for line in commands() if path.stem in line) for path in LESSONS]
+    return [line for line in commands() if THOROUGH or line in firsts or "lesson04" in line]
+
+
+@pytest.mark.parametrize("command", own_processes())
 def test_every_command_in_a_docstring_runs(command, workplace, no_mnist):
     program, *arguments = shlex.split(command)
     done = subprocess.run(TORCHRUN[program] + arguments, capture_output=True, text=True, timeout=120)
@@ -54,6 +65,19 @@ def test_every_command_in_a_docstring_runs(command, workplace, no_mnist):
         int(arguments[arguments.index("--nproc_per_node") + 1]) if "--nproc_per_node" in arguments else 1
     )
     assert result["world_size"] == expected
+
+
+@pytest.mark.parametrize("command", [line for line in commands() if line not in own_processes()])
+def test_and_so_do_the_others_with_the_same_ranks_and_flags(command, workplace, no_mnist, capsys):
+    """In ranks that have imported torch already, which saves most of the time."""
+    lesson = importlib.import_module(f"ddp_course.{re.search('lesson[0-9]+', command)[0]}")
+    words = shlex.split(command)
+    nproc = int(words[words.index("--nproc_per_node") + 1]) if "--nproc_per_node" in words else 1
+    flags = words[next(place for place, word in enumerate(words) if lesson.__name__[-8:] in word) + 1 :]
+    results = launch(lesson.main, [*flags, "--out", "out"], nproc=nproc, timeout=120)
+    assert [result["world_size"] for result in results] == [nproc] * nproc
+    assert json.loads((workplace / "out" / "result.json").read_text()) == results[0]
+    assert "world_size" in capsys.readouterr().out
 
 
 def test_every_lesson_names_a_command_for_ranks_and_one_without():
@@ -73,6 +97,18 @@ def start(*arguments, nproc=None, **options):
             "-m", "ddp_course.cli", "run", "04", "--nproc", nproc, *arguments, timeout=100, **options
         )
     return python("ddp_course/lesson04.py", *arguments, timeout=100, **options)
+
+
+def start_here(monkeypatch, *arguments):
+    """Run lesson 04 as a program, but in this process, which has imported torch already."""
+    output, errors, code = io.StringIO(), io.StringIO(), 0
+    monkeypatch.setattr(sys, "argv", ["lesson04.py"])
+    with redirect_stdout(output), redirect_stderr(errors):
+        try:
+            runs.start(lambda: lesson04.main(list(arguments)))
+        except SystemExit as end:
+            code = end.code
+    return SimpleNamespace(returncode=code, stdout=output.getvalue(), stderr=errors.getvalue())
 
 
 def assert_one_line(done, expected):
@@ -101,8 +137,9 @@ def assert_one_line(done, expected):
         (["--data", "mnist"], "MNIST could not be downloaded"),
     ],
 )
-def test_wrong_flags_give_one_line(arguments, expected, workplace):
-    assert_one_line(start(*arguments), expected)
+def test_wrong_flags_give_one_line(arguments, expected, workplace, monkeypatch):
+    own_process = THOROUGH or arguments[0] == "--epochs"
+    assert_one_line(start(*arguments) if own_process else start_here(monkeypatch, *arguments), expected)
 
 
 @pytest.mark.parametrize(
@@ -298,11 +335,14 @@ def test_ctrl_c_becomes_no_exception_under_torchrun(under_torchrun, tmp_path):
 def test_ctrl_c_alone_ends_quietly(workplace):
     command = [sys.executable, "ddp_course/lesson01.py", "--data", "digits", "--epochs", "1000"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    assert wait_until((workplace / "runs/lesson01/train.log").exists, 60)
-    time.sleep(1)
-    process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=20)[1] == ""
-    assert process.returncode == 130
+    try:
+        assert wait_until((workplace / "runs/lesson01/train.log").exists, 60)
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=20)[1] == ""
+        assert process.returncode == 130
+    finally:
+        process.kill()
 
 
 # ---- importing ----
