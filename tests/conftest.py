@@ -89,7 +89,7 @@ def wait_until(condition, seconds=10):
 def pytest_collection_modifyitems(items):
     """The tests that take longest first, so that no worker is left with one of them at the end."""
     long = [
-        "test_it_runs_on_three_ranks_and_on_mnist_where_it_is_there",
+        "test_it_runs_on_other_ranks_and_data_than_it_is_stored_with",
         "test_it_runs_under_nbval",
         "test_a_right_a_half_done_a_cheating_and_a_hanging_submission_in_one_call",
         "test_every_command_in_a_docstring_runs",

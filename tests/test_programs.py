@@ -47,9 +47,13 @@ def no_mnist(workplace):
 
 
 def own_processes():
-    """Of each lesson the first command, and all of lesson 4: those that are run from a shell, as they stand there."""
+    """Of each lesson the first command, and of lesson 4 one of each kind: these are run as they stand there."""
     firsts = [next(line for line in commands() if path.stem in line) for path in LESSONS]
-    return [line for line in commands() if THOROUGH or line in firsts or "lesson04" in line]
+    some = [
+        "python ddp_course/lesson04.py --epochs 1",
+        "torchrun --nproc_per_node 2 ddp_course/lesson04.py --epochs 1",
+    ]
+    return [line for line in commands() if THOROUGH or line in firsts + some]
 
 
 @pytest.mark.parametrize("command", own_processes())
