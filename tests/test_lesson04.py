@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import THOROUGH
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
@@ -54,7 +55,7 @@ def test_ranks_train_as_one_process_with_the_same_batch_of_all(nproc, alone, tmp
     assert len({result["params_sha256"] for result in results}) == 1
 
 
-@pytest.mark.parametrize("nproc", [2, 3])
+@pytest.mark.parametrize("nproc", [2, 3] if THOROUGH else [3])
 def test_lesson_03_trains_the_same(nproc, alone, tmp_path):
     for rung in ("after", "overlapped", "bucketed"):
         _, losses = run(lesson03, tmp_path / rung, nproc, "--batch-size", str(48 // nproc), "--rung", rung)
