@@ -95,9 +95,8 @@ def lab(
         "--ServerApp.log_level=WARN",
     ]
     command += [f"--LabApp.default_url=/lab/tree/{notebook.as_posix()}"]
-    command += [
-        f"--LabApp.app_settings_dir={Path(__file__).parent / 'lab'}"
-    ]  # asks for no news, and asks nobody
+    # it asks the reader for no news, and nobody else
+    command += [f"--LabApp.app_settings_dir={Path(__file__).parent / 'lab'}"]
     if not browser:
         command += ["--no-browser"]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
@@ -120,16 +119,14 @@ def run(
     from torch.distributed.run import run as torchrun
 
     script = find(lesson_scripts(), lesson)
-    importlib.import_module(f"ddp_course.{script.stem}").arguments(
-        context.args
-    )  # wrong flags end here, in one line
+    # wrong flags end here, in one line
+    importlib.import_module(f"ddp_course.{script.stem}").arguments(context.args)
     command = ["--nproc_per_node", str(nproc), os.path.relpath(script), *context.args]
     if nproc > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's own default, of which it would warn
     print(f"torchrun {shlex.join(command)}", flush=True)
-    logging.getLogger("torch.distributed.elastic").setLevel(
-        logging.CRITICAL
-    )  # the ranks have said it themselves
+    # the ranks have said it themselves
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
         torchrun(parse_args(command))
     except ChildFailedError as error:
@@ -235,9 +232,8 @@ def check(lesson: str = LESSON):
     """Check the answers in your exercise notebooks, as they are saved."""
     worst = 0
     chosen = chosen_exercises(lesson)
-    start_server(
-        *(module for path in chosen.values() for module in exercises.preloads(path))
-    )  # it imports meanwhile
+    # the server imports while we read
+    start_server(*(module for path in chosen.values() for module in exercises.preloads(path)))
     for number, path in chosen.items():
         try:
             notebook = exercises.read(path)

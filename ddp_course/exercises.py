@@ -74,7 +74,8 @@ def in_conflict(path):
 def preloads(path):
     """The modules with which a notebook's ranks begin, as its first cell says: start_server("transformers.trainer")."""
     with suppress(OSError):
-        return re.findall(r'start_server\(\\"([\w.]+)\\"\)', path.read_text(errors="replace"))
+        calls = re.findall(r"start_server\(([^)]*)\)", path.read_text(errors="replace"))
+        return [name for call in calls for name in re.findall(r"[\w.]{2,}", call)]
     return []
 
 

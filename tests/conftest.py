@@ -14,13 +14,11 @@ import pytest
 from ddp_course.launch import keep_freed_memory, start_server
 
 COURSE = Path(__file__).resolve().parents[1]
-THOROUGH = (
-    "DDP_COURSE_THOROUGH" in os.environ
-)  # `make thorough`: everything in every way, however long it takes
+# `make thorough`: everything in every way, however long it takes
+THOROUGH = "DDP_COURSE_THOROUGH" in os.environ
 
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # as in a shell's background, where Ctrl-C has no effect
+# what a shell starts in its background ignores Ctrl-C, and so would all that the tests start
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if "DDP_COURSE_DATA" in os.environ:  # tests change the working folder
     os.environ["DDP_COURSE_DATA"] = os.path.abspath(os.environ["DDP_COURSE_DATA"])

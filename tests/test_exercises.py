@@ -151,7 +151,7 @@ def test_unsolved_in_a_kernel_it_fails_at_its_gaps_and_only_there(course):
 
 @each_exercise
 def test_our_answers_pass(number):
-    """As text, as a learner's do; the next test has a kernel run one of the notebooks, `make bench` has all graded."""
+    """As text, as a learner's do. A kernel runs one of the notebooks below, and `make bench` has all graded."""
     for task in solution_tasks(number):
         verdict = exercises.question(number, task).judge(*exercises.answers(task, task.cell.source))
         assert verdict.status == "passed", str(verdict)

@@ -197,10 +197,8 @@ def distance(got, guess):
 
 def in_words(pixels):
     first = ", ".join(f"{pixel:.3f}" for pixel in pixels.flatten()[:3].tolist())
-    mean, std = (
-        round(pixels.mean().item(), 3) + 0.0,
-        pixels.std().item(),
-    )  # + 0.0: no one wants to read -0.000
+    mean = round(pixels.mean().item(), 3) + 0.0  # no one wants to read -0.000
+    std = pixels.std().item()
     return f"pixels {first}, ..., with mean {mean:.3f} and standard deviation {std:.3f}"
 
 

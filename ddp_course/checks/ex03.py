@@ -166,9 +166,8 @@ def check_wrapper(answer, draw, name, network, width, options, n, timed=True):
     call = f"{name}(model{', ' if given else ''}{given})"
 
     alone = network(seed)
-    expected_start = dict(
-        sorted(state(alone).items(), key=lambda item: item[0] == "scale")
-    )  # the buffer last
+    # the buffer last
+    expected_start = dict(sorted(state(alone).items(), key=lambda item: item[0] == "scale"))
     alone(batches[0]).pow(2).mean().backward()
     expected_gradients = {key: value.grad for key, value in alone.named_parameters()}
     alone.zero_grad()

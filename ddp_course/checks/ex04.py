@@ -161,9 +161,8 @@ def check_sharded_sampler(answer, draw):
         for samples, ranks in small + large
     ]
     cases.append((*large[-1], {"shuffle": True, "seed": seeds[1], "drop_last": True}))
-    cases.append(
-        (*max(large), {})
-    )  # the defaults, a seed of 0 among them; enough samples to judge their order
+    # the defaults, a seed of 0 among them; enough samples to judge their order
+    cases.append((*max(large), {}))
     seen = answer.on_ranks(shares, cases)[0]
     for case, of_ranks in zip(cases, seen):
         judge_shares(*case, of_ranks)
