@@ -90,9 +90,27 @@ def rendezvous():
     gets a store of its own, and needs neither address nor port.
     """
     stay_on_this_machine()
-    if "RANK" in os.environ:
+    rank, _, world_size, local_world_size = torchrun_environment()
+    if "RANK" not in os.environ:
+        return {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    if attempt == 0 or world_size > local_world_size:
         return {}
-    return {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    # torchrun keeps its store when it restarts the ranks: the addresses of the dead ones are still in it, under the
+    # names at which the new ones look for each other. On one machine all ranks know a prefix that is new.
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    return {"store": dist.PrefixStore(f"attempt {attempt}", store), "rank": rank, "world_size": world_size}
+
+
+def host_store():
+    """A TCPStore on a free loopback port (`.port`), served by this process, for any number of ranks to join.
+
+    A TCPStore that opens its own socket listens on every interface, whatever host name it is given; one that is given
+    a listening socket keeps to that.
+    """
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    return dist.TCPStore(*address, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 @contextmanager

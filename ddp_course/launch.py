@@ -21,7 +21,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import sys
 import sysconfig
 import tempfile
@@ -145,19 +144,6 @@ def start_method():
     return os.environ.get("DDP_COURSE_START_METHOD") or best
 
 
-def host_store():
-    """A TCPStore on a free loopback port (`.port`), served by this process, for any number of ranks to join.
-
-    A TCPStore that opens its own socket listens on every interface, whatever host name it is given; one that is given
-    a listening socket keeps to that.
-    """
-    from torch.distributed import TCPStore
-
-    listener = socket.create_server(("127.0.0.1", 0))
-    address = listener.getsockname()
-    return TCPStore(*address, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-
-
 def rank_environment(rank, world_size, port):
     """What torchrun sets for one rank of a job on one machine, and gloo told to stay on the loopback interface."""
     from ddp_course.distributed import loopback_interface
@@ -203,6 +189,8 @@ class _Run:
     def start(self, payload, env):
         start_server()  # it imports torch while we do
         from torch.multiprocessing import start_processes
+
+        from ddp_course.distributed import host_store
 
         method = start_method()
         if method == "spawn":

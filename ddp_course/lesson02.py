@@ -192,7 +192,7 @@ def fit_cost_line(sizes, seconds):
 
 
 def arguments(argv=None):
-    parser = runs.parser(__file__, __doc__, trains=False)
+    parser = runs.parser(__file__, __doc__, trains=None)
     parser.add_argument("--largest-mb", type=int, default=4, help="the largest message that is timed")
     return parser.parse_args(argv)
 

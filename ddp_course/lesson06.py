@@ -58,18 +58,25 @@ def accumulate(model, window, device, scaler, precision):
     return mean
 
 
-def train_one_epoch(model, loader, optimizer, scheduler, device, scaler, args):
+def update(model, window, optimizer, scheduler, scaler, device, args):
+    """Take one optimizer step for this window; return this rank's part of its mean loss."""
+    optimizer.zero_grad()
+    loss = accumulate(model, window, device, scaler, PRECISIONS[args.precision])
+    scaler.unscale_(optimizer)  # or the norm would be that of the scaled gradients
+    nn.utils.clip_grad_norm_(model.parameters(), args.max_norm)
+    scaler.step(optimizer)  # left out where a gradient has overflowed
+    scaler.update()
+    scheduler.step()
+    return loss
+
+
+def train_one_epoch(model, loader, optimizer, scheduler, scaler, device, args):
     """Take one optimizer step for each window of args.accumulate batches; return the mean loss of each."""
     model.train()
-    losses = []
-    for window in windows(loader, args.accumulate):
-        optimizer.zero_grad()
-        losses.append(accumulate(model, window, device, scaler, PRECISIONS[args.precision]))
-        scaler.unscale_(optimizer)  # or the norm would be that of the scaled gradients
-        nn.utils.clip_grad_norm_(model.parameters(), args.max_norm)
-        scaler.step(optimizer)  # left out where a gradient has overflowed
-        scaler.update()
-        scheduler.step()
+    losses = [
+        update(model, window, optimizer, scheduler, scaler, device, args)
+        for window in windows(loader, args.accumulate)
+    ]
     losses = torch.stack(losses)
     dist.all_reduce(losses)
     return losses.tolist()
@@ -116,7 +123,7 @@ def train(args, rank, world_size, device):
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)  # another shuffle in each epoch, the same on all ranks
         begin = time.perf_counter()
-        losses += train_one_epoch(model, train_loader, optimizer, scheduler, device, scaler, args)
+        losses += train_one_epoch(model, train_loader, optimizer, scheduler, scaler, device, args)
         seconds += time.perf_counter() - begin
         correct, seen = evaluate(model, test_set, device)
         log.info(f"epoch {epoch + 1}: loss {losses[-1]:.3f}, test accuracy {correct / seen:.1%}")

@@ -82,3 +82,93 @@ class NormNet(nn.Sequential):
             nn.Linear(64, 10),
             nn.LogSoftmax(dim=1),
         )
+
+
+class Attention(nn.Module):
+    """Causal self-attention with several heads: a token looks at itself and at those before it.
+
+    Takes and returns float (batch, tokens, width). A. Vaswani et al., "Attention Is All You Need", 2017.
+    """
+
+    def __init__(self, width, heads, dropout):
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.output = nn.Linear(width, width)
+
+    def forward(self, x):
+        batch, tokens, width = x.shape
+        parts = self.query_key_value(x).view(batch, tokens, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)  # each (batch, heads, tokens, width of a head)
+        dropout = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        return self.output(mixed.transpose(1, 2).reshape(batch, tokens, width))
+
+
+class Block(nn.Module):
+    """A layer of a GPT: attention, then two linear layers; each is normalised before, and added to what came in."""
+
+    def __init__(self, width, heads, dropout):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, heads, dropout)
+        self.expand, self.contract = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        x = x + self.dropout(self.attention(self.norm1(x)))
+        hidden = F.gelu(self.expand(self.norm2(x)), approximate="tanh")
+        return x + self.dropout(self.contract(hidden))
+
+
+class GPT(nn.Module):
+    """A decoder-only transformer, as GPT-2 is: pre-norm, learned positions, the head tied to the embedding.
+
+    Takes tokens, int64 (batch, tokens), at most `context` of them; returns logits, float (batch, tokens, vocabulary).
+    A. Radford et al., "Language Models are Unsupervised Multitask Learners", 2019. GPT(50257, 1024, 12, 12, 768) is
+    its smallest one, of 124,439,808 parameters.
+    """
+
+    def __init__(self, vocabulary=256, context=128, layers=4, heads=4, width=128, dropout=0.0):
+        super().__init__()
+        self.context = context
+        self.token_embedding = nn.Embedding(vocabulary, width)
+        self.position_embedding = nn.Embedding(context, width)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.token_embedding.weight
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:  # GPT-2's: smaller where many layers add to the same sum
+                ends_a_branch = name.endswith(("attention.output.weight", "contract.weight"))
+                nn.init.normal_(parameter, std=0.02 / (2 * layers) ** 0.5 if ends_a_branch else 0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, tokens):
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.dropout(self.token_embedding(tokens) + self.position_embedding(places))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+    @torch.no_grad()
+    def generate(self, tokens, length, seed=0, temperature=0.8, top_k=40):
+        """Go on from a list of tokens, one at a time; return the list, longer by `length`.
+
+        Each is drawn from the top_k most likely ones, after dividing the logits by the temperature: from a generator of
+        its own, so that no training depends on it.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        training, device = self.training, self.head.weight.device
+        self.eval()
+        for _ in range(length):
+            latest = torch.tensor([tokens[-self.context :]], device=device)
+            likely = (self(latest)[0, -1].float().cpu() / temperature).topk(
+                min(top_k, self.head.out_features)
+            )
+            choice = torch.multinomial(likely.values.softmax(0), 1, generator=generator)
+            tokens = [*tokens, likely.indices[choice].item()]
+        self.train(training)
+        return tokens

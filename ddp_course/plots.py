@@ -197,6 +197,20 @@ def losses(curves, title="Training loss", every_epoch=None):
         plt.show()
 
 
+def curve(xs, lines, xlabel, ylabel, title, marks=None):
+    """Lines over the same xs, {label: values}; marks: {label: (xs, values)}, drawn as points that are joined."""
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(7, 2.8))
+        for label, values in lines.items():
+            axis.plot(xs, values, label=label, linewidth=1.2 if marks else 2.2)
+        for label, (places, values) in (marks or {}).items():
+            axis.plot(places, values, "o-", label=label, markersize=5)
+        axis.set(xlabel=xlabel, ylabel=ylabel, title=title)
+        if len(lines) + len(marks or {}) > 1:
+            axis.legend()
+        plt.show()
+
+
 def bars(values, xlabel, title, unit=""):
     """Horizontal bars with their value written at the end. values: {label: number}."""
     with plt.rc_context(STYLE):
@@ -442,4 +456,45 @@ def accumulation(ranks, micro_batches):
             axis.set(xlim=(-0.75, 1.46 * micro_batches + 0.5), ylim=(ranks - 0.4, -0.6), title=title)
             for rank in range(ranks):
                 axis.text(-0.1, rank, f"rank {rank}", ha="right", va="center", fontsize=9.5)
+        plt.show()
+
+
+def attempts(rows, save_every, title):
+    """The updates that each attempt at a run made: again, those that an earlier attempt had made already.
+
+    rows: a list of the numbers of the updates, from 1, for each attempt. All but the last were killed.
+    """
+    with plt.rc_context(STYLE):
+        last = max(max(row, default=0) for row in rows)
+        figure, axis = plt.subplots(figsize=(8.4, 0.7 + 0.5 * len(rows)))
+        made = set()
+        for y, row in enumerate(rows):
+            for step in row:
+                again = step in made
+                face = FAINT if again else color_of(0)
+                axis.barh(y, 0.86, 0.6, left=step - 0.43, color=face, edgecolor=color_of(0), linewidth=0.8)
+            made |= set(row)
+            if y < len(rows) - 1:
+                axis.plot(
+                    max(row, default=0) + 0.9, y, "x", color=color_of(7), markersize=9, markeredgewidth=2.5
+                )
+        for step in range(save_every, last + 1, save_every):
+            axis.axvline(step + 0.5, color=color_of(2), linewidth=1.2, linestyle=":", zorder=0)
+        axis.grid(False)
+        axis.set(xlim=(0.3, last + 1.3), ylim=(len(rows) - 0.5, -0.5), xlabel="update", title=title)
+        axis.set_yticks(range(len(rows)), [f"attempt {y + 1}" for y in range(len(rows))])
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        handles = [
+            plt.Rectangle((0, 0), 1, 1, facecolor=color_of(0)),
+            plt.Rectangle((0, 0), 1, 1, facecolor=FAINT, edgecolor=color_of(0)),
+            plt.Line2D([], [], color=color_of(7), marker="x", linestyle="", markeredgewidth=2.5),
+            plt.Line2D([], [], color=color_of(2), linestyle=":"),
+        ]
+        axis.legend(
+            handles,
+            ["made", "made again", "killed", "checkpoint"],
+            ncols=4,
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.75 / (0.7 + 0.5 * len(rows))),
+        )
         plt.show()

@@ -5,6 +5,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 import time
@@ -25,10 +26,10 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (--help lists the flags)")
 
 
-def parser(file, doc, trains=True):
+def parser(file, doc, trains="images"):
     """The flags that all lessons have, and those that all that train have; a lesson adds its own.
 
-    file, doc: the lesson's `__file__` and `__doc__`.
+    file, doc: the lesson's `__file__` and `__doc__`. trains: on 'images', on 'text', or None.
     """
     lesson = Path(file).stem
     flags = Parser(prog=f"{lesson}.py", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -41,16 +42,22 @@ def parser(file, doc, trains=True):
         help="where the result and the log go",
     )
     flags.add_argument("--seed", type=int, default=0)
-    if trains:
+    if trains == "images":
         data_help = "auto is mnist where it is on the disk or can be had, else digits"
         flags.add_argument("--data", choices=["auto", "digits", "mnist"], default="auto", help=data_help)
+    if trains == "text":
+        data_help = "python, for the sources of its standard library, or a folder of text files"
+        flags.add_argument("--data", default="python", help=data_help)
+    if trains:
         flags.add_argument("--epochs", type=count, default=3)
-        flags.add_argument("--batch-size", type=count, default=64, help="samples a step, on each rank (64)")
+        batch_help = "samples a step, on each rank (%(default)s)"
+        flags.add_argument("--batch-size", type=count, default=64, help=batch_help)
         flags.add_argument(
             "--train-samples",
             type=count,
-            help="how many to train on (all on a GPU, at most 4096 elsewhere)",
+            help="how many to train on (all on a GPU, some thousands elsewhere)",
         )
+    if trains == "images":
         flags.add_argument(
             "--no-dropout",
             action="store_true",
@@ -150,11 +157,33 @@ def write_atomically(path, content):
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        _flush_folder(path.parent)
     except OSError as error:
         with suppress(OSError):
             temporary.unlink()
         cure = "make room, or choose another folder with --out; an older file there is untouched"
         raise UsageError(f"cannot write {path}: {error.strerror}; {cure}") from None
+
+
+def _flush_folder(folder):
+    """Have the names in a folder reach the disk, too: a renamed file may else be gone after a power cut. See fsync(2)."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def empty_folder(folder):
+    """Make a folder, without anything that may have been in it. Raises UsageError where that fails."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to {folder}: {error.strerror}; choose another folder with --out"
+        ) from None
 
 
 def params_sha256(model):

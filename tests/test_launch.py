@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from conftest import COURSE, descendants, python, wait_until
 
-from ddp_course.distributed import process_group
-from ddp_course.launch import RankError, RankTimeout, host_store, launch, rank_environment, start_server
+from ddp_course.distributed import host_store, process_group
+from ddp_course.launch import RankError, RankTimeout, launch, rank_environment, start_server
 
 
 def rank():

@@ -56,9 +56,17 @@ def own_processes():
         "python -m ddp_course.lesson05 --epochs 1",
         "torchrun --nproc_per_node 2 ddp_course/lesson07.py --epochs 1",
         "torchrun --nproc_per_node 2 ddp_course/lesson08.py --epochs 1",
+        "python ddp_course/lesson10.py --nproc 2 --train-samples 128 --batch-size 8",
     ]
     assert set(some) <= set(commands())
     return commands() if THOROUGH else some
+
+
+def ranks_of(words):
+    """How many ranks a command starts."""
+    return next(
+        (int(words[words.index(flag) + 1]) for flag in ("--nproc_per_node", "--nproc") if flag in words), 1
+    )
 
 
 @pytest.mark.parametrize("command", own_processes())
@@ -70,10 +78,7 @@ def test_every_command_in_a_docstring_runs(command, workplace, no_mnist):
     result = json.loads(result_file.read_text())
     for name, value in result.items():
         assert f"{name:<24}"[: max(len(name) + 1, 20)].strip() in done.stdout and str(value) in done.stdout
-    expected = (
-        int(arguments[arguments.index("--nproc_per_node") + 1]) if "--nproc_per_node" in arguments else 1
-    )
-    assert result["world_size"] == expected
+    assert result["world_size"] == ranks_of(arguments)
 
 
 @pytest.mark.parametrize("command", [line for line in commands() if line not in own_processes()])
@@ -81,7 +86,7 @@ def test_and_so_do_the_others_with_the_same_ranks_and_flags(command, workplace, 
     """In ranks that have imported torch already, which saves most of the time."""
     lesson = importlib.import_module(f"ddp_course.{re.search('lesson[0-9]+', command)[0]}")
     words = shlex.split(command)
-    nproc = int(words[words.index("--nproc_per_node") + 1]) if "--nproc_per_node" in words else 1
+    nproc = ranks_of(words)
     flags = words[next(place for place, word in enumerate(words) if lesson.__name__[-8:] in word) + 1 :]
     results = launch(lesson.main, [*flags, "--out", "out"], nproc=nproc, timeout=120)
     assert [result["world_size"] for result in results] == [nproc] * nproc
@@ -92,7 +97,7 @@ def test_and_so_do_the_others_with_the_same_ranks_and_flags(command, workplace, 
 def test_every_lesson_names_a_command_for_ranks_and_one_without():
     for path in LESSONS:
         text = "\n".join(line for line in commands() if path.stem in line)
-        assert re.search(rf"torchrun (--nproc_per_node \d )?ddp_course/{path.name}", text)
+        assert re.search(rf"torchrun (--\S+ \d )*ddp_course/{path.name}", text)
         assert f"python -m ddp_course.{path.stem}" in text or f"python ddp_course/{path.name}" in text
 
 

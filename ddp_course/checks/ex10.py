@@ -1,0 +1,297 @@
+"""Exercise 10: a learning rate's schedule, groups for weight decay, and a stream of tokens dealt out to ranks."""
+
+import math
+
+import torch
+from torch import nn
+
+from ddp_course.checks.judge import Wrong, question, trying
+from ddp_course.models import GPT
+
+# ---- 1: the schedule ----
+
+
+def rates_of(learning_rate, cases):
+    """The rates of all updates, for each case."""
+    rates = []
+    for case in cases:
+        rates.append([])
+        for step in range(case["steps"]):
+            with trying(f"update {step} of {case['steps']}, warmup {case['warmup']}"):
+                rates[-1].append(float(learning_rate(step, **case)))
+    return rates
+
+
+def true_rate(step, steps, warmup, first, peak, last):
+    if step < warmup:
+        return first + (peak - first) * step / warmup
+    done = (step - warmup) / max(1, steps - 1 - warmup)
+    return last + (peak - last) * (1 + math.cos(math.pi * done)) / 2
+
+
+@question(
+    "Two parts: before `warmup` a line, from there on a cosine. For each, find a number that goes from 0 to 1 while the "
+    "part lasts.",
+    "The line has gone step / warmup of its way from `first` to `peak`. The cosine has gone done = (step - warmup) / "
+    "(steps - 1 - warmup) of its way, and cos(pi * done) goes from 1 to -1: (1 + cos(pi * done)) / 2 goes from 1 to 0.",
+    "if step < warmup: return first + (peak - first) * step / warmup. Then done as above, with max(1, ...) around what "
+    "it is divided by, and return last + (peak - last) * (1 + math.cos(math.pi * done)) / 2.",
+)
+def check_learning_rate(answer, draw):
+    """Every update of several runs has its rate: also without a warm-up, and where the warm-up is nearly all."""
+    cases = []
+    for warmup, more in [
+        (draw.randrange(4, 9), draw.randrange(12, 20)),
+        (0, draw.randrange(5, 9)),
+        (5, 2),
+        (5, 1),
+    ]:
+        first, peak = draw.uniform(1e-6, 1e-5), draw.uniform(1e-3, 1e-2)
+        cases.append(
+            {"steps": warmup + more, "warmup": warmup, "first": first, "peak": peak, "last": peak / 10}
+        )
+    [rates] = answer.on_ranks(rates_of, cases)
+    for case, got in zip(cases, rates):
+        expected = [true_rate(step, **case) for step in range(case["steps"])]
+        for step, (rate, truth) in enumerate(zip(got, expected)):
+            if not abs(rate - truth) <= 1e-6 * case["peak"]:
+                checked = f"update {step} of {case['steps']}, warm-up {case['warmup']}, from {case['first']:.2g} to "
+                checked += f"{case['peak']:.2g} to {case['last']:.2g}"
+                raise Wrong(checked, expected=f"{truth:.4g}", got=f"{rate:.4g}",
+                            cause=cause_of_rate(case, got, expected, step))  # fmt: skip
+
+
+def cause_of_rate(case, got, expected, step):
+    """What a wrong schedule looks like, from its first wrong rate on."""
+    first, peak, last, warmup, steps = (case[name] for name in ("first", "peak", "last", "warmup", "steps"))
+
+    def is_like(rule):
+        with_rule = [rule(number) for number in range(steps)]
+        return all(abs(one - other) <= 1e-6 * peak for one, other in zip(got, with_rule))
+
+    def cosine(done):
+        return last + (peak - last) * (1 + math.cos(math.pi * done)) / 2
+
+    def line(number):
+        return first + (peak - first) * number / warmup if warmup else peak
+
+    looks = {
+        "updates count from 0: the first one has `first`, and update number `warmup` has `peak`":
+            lambda n: first + (peak - first) * (n + 1) / warmup if n < warmup else expected[n],
+        "the warm-up begins at `first`, not at 0": lambda n: peak * n / warmup if n < warmup else expected[n],
+        "the cosine begins at the end of the warm-up: its way is steps - 1 - warmup long, from update `warmup` on":
+            lambda n: line(n) if n < warmup else cosine(n / max(1, steps - 1)),
+        "the last update, number steps - 1, has `last`; yours would come there one update later":
+            lambda n: line(n) if n < warmup else cosine((n - warmup) / (steps - warmup)),
+        "the cosine ends at `last`, not at 0":
+            lambda n: line(n) if n < warmup else cosine((n - warmup) / max(1, steps - 1 - warmup)) * peak / (peak - last)
+            - last * peak / (peak - last),
+        "from peak to last it is a straight line: take (1 + cos(pi * done)) / 2":
+            lambda n: line(n) if n < warmup else peak + (last - peak) * (n - warmup) / max(1, steps - 1 - warmup),
+        "the cosine goes half a period, from cos(0) to cos(pi)":
+            lambda n: line(n) if n < warmup else last + (peak - last)
+            * (1 + math.cos(math.pi * (n - warmup) / max(1, steps - 1 - warmup) / 2)) / 2,
+        "after the warm-up it stays at `peak`": lambda n: line(n) if n < warmup else peak,
+    }  # fmt: skip
+    for cause, rule in looks.items():
+        if warmup and is_like(rule):
+            return cause
+    if step < warmup:
+        return "in the warm-up the rate is on a line: first + (peak - first) * step / warmup"
+    return "after the warm-up: last + (peak - last) * (1 + cos(pi * done)) / 2, with done from 0 to 1"
+
+
+# ---- 2: groups for weight decay ----
+
+
+class Odd(nn.Module):
+    """A network with what comes up in real ones: a convolution, a frozen matrix, a scale of one number, a tied head."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(7, 6)
+        self.convolution = nn.Conv1d(6, 6, 3)
+        self.norm = nn.LayerNorm(6)
+        self.scale = nn.Parameter(torch.ones(()))
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.head = nn.Linear(6, 7, bias=False)
+        self.head.weight = self.embedding.weight
+
+
+NETWORKS = {
+    "a GPT": lambda: GPT(vocabulary=11, context=4, layers=2, heads=2, width=6),
+    "a network with a convolution, a frozen layer, a scale and a tied head": Odd,
+    "a Linear without bias": lambda: nn.Linear(3, 2, bias=False),
+}
+
+
+def groups_of(parameter_groups, decay):
+    """For each network: which parameters are in which group, by name, and whether AdamW takes the groups and steps."""
+    seen = []
+    for words, make in NETWORKS.items():
+        torch.manual_seed(0)
+        network = make()
+        names = {id(value): name for name, value in network.named_parameters()}
+        with trying(words):
+            groups = list(parameter_groups(network, decay))
+            found = []
+            for group in groups:
+                parameters = (
+                    [group["params"]] if isinstance(group["params"], torch.Tensor) else list(group["params"])
+                )
+                decays = group.get("weight_decay")
+                found += [[names.get(id(one), "a stranger"), decays] for one in parameters]
+            torch.optim.AdamW([{**group, "params": list(group["params"])} for group in groups], lr=1e-3)
+        seen.append(found)
+    return seen
+
+
+@question(
+    "What tells a matrix from a vector is its number of dimensions: parameter.dim(). A convolution's weight has three or "
+    "four, and counts as a matrix.",
+    "model.parameters() gives a tied parameter once. Go through it, leave out those with requires_grad=False, and put "
+    "each into one of two lists.",
+    "trained = [p for p in model.parameters() if p.requires_grad]; return [{'params': [p for p in trained if p.dim() >= "
+    "2], 'weight_decay': weight_decay}, {'params': [p for p in trained if p.dim() < 2], 'weight_decay': 0.0}]",
+)
+def check_parameter_groups(answer, draw):
+    """Each trained parameter is in one group, once; matrices are decayed, and vectors are not."""
+    decay = round(draw.uniform(0.05, 0.3), 3)
+    [seen] = answer.on_ranks(groups_of, decay)
+    for (words, make), found in zip(NETWORKS.items(), seen):
+        judge_groups(words, make(), decay, found)
+
+
+def judge_groups(words, network, decay, found):
+    checked = f"the groups of {words}, weight_decay={decay}"
+    names = [name for name, _ in found]
+    trained = {name: value for name, value in network.named_parameters() if value.requires_grad}
+    for name in sorted(set(names)):
+        if name not in trained:
+            cause = "a frozen parameter has no gradient, and no place in an optimizer: look at requires_grad"
+            if name == "a stranger":
+                cause = "put the parameters themselves into the groups, and no copies of them"
+            raise Wrong(checked, expected="the parameters that are trained", got=f"{name}, too", cause=cause)
+        if (times := names.count(name)) > 1:
+            cause = "a parameter in two groups, or twice in one, is refused by AdamW, or stepped twice"
+            raise Wrong(checked, expected=f"{name} once", got=f"{times} times", cause=cause)
+    decays = dict(found)
+    for name, value in trained.items():
+        if name not in decays:
+            cause = "this parameter is in no group, so it would never be trained"
+            raise Wrong(checked, expected=f"{name} in a group", got="it is in none", cause=cause)
+        truth = decay if value.dim() >= 2 else 0.0
+        if decays[name] is None:
+            cause = "the group has no 'weight_decay', so it gets AdamW's own, which is 0.01: say 0.0"
+        elif value.dim() < 2:
+            cause = "a bias, a norm's factor, a single number: these set a level, and are not to be pulled towards 0"
+        elif "norm" in name or "bias" in name:
+            cause = "look at its dimensions, not at its name"
+        elif "embedding" in name:
+            cause = "an embedding is a matrix, too, and here it is also the head"
+        else:
+            cause = "a weight with two dimensions or more is decayed: a Linear's, and also a convolution's"
+        if decays[name] is None or not abs(decays[name] - truth) < 1e-12:
+            raise Wrong(checked, expected=f"{name} {tuple(value.shape)}: weight_decay {truth}",
+                        got=f"weight_decay {decays[name]}", cause=cause)  # fmt: skip
+
+
+# ---- 3: a stream of tokens ----
+
+
+def dealt(deal_out, cases):
+    """What the answer gives to each rank, for each case: lists of (tokens, targets)."""
+    seen = []
+    for case in cases:
+        stream = torch.arange(case["length"]) + 1000  # token i is 1000 + i, so each tells its place
+        of_ranks = []
+        for rank in range(case["ranks"]):
+            with trying(
+                f"{case['length']} tokens, context {case['context']}, rank {rank} of {case['ranks']}"
+            ):
+                pairs = deal_out(stream.clone(), case["context"], rank, case["ranks"])
+                of_ranks.append([[torch.as_tensor(one).tolist() for one in pair] for pair in pairs])
+        seen.append(of_ranks)
+    return seen
+
+
+@question(
+    "Window w begins at place w * context of the stream, whatever its rank. Of the last one you need context + 1 tokens, "
+    "since its last target comes after it. How many windows are there, then?",
+    "(length - 1) // context of them. All ranks must have equally many, or one would wait for the others in its last "
+    "update: each has count // ranks, and rank r takes windows r, r + ranks, and so on.",
+    "count = (len(stream) - 1) // context // ranks * ranks; starts = range(rank * context, count * context, ranks * "
+    "context); return [(stream[s : s + context], stream[s + 1 : s + context + 1]) for s in starts]",
+)
+def check_deal_out(answer, draw):
+    """Every window is some rank's, none is two ranks', all have equally many, and targets are one place further on."""
+    cases = []
+    for ranks in (1, 2, 3, 4):
+        context = draw.randrange(3, 8)
+        windows = ranks * draw.randrange(2, 5)
+        for extra in (1, context, 1 + context * draw.randrange(0, ranks)):
+            cases.append({"length": windows * context + extra, "context": context, "ranks": ranks})
+    cases.append({"length": 4, "context": 4, "ranks": 1})
+    [seen] = answer.on_ranks(dealt, cases)
+    for case, of_ranks in zip(cases, seen):
+        judge_dealing(case, of_ranks)
+
+
+def judge_dealing(case, of_ranks):
+    length, context, ranks = case["length"], case["context"], case["ranks"]
+    checked = f"a stream of {length} tokens, context {context}, {ranks} rank{'s' * (ranks > 1)}"
+    each = (length - 1) // context // ranks
+    for rank, pairs in enumerate(of_ranks):
+        where = f"{rank} of {ranks}"
+        for pair in pairs:
+            if len(pair) != 2 or len(pair[0]) != context or len(pair[1]) != context:
+                lengths = [len(one) for one in pair]
+                cause = "each window is a pair of tokens and targets, both of them `context` long: the last target is "
+                cause += "the token after the window, so the stream has to reach so far"
+                raise Wrong(
+                    checked,
+                    rank=where,
+                    expected=f"{context} tokens, {context} targets",
+                    got=lengths,
+                    cause=cause,
+                )
+            if [token + 1 for token in pair[0]] != pair[1]:
+                cause = (
+                    "targets are the same text one place further on: stream[start + 1 : start + context + 1]"
+                )
+                if pair[0] == pair[1]:
+                    cause = "targets and tokens are the same: nothing would be left to guess. " + cause
+                raise Wrong(
+                    checked, rank=where, expected=[token + 1 for token in pair[0]], got=pair[1], cause=cause
+                )
+    places = [[pair[0][0] - 1000 for pair in pairs] for pairs in of_ranks]
+    judge_windows(checked, case, places, each)
+
+
+def judge_windows(checked, case, places, each):
+    """Raise Wrong unless the ranks' windows, by where they begin, are those side by side, equally many on each rank."""
+    context, ranks = case["context"], case["ranks"]
+    counts = [len(of_rank) for of_rank in places]
+    everything = sorted(start for of_rank in places for start in of_rank)
+    for before, now in zip(everything, everything[1:]):
+        if now - before < context:
+            rank = next(rank for rank, of_rank in enumerate(places) if now in of_rank)
+            cause = "windows overlap, so some tokens are learnt twice: one begins where another ends"
+            if now == before:
+                cause = (
+                    "two ranks, or one twice, have the same window: rank r takes windows r, r + ranks, ..."
+                )
+            raise Wrong(checked, rank=f"{rank} of {ranks}", expected=f"windows that begin {context} apart",
+                        got=f"at {before} and {now}", cause=cause)  # fmt: skip
+    if len(set(counts)) > 1:
+        cause = "a rank with one more would wait for the others in its last update: give all as many as the poorest has"
+        raise Wrong(checked, expected=f"{each} windows on each rank", got=counts, cause=cause)
+    if counts[0] != each:
+        cause = "the last target needs one token more than the windows: (length - 1) // context windows fit"
+        if counts[0] < each:
+            cause = "tokens are lost: (length - 1) // context windows fit, and each rank takes that // ranks of them"
+        raise Wrong(checked, expected=f"{each} windows on each rank", got=counts[0], cause=cause)
+    expected = list(range(0, each * ranks * context, context))
+    if everything != expected:
+        cause = "some windows in the middle are nobody's: they begin at 0, and lie side by side"
+        raise Wrong(checked, expected=f"windows at {expected}", got=everything, cause=cause)

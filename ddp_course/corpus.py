@@ -1,0 +1,185 @@
+"""Text to learn from: the sources of Python's standard library, which every machine has, or any folder of text.
+
+It is turned into tokens once, and kept as files of uint16 numbers that are read through a memory map.
+"""
+
+import hashlib
+import os
+import sysconfig
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ddp_course import UsageError, project_folder
+from ddp_course.data import WholeBatch
+
+TEXT = {
+    ".py",
+    ".txt",
+    ".md",
+    ".rst",
+    ".tex",
+    ".html",
+    ".json",
+    ".csv",
+    ".c",
+    ".h",
+    ".cpp",
+    ".js",
+    ".java",
+    ".ipynb",
+}
+NOT_THE_LIBRARY = {
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idle_test",
+    "lib2to3",
+    "__pycache__",
+    "encodings",
+}
+END = b"\n\x00\n"  # between two files: no text has a zero byte
+HELD_OUT = 20  # of so many files one is for validation
+
+
+class Windows(torch.utils.data.Dataset):
+    """The windows of a text, side by side: sample i is `context` tokens and, for each, the one that comes after it.
+
+    tokens: uint16, a memory map. A batch, asked for by its list of indices, is two tensors, int64 (batch, context).
+    Windows do not overlap, but for the last target of one, which is the first input of the next.
+    """
+
+    def __init__(self, tokens, context, places=None):
+        self.tokens, self.context = tokens, context
+        self.places = range((len(tokens) - 1) // context) if places is None else places
+
+    def __len__(self):
+        return len(self.places)
+
+    def __getitem__(self, index):
+        [(tokens, targets)] = self.__getitems__([index])
+        return tokens[0], targets[0]
+
+    def __getitems__(self, indices):
+        starts = np.array([self.places[index] for index in indices])[:, None] * self.context
+        rows = torch.from_numpy(self.tokens[starts + np.arange(self.context + 1)].astype(np.int64))
+        return [WholeBatch((rows[:, :-1].contiguous(), rows[:, 1:].contiguous()))]
+
+    def some(self, number):
+        """So many of the windows, from all over the text. Raises UsageError where there are fewer."""
+        if number > len(self):
+            few = f"the text has: {len(self)} windows of {self.context} tokens"
+            raise UsageError(f"--train-samples {number} is more than {few}")
+        return Windows(self.tokens, self.context, self.places[:: len(self) // number][:number])
+
+
+class Bytes:
+    """A tokenizer that needs no training: a token is a byte of UTF-8."""
+
+    vocabulary = 256
+
+    def encode(self, content):
+        """bytes -> uint16 (tokens,)"""
+        return np.frombuffer(content, dtype=np.uint8).astype(np.uint16)
+
+    def decode(self, tokens):
+        """numbers -> str"""
+        return bytes(tokens).decode("utf-8", errors="replace")
+
+
+class BPE:
+    """Byte-pair encoding: a token is a byte, or what two tokens make that often come together.
+
+    P. Gage, 1994; R. Sennrich, B. Haddow, A. Birch, "Neural Machine Translation of Rare Words with Subword Units",
+    2016; on bytes: GPT-2. Trained by Hugging Face's `tokenizers`.
+    """
+
+    def __init__(self, path):
+        from tokenizers import Tokenizer
+
+        self.tokenizer = Tokenizer.from_file(str(path))
+        self.vocabulary = self.tokenizer.get_vocab_size()
+
+    @staticmethod
+    def train(texts, vocabulary, path):
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, show_progress=False)
+        tokenizer.train_from_iterator(texts, trainer)
+        tokenizer.save(str(path))
+
+    def encode(self, content):
+        lines = content.decode("utf-8", errors="replace").splitlines(keepends=True)
+        encoded = self.tokenizer.encode_batch(lines)
+        return np.concatenate([np.asarray(line.ids, dtype=np.uint16) for line in encoded])
+
+    def decode(self, tokens):
+        return self.tokenizer.decode(list(map(int, tokens)))
+
+
+def files_of(data):
+    """The files of a corpus, in order. data: 'python', or a folder. Raises UsageError where there is none."""
+    top = Path(sysconfig.get_paths()["stdlib"] if data == "python" else data)
+    wanted, left_out = ({".py"}, NOT_THE_LIBRARY) if data == "python" else (TEXT, {"__pycache__"})
+    if not top.is_dir():
+        raise UsageError(f"--data {data} is no folder: name one with text files, or python")
+    found = [path for path in top.rglob("*") if path.suffix in wanted and path.is_file()]
+    found = [path for path in found if not left_out & set(path.relative_to(top).parts)]
+    if len(found) < 2:
+        raise UsageError(
+            f"--data {data} has {len(found)} text files ({', '.join(sorted(TEXT))}), and 2 are needed"
+        )
+    return sorted(found, key=lambda path: path.relative_to(top).as_posix())
+
+
+def load(data="python", tokenizer="bytes", vocabulary=2048):
+    """A corpus as tokens: (training tokens, validation tokens, tokenizer, fingerprint).
+
+    data: 'python' or a folder. tokenizer: 'bytes' or 'bpe', of so large a `vocabulary`. The tokens are uint16 memory
+    maps, made by the first process of a machine that asks, in runs/corpus; the others wait for it. fingerprint: the
+    SHA-256 of the text, in which each file counts with its place.
+    Raises UsageError where there is no text.
+    """
+    from filelock import FileLock
+
+    files = files_of(data)
+    contents = [path.read_bytes().replace(b"\x00", b"") for path in files]
+    fingerprint = hashlib.sha256(END.join(contents)).hexdigest()
+    name = f"{fingerprint[:16]}-{tokenizer}" + (f"-{vocabulary}" if tokenizer == "bpe" else "")
+    folder = project_folder() / "runs" / "corpus" / name
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_suffix(".lock")):
+            if not folder.exists():
+                with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as temporary:
+                    _make(Path(temporary, name), contents, tokenizer, vocabulary)
+                    os.rename(Path(temporary, name), folder)  # whole or not at all
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder.parent}: {error.strerror}") from None
+    train, validation = (
+        np.memmap(folder / f"{part}.bin", np.uint16, "r") for part in ("train", "validation")
+    )
+    return train, validation, Bytes() if tokenizer == "bytes" else BPE(folder / "tokenizer.json"), fingerprint
+
+
+def _make(folder, contents, tokenizer, vocabulary):
+    folder.mkdir()
+    parts = {
+        "train": [content for number, content in enumerate(contents) if number % HELD_OUT],
+        "validation": contents[::HELD_OUT],
+    }
+    if tokenizer == "bpe":
+        texts = (content.decode("utf-8", errors="replace") for content in parts["train"])
+        BPE.train(texts, vocabulary, folder / "tokenizer.json")
+        tokenizer = BPE(folder / "tokenizer.json")
+    else:
+        tokenizer = Bytes()
+    for part, of_part in parts.items():
+        tokenizer.encode(END.join(of_part)).tofile(folder / f"{part}.bin")

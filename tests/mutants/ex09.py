@@ -1,0 +1,336 @@
+"""Exercise 09: exact resume."""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DistributedSampler
+
+from mutants import right, wrong
+
+# ---- newest_good ----
+
+
+def number_of(checkpoint):
+    text = checkpoint.name.removeprefix("step-")
+    return int(text) if text.isdigit() else -1
+
+
+def by_number(folder):
+    return sorted((path for path in folder.glob("step-*") if path.is_dir()), key=number_of, reverse=True)
+
+
+def good(checkpoint):
+    try:
+        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        return all(
+            hashlib.sha256((checkpoint / name).read_bytes()).hexdigest() == expected
+            for name, expected in manifest.items()
+        )
+    except (OSError, ValueError):
+        return False
+
+
+@right("newest_good")
+def first_of_those_that_are(folder):
+    return next(filter(good, by_number(folder)), None)
+
+
+@right("newest_good")
+def the_largest_of_all_good_ones(folder):
+    """Looks at all, and returns text."""
+    found = [path for path in folder.iterdir() if path.is_dir() and good(path)]
+    return str(max(found, key=number_of)) if found else None
+
+
+@wrong("newest_good", "as texts, step-9 comes after step-10")
+def sorts_as_text(folder):
+    return next(filter(good, sorted((p for p in folder.glob("step-*") if p.is_dir()), reverse=True)), None)
+
+
+@wrong("newest_good", "it is whole, but there is a newer one")
+def takes_the_oldest(folder):
+    return next(filter(good, reversed(by_number(folder))), None)
+
+
+@wrong("newest_good", "this one was never finished|its manifest is cut short")
+def takes_the_last(folder):
+    return next(iter(by_number(folder)), None)
+
+
+@wrong("newest_good", "there is a whole one: where one checkpoint is damaged, go on")
+def gives_up(folder):
+    for checkpoint in by_number(folder):
+        return checkpoint if good(checkpoint) else None
+
+
+@wrong("newest_good", "a file is shorter than it was|has another content")
+def looks_at_names_only(folder):
+    for checkpoint in by_number(folder):
+        try:
+            manifest = json.loads((checkpoint / "manifest.json").read_text())
+            if all((checkpoint / name).exists() for name in manifest):
+                return checkpoint
+        except (OSError, ValueError):
+            pass
+
+
+@wrong("newest_good", "one file is right, and another is not")
+def compares_one_file(folder):
+    for checkpoint in by_number(folder):
+        try:
+            manifest = json.loads((checkpoint / "manifest.json").read_text())
+            [(name, expected), *_] = manifest.items()
+            if all((checkpoint / other).exists() for other in manifest):
+                if hashlib.sha256((checkpoint / name).read_bytes()).hexdigest() == expected:
+                    return checkpoint
+        except (OSError, ValueError):
+            pass
+
+
+@wrong("newest_good", "who looks for a checkpoint changes none")
+def tidies_up(folder):
+    for checkpoint in by_number(folder):
+        if good(checkpoint):
+            return checkpoint
+        shutil.rmtree(checkpoint)
+
+
+@wrong("newest_good", r"FileNotFoundError[\s\S]*in a folder with", "your code raised")
+def trusts_every_manifest(folder):
+    for checkpoint in by_number(folder):
+        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        if all(hashlib.sha256((checkpoint / n).read_bytes()).hexdigest() == manifest[n] for n in manifest):
+            return checkpoint
+
+
+@wrong("newest_good", "IndexError|StopIteration", "your code raised")
+def fails_where_there_is_none(folder):
+    return [path for path in by_number(folder) if good(path)][0]
+
+
+# ---- rest_of_epoch ----
+
+
+def order_of(length, seed):
+    return torch.randperm(length, generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@right("rest_of_epoch")
+def by_the_sampler(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+    """Asks the old ranks' samplers what they have seen."""
+    seen = set()
+    for old in range(old_ranks):
+        sampler = DistributedSampler(range(length), old_ranks, old, seed=seed)
+        sampler.set_epoch(epoch)
+        seen |= set(list(sampler)[: batches_done * batch_size])
+    sampler = DistributedSampler(range(length), 1, 0, seed=seed)
+    sampler.set_epoch(epoch)
+    rest = [index for index in sampler if index not in seen]
+    return rest[rank::ranks]
+
+
+@right("rest_of_epoch")
+def as_a_tensor(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+    order = torch.tensor(order_of(length, seed + epoch))
+    return order[old_ranks * batches_done * batch_size + rank :: ranks]
+
+
+@wrong("rest_of_epoch", "that is the whole epoch from its beginning")
+def from_the_beginning(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+    return order_of(length, seed + epoch)[rank::ranks]
+
+
+@wrong("rest_of_epoch", "the ranks of now have not walked so far|depends on old_ranks, not on ranks")
+def each_rank_skips_its_own(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+    return order_of(length, seed + epoch)[rank::ranks][batches_done * batch_size :]
+
+
+@wrong("rest_of_epoch", "depends on (old_ranks|how many)")
+def with_the_ranks_of_now(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+    return order_of(length, seed + epoch)[ranks * batches_done * batch_size :][rank::ranks]
+
+
+@wrong("rest_of_epoch", "by each of the old ranks, not by all together")
+def one_ranks_share(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+    return order_of(length, seed + epoch)[batches_done * batch_size :][rank::ranks]
+
+
+@wrong("rest_of_epoch", "batches_done counts batches, not samples")
+def batches_for_samples(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+    return order_of(length, seed + epoch)[old_ranks * batches_done :][rank::ranks]
+
+
+@wrong("rest_of_epoch", "the order of epoch 0")
+def forgets_the_epoch(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+    return order_of(length, seed)[old_ranks * batches_done * batch_size :][rank::ranks]
+
+
+@wrong("rest_of_epoch", "that is the rest for all ranks")
+def everybody_takes_all(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+    return order_of(length, seed + epoch)[old_ranks * batches_done * batch_size :]
+
+
+@wrong("rest_of_epoch", "not shuffled")
+def without_a_shuffle(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+    return list(range(length))[old_ranks * batches_done * batch_size :][rank::ranks]
+
+
+@wrong("rest_of_epoch", "nothing is lost or doubled, but the order is another")
+def in_blocks(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+    rest = order_of(length, seed + epoch)[old_ranks * batches_done * batch_size :]
+    share = -(-len(rest) // ranks)
+    return rest[rank * share : (rank + 1) * share]
+
+
+@wrong("rest_of_epoch", "some samples come twice")
+def pads_the_rest(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+    rest = order_of(length, seed + epoch)[old_ranks * batches_done * batch_size :]
+    share = -(-len(rest) // ranks) + 1
+    return (rest * (2 + ranks))[rank : share * ranks : ranks] if rest else []
+
+
+@wrong("rest_of_epoch", "some samples are left out")
+def drops_the_last(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+    rest = order_of(length, seed + epoch)[old_ranks * batches_done * batch_size :]
+    return rest[rank::ranks][:-1]
+
+
+# ---- save_whole ----
+
+
+def to_disk(file):
+    file.flush()
+    os.fsync(file.fileno())
+
+
+@right("save_whole")
+def from_memory(path, state):
+    """By os.open and os.rename; everybody waits for a message of rank 0's."""
+    if dist.get_rank() == 0:
+        memory = io.BytesIO()
+        torch.save(state, memory)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(memory.getvalue())
+            to_disk(file)
+        os.rename(file.name, path)
+    dist.broadcast(torch.zeros(1), src=0)
+
+
+@right("save_whole")
+def flushes_afterwards_and_the_folder_too(path, state):
+    """torch.save opens and closes the file itself; who opens it again can still flush it."""
+    if dist.get_rank() == 0:
+        temporary = path.parent / "new"
+        torch.save(state, temporary)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+    dist.all_gather_object([None] * dist.get_world_size(), "done")
+
+
+@wrong("save_whole", "written in its own place|all ranks write")
+def in_place(path, state):
+    if dist.get_rank() == 0:
+        torch.save(state, path)
+    dist.barrier()
+
+
+@wrong("save_whole", "only rank 0 may")
+def every_rank(path, state):
+    temporary = path.with_name(f"{path.name}.{dist.get_rank()}")
+    with temporary.open("wb") as file:
+        torch.save(state, file)
+        to_disk(file)
+    os.replace(temporary, path)
+    dist.barrier()
+
+
+@wrong("save_whole", "this rank goes on before the file is there")
+def nobody_waits(path, state):
+    if dist.get_rank() == 0:
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("wb") as file:
+            torch.save(state, file)
+            to_disk(file)
+        os.replace(temporary, path)
+
+
+@wrong("save_whole", "this rank goes on before the file is there")
+def waits_too_early(path, state):
+    dist.barrier()
+    nobody_waits(path, state)
+
+
+@wrong("save_whole", "only in memory: after a power cut")
+def without_fsync(path, state):
+    if dist.get_rank() == 0:
+        temporary = path.with_suffix(".tmp")
+        torch.save(state, temporary)
+        os.replace(temporary, path)
+    dist.barrier()
+
+
+@wrong("save_whole", "still in Python's own buffer")
+def without_flush(path, state):
+    if dist.get_rank() == 0:
+        temporary = path.with_suffix(".tmp")
+        memory = io.BytesIO()
+        torch.save(state, memory)
+        with temporary.open("wb", buffering=2**20) as file:
+            file.write(memory.getvalue())
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    dist.barrier()
+
+
+@wrong("save_whole", "fsync comes after the rename")
+def flushes_too_late(path, state):
+    if dist.get_rank() == 0:
+        temporary = path.with_suffix(".tmp")
+        torch.save(state, temporary)
+        os.replace(temporary, path)
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
+    dist.barrier()
+
+
+@wrong("save_whole", "may be on another disk")
+def elsewhere(path, state):
+    if dist.get_rank() == 0:
+        with tempfile.NamedTemporaryFile(delete=False) as file:
+            torch.save(state, file)
+            to_disk(file)
+        shutil.move(file.name, path)
+    dist.barrier()
+
+
+@wrong("save_whole", "a file is left behind|written in its own place")
+def copies(path, state):
+    if dist.get_rank() == 0:
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("wb") as file:
+            torch.save(state, file)
+            to_disk(file)
+        shutil.copy(temporary, path)
+    dist.barrier()
+
+
+@wrong("save_whole", "torch.save, and renames the file to `path`")
+def forgets_the_suffix(path, state):
+    if dist.get_rank() == 0:
+        temporary = Path(f"{path}.tmp")
+        with temporary.open("wb") as file:
+            torch.save(state, file)
+            to_disk(file)
+        path.unlink()
+    dist.barrier()

@@ -1,0 +1,548 @@
+"""Lesson 09: a run that is killed, at any moment and at any byte, and started again, ends as if nothing had happened."""
+
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import COURSE, wait_until
+from torch import nn
+
+from ddp_course import lesson09, runs
+from ddp_course.distributed import process_group
+from ddp_course.launch import RankError, launch
+from ddp_course.models import MLP
+
+SAVE_EVERY = 2
+# on 2 ranks, three updates in each of four epochs, the last of them with a batch of 2; a checkpoint after every second
+DIGITS = [
+    "--data",
+    "digits",
+    "--train-samples",
+    "84",
+    "--epochs",
+    "4",
+    "--batch-size",
+    "8",
+    "--accumulate",
+    "2",
+]
+DIGITS += ["--save-every", str(SAVE_EVERY)]
+
+
+def small_network(dropout):
+    return nn.Sequential(nn.Dropout(0.2 if dropout else 0.0), MLP(width=16))
+
+
+def run(out, *options, before=lambda out: None, network=small_network):
+    """The program of lesson 09 on a rank, with a small network; `before(out)` may plant something first.
+
+    Notes the number of each update in <out>/steps.txt, and this rank's process in <out>/<attempt>-<rank>.pid.
+    """
+    original = lesson09.update
+
+    def update(model, window, optimizer, scheduler, *rest):
+        loss = original(model, window, optimizer, scheduler, *rest)
+        if dist.get_rank() == 0:
+            with open(out / "steps.txt", "a") as file:
+                file.write(f"{scheduler.last_epoch}\n")
+        return loss
+
+    attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+    out.mkdir(exist_ok=True)
+    (out / f"{attempt}-{rank}.pid").write_text(str(os.getpid()))
+    lesson09.update, lesson09.ConvNet = update, network
+    before(out)
+    return lesson09.main([*DIGITS, *options, "--out", str(out)])
+
+
+def launched(out, *options, attempt=0, nproc=2, **more):
+    return launch(run, out, *options, nproc=nproc, env={"TORCHELASTIC_RESTART_COUNT": str(attempt)}, **more)
+
+
+def outcome(out):
+    """All that a run leaves: the losses of every update, and the parameters' bits."""
+    return (out / "metrics.jsonl").read_text(), json.loads((out / "result.json").read_text())["params_sha256"]
+
+
+def steps_of(out):
+    """The numbers of the updates of all attempts, in the order in which they were made."""
+    return [int(line) for line in (out / "steps.txt").read_text().split()]
+
+
+def repeated(steps):
+    """How many updates each attempt after the first had to make once more."""
+    return [before - now + 1 for before, now in zip(steps, steps[1:]) if now <= before]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    out = tmp_path_factory.mktemp("undisturbed")
+    launched(out, "--keep", "99")
+    seconds = (out / "result.json").stat().st_mtime - (out / "0-0.pid").stat().st_mtime
+    assert steps_of(out) == list(range(1, 13))
+    assert [path.name for path in lesson09.checkpoints(out / "checkpoints")] == [
+        f"step-{step:08}" for step in range(2, 13, 2)
+    ]
+    return out, seconds
+
+
+# ---- a hundred kills ----
+
+
+def dies_writing(file, offset, checkpoint):
+    """Plant this: once `offset` bytes of `file` are written, in the so-manieth checkpoint, the system kills the process.
+
+    It is the kernel that does it, at exactly this byte: RLIMIT_FSIZE, and SIGXFSZ with its default action. An offset of
+    None is the moment when all is written, and nothing renamed.
+    """
+
+    def plant(out):
+        write, rename, seen = runs.write_atomically, os.replace, []
+
+        def write_and_die(path, content):
+            if path.name == file:
+                seen.append(path)
+            if path.name == file and len(seen) == checkpoint:
+                signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+                if offset is None:
+                    os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+                else:
+                    resource.setrlimit(
+                        resource.RLIMIT_FSIZE, (offset, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+                    )
+            write(path, content)
+            os.replace = rename
+
+        runs.write_atomically = write_and_die
+
+    return plant
+
+
+@pytest.mark.parametrize("file", ["rank0.pt", "rank1.pt", "shared.pt", "manifest.json"])
+def test_killed_at_spread_out_bytes_of_its_files_it_ends_bit_for_bit_the_same(file, undisturbed, tmp_path):
+    """Twenty kills for each of the four files. Every fifth one comes a checkpoint later, so that the run gets on."""
+    size = (undisturbed[0] / "checkpoints" / "step-00000002" / file).stat().st_size
+    offsets = [*(round(part / 18 * (size - 1)) for part in range(19)), None]
+    for attempt, offset in enumerate(offsets):
+        plant = dies_writing(file, offset, checkpoint=2 if attempt % 5 == 4 else 1)
+        with pytest.raises(RankError, match="SIGKILL" if offset is None else "SIGXFSZ") as killed:
+            launched(tmp_path, attempt=attempt, before=plant)
+        assert killed.value.rank == (1 if file == "rank1.pt" else 0)
+    launched(tmp_path, attempt=len(offsets))
+    assert outcome(tmp_path) == outcome(undisturbed[0])
+    assert len(repeated(steps_of(tmp_path))) == 20 and max(repeated(steps_of(tmp_path))) <= SAVE_EVERY
+
+
+def kill_later(out, attempt, rank, seconds):
+    """In a thread: wait for this rank to begin, and so long again, and kill it."""
+    pid_file = out / f"{attempt}-{rank}.pid"
+
+    def kill():
+        if wait_until(lambda: pid_file.exists() and pid_file.read_text()):
+            time.sleep(seconds)
+            try:
+                os.kill(int(pid_file.read_text()), signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # it was done before
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    return thread
+
+
+def test_killed_at_twenty_random_moments_on_any_rank_it_ends_bit_for_bit_the_same(undisturbed, tmp_path):
+    expected, seconds = outcome(undisturbed[0]), undisturbed[1]
+    seed = random.randrange(10**6)
+    draw, kills, runs_made = random.Random(seed), 0, 0
+    while kills < 20:
+        out, attempt = tmp_path / str(runs_made), 0
+        while attempt < 15:
+            killer = kill_later(out, attempt, draw.randrange(2), draw.uniform(0, 0.8 * seconds))
+            try:
+                launched(out, attempt=attempt)
+                break
+            except RankError as error:
+                assert "SIGKILL" in str(error), (seed, str(error))
+                kills += 1
+                attempt += 1
+            finally:
+                killer.join()
+        else:
+            launched(out, attempt=attempt)
+        assert outcome(out) == expected, seed
+        if (out / "steps.txt").exists():
+            assert max(repeated(steps_of(out)), default=0) <= SAVE_EVERY, seed
+        runs_made += 1
+
+
+def save_in_place(path, state, offset=None):
+    """The control: what every tutorial does. It dies when `offset` bytes are written."""
+    if offset is not None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (offset, offset))
+    torch.save(state, path)
+
+
+def test_torch_save_in_place_killed_at_the_same_bytes_leaves_nothing_to_go_on_from(undisturbed, tmp_path):
+    shared = undisturbed[0] / "checkpoints" / "step-00000002" / "shared.pt"
+    state, size, path = (
+        torch.load(shared, weights_only=True),
+        shared.stat().st_size,
+        tmp_path / "checkpoint.pt",
+    )
+    for part in range(5):
+        launch(save_in_place, path, state, nproc=1)
+        torch.load(path, weights_only=True)
+        with pytest.raises(RankError, match="SIGXFSZ"):
+            launch(save_in_place, path, state, round(part / 4 * (size - 1)), nproc=1)
+        with pytest.raises((RuntimeError, EOFError, OSError)):
+            torch.load(path, weights_only=True)
+
+
+# ---- to the same bits, on any number of ranks, in any precision ----
+
+
+def interrupted(at):
+    """Plant an error in the update of this number."""
+
+    def plant(out):
+        original = lesson09.update
+
+        def update(model, window, optimizer, scheduler, *rest):
+            if scheduler.last_epoch + 1 == at:
+                raise RuntimeError("planted")
+            return original(model, window, optimizer, scheduler, *rest)
+
+        lesson09.update = update
+
+    return plant
+
+
+def stopped_and_resumed(out, *options, nproc, **more):
+    with pytest.raises(RankError, match="planted"):
+        launched(out, *options, nproc=nproc, before=interrupted(at=6), **more)
+    launched(out, *options, "--resume", nproc=nproc, **more)
+    steps = steps_of(out)
+    assert steps == [1, 2, 3, 4, 5, *range(5, max(steps) + 1)]
+    return outcome(out)
+
+
+def one_run(out, *options, nproc, **more):
+    launched(out, *options, nproc=nproc, **more)
+    return outcome(out)
+
+
+@pytest.mark.parametrize("nproc, precision", [(1, "bf16"), (2, "fp16"), (3, "fp32")])
+def test_stopped_between_checkpoints_and_resumed_it_ends_bit_for_bit_the_same(nproc, precision, tmp_path):
+    options = ["--precision", precision]
+    expected = one_run(tmp_path / "whole", *options, nproc=nproc)
+    assert stopped_and_resumed(tmp_path / "parts", *options, nproc=nproc) == expected
+
+
+def several_buckets(dropout):
+    """More than the MiB of DDP's first bucket, so that buckets are arranged anew after the first backward."""
+    return MLP(width=256)
+
+
+@pytest.mark.parametrize("arranged", [True, False])
+def test_on_three_ranks_the_bits_are_the_same_because_the_buckets_are_arranged_before(arranged, tmp_path):
+    def forget(out):
+        if not arranged:
+            lesson09.arrange_buckets = lambda *_: None
+
+    def plant(out):
+        forget(out)
+        interrupted(at=6)(out)
+
+    launched(tmp_path / "whole", nproc=3, network=several_buckets, before=forget)
+    with pytest.raises(RankError, match="planted"):
+        launched(tmp_path / "parts", nproc=3, network=several_buckets, before=plant)
+    launched(tmp_path / "parts", "--resume", nproc=3, network=several_buckets, before=forget)
+    assert (outcome(tmp_path / "parts") == outcome(tmp_path / "whole")) == arranged
+
+
+def forgets(what):
+    """Plant this: a part of the checkpoint is not brought back."""
+
+    def plant(out):
+        load = lesson09.load_checkpoint
+
+        def load_checkpoint(checkpoint, settings):
+            shared, own = load(checkpoint, settings)
+            if what == "place in the epoch":
+                shared["position"]["updates"] = 0
+            if what == "epoch":
+                shared["position"]["epoch"] -= 1
+            if what == "own random states":
+                of_rank_0 = torch.load(checkpoint / "rank0.pt", weights_only=True)
+                own["random"] = of_rank_0["random"]
+            if what == "optimizer":
+                shared["optimizer"]["state"] = {}
+            if what == "scheduler":
+                shared["scheduler"]["last_epoch"] = 0
+            if what == "scale":
+                shared["scaler"]["scale"] = 2.0
+            return shared, own
+
+        lesson09.load_checkpoint = load_checkpoint
+        if what == "random states":
+            lesson09.set_random_states = lambda *_: None
+        if what == "generator of its own":
+            loader = lesson09.DataLoader
+            lesson09.DataLoader = lambda *args, generator, **options: loader(*args, **options)
+
+    return plant
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["place in the epoch", "epoch", "random states", "own random states", "optimizer", "scheduler"]
+    + ["generator of its own"],
+)
+def test_the_comparison_finds_each_part_that_is_not_brought_back(what, undisturbed, tmp_path):
+    stopped = tmp_path / "stopped"
+    shutil.copytree(
+        undisturbed[0] / "checkpoints" / "step-00000008", stopped / "checkpoints" / "step-00000008"
+    )
+    launched(stopped, "--resume")
+    assert outcome(stopped) == outcome(undisturbed[0])
+    planted = tmp_path / "planted"
+    shutil.copytree(
+        undisturbed[0] / "checkpoints" / "step-00000008", planted / "checkpoints" / "step-00000008"
+    )
+    try:
+        launched(planted, "--resume", before=forgets(what))
+        assert outcome(planted)[1] != outcome(undisturbed[0])[1]
+    except RankError as error:  # there may be no such update any more
+        assert "scheduler" in str(error) or "Error" in str(error)
+
+
+# ---- damaged, missing, of another run ----
+
+
+def damage(checkpoint, how):
+    shared = checkpoint / "shared.pt"
+    if how == "cut short":
+        shared.write_bytes(shared.read_bytes()[:-1])
+    elif how == "one bit":
+        content = bytearray(shared.read_bytes())
+        content[len(content) // 2] ^= 1
+        shared.write_bytes(content)
+    elif how == "a rank's file is missing":
+        (checkpoint / "rank1.pt").unlink()
+    elif how == "no manifest":
+        (checkpoint / "manifest.json").unlink()
+    elif how == "half a manifest":
+        (checkpoint / "manifest.json").write_text((checkpoint / "manifest.json").read_text()[:50])
+    elif how == "an empty manifest":
+        (checkpoint / "manifest.json").write_text("{}")
+    elif how == "a folder in its place":
+        (checkpoint / "manifest.json").unlink()
+        (checkpoint / "manifest.json").mkdir()
+
+
+HOW = [
+    "cut short",
+    "one bit",
+    "a rank's file is missing",
+    "no manifest",
+    "half a manifest",
+    "an empty manifest",
+]
+HOW += ["a folder in its place"]
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_damaged_checkpoint_is_seen(how, undisturbed, tmp_path):
+    checkpoint = tmp_path / "step-00000012"
+    shutil.copytree(undisturbed[0] / "checkpoints" / checkpoint.name, checkpoint)
+    assert lesson09.is_whole(checkpoint)
+    damage(checkpoint, how)
+    assert not lesson09.is_whole(checkpoint)
+
+
+def test_the_newest_good_one_is_used_and_the_end_is_the_same(undisturbed, tmp_path):
+    shutil.copytree(undisturbed[0] / "checkpoints", tmp_path / "checkpoints")
+    damage(tmp_path / "checkpoints" / "step-00000012", "one bit")
+    damage(tmp_path / "checkpoints" / "step-00000010", "no manifest")
+    launched(tmp_path, "--resume")
+    assert steps_of(tmp_path) == [9, 10, 11, 12]
+    assert outcome(tmp_path) == outcome(undisturbed[0])
+    assert "going on from step-00000008" in (tmp_path / "train.log").read_text()
+    kept = lesson09.checkpoints(tmp_path / "checkpoints")
+    assert [path.name for path in kept] == ["step-00000010", "step-00000012"]
+    assert all(map(lesson09.is_whole, kept))
+
+
+def test_with_nothing_to_go_on_from_it_begins_and_without_resume_it_begins_anew(undisturbed, tmp_path):
+    launched(tmp_path, "--resume")
+    assert outcome(tmp_path) == outcome(undisturbed[0])
+    launched(tmp_path)
+    assert steps_of(tmp_path) == [*range(1, 13), *range(1, 13)]
+    launched(tmp_path, "--resume")
+    assert steps_of(tmp_path)[24:] == []
+    assert outcome(tmp_path) == outcome(undisturbed[0])
+
+
+@pytest.mark.parametrize(
+    "options, nproc, said",
+    [
+        (["--batch-size", "4"], 2, "was made with batch-size 8, not 4: go on with that, or begin anew"),
+        (["--seed", "1"], 2, "was made with seed 0, not 1"),
+        ([], 3, "was made with ranks 2, not 3"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused_in_one_line(options, nproc, said, undisturbed, tmp_path):
+    shutil.copytree(undisturbed[0] / "checkpoints", tmp_path / "checkpoints")
+    with pytest.raises(RankError) as error:
+        launched(tmp_path, "--resume", *options, nproc=nproc)
+    assert error.value.message.startswith("ddp_course.UsageError: ") and said in error.value.message
+    assert len(lesson09.checkpoints(tmp_path / "checkpoints")) == 6
+
+
+class Payload:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def test_a_checkpoint_that_brings_code_is_not_run(undisturbed, tmp_path):
+    """One that is whole, by its manifest: whoever can plant a file can plant the checksum."""
+    shutil.copytree(
+        undisturbed[0] / "checkpoints" / "step-00000012", tmp_path / "checkpoints" / "step-00000012"
+    )
+    checkpoint, harm = tmp_path / "checkpoints" / "step-00000012", tmp_path / "harm"
+    torch.save({"model": Payload(str(harm))}, checkpoint / "shared.pt")
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest["shared.pt"] = lesson09.sha256(checkpoint / "shared.pt")
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    assert lesson09.is_whole(checkpoint)
+    with pytest.raises(RankError, match="Weights only load failed"):
+        launched(tmp_path, "--resume")
+    assert not harm.exists()
+    torch.load(checkpoint / "shared.pt", weights_only=False)  # the control
+    assert harm.exists()
+
+
+@pytest.mark.parametrize("keep", ["1", "3"])
+def test_it_keeps_as_many_checkpoints_as_it_is_told_to(keep, tmp_path):
+    launched(tmp_path, "--keep", keep)
+    left = lesson09.checkpoints(tmp_path / "checkpoints")
+    assert [path.name for path in left] == [f"step-{step:08}" for step in (8, 10, 12)][-int(keep) :]
+    for path in left:
+        assert sorted(file.name for file in path.iterdir()) == [
+            "manifest.json",
+            "rank0.pt",
+            "rank1.pt",
+            "shared.pt",
+        ]
+
+
+def test_a_full_disk_ends_it_with_one_line_and_the_older_checkpoint_stays(tmp_path):
+    def full(out):
+        write = runs.write_atomically
+
+        def fill(path, content):
+            before = resource.getrlimit(resource.RLIMIT_FSIZE)
+            if path.parent.name == "step-00000004":
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then write says: File too large
+                resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+            try:
+                write(path, content)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+        runs.write_atomically = fill
+
+    with pytest.raises(RankError) as error:
+        launched(tmp_path, before=full)
+    assert "UsageError: cannot write" in error.value.message and "File too large" in error.value.message
+    [good] = filter(lesson09.is_whole, lesson09.checkpoints(tmp_path / "checkpoints"))
+    assert good.name == "step-00000002"
+
+
+def test_ranks_that_do_not_see_the_same_folder_are_told_so(tmp_path):
+    def apart(out):
+        lesson09.main([*DIGITS, "--out", str(out / os.environ["RANK"])])
+
+    with pytest.raises(RankError) as error:
+        launch(apart, tmp_path)
+    assert error.value.rank == 1 and "--out must lie on a disk that all machines share" in error.value.message
+
+
+# ---- torchrun restarts it ----
+
+
+def test_torchrun_restarts_a_killed_job_by_itself_and_it_ends_bit_for_bit_the_same(tmp_path):
+    """The program as it is, killed from outside, with nobody there to start it again."""
+    options = ["--data", "digits", "--train-samples", "320", "--epochs", "2", "--batch-size", "16"]
+    options += ["--save-every", "3"]
+    launch(lesson09.main, [*options, "--out", str(tmp_path / "whole")])
+    out = tmp_path / "killed"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--max-restarts", "2"]
+    command += [COURSE / "ddp_course" / "lesson09.py", *options, "--out", out]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with (
+        open(tmp_path / "said", "w") as said,
+        subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=environment) as torchrun,
+    ):
+        try:
+            wait_until(lambda: list(out.glob("checkpoints/*/manifest.json")), 60)
+            ranks = [
+                p for p in psutil.Process(torchrun.pid).children() if "lesson09.py" in " ".join(p.cmdline())
+            ]
+            ranks[1].kill()
+            assert torchrun.wait(90) == 0, (tmp_path / "said").read_text()
+        finally:
+            torchrun.kill()
+    assert len(ranks) == 2
+    assert len(re.findall("going on from step-", (out / "train.log").read_text())) == 1
+    assert outcome(out) == outcome(tmp_path / "whole")
+
+
+# ---- torch's own checkpoints ----
+
+
+def save_shards(path):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.tensor import DeviceMesh, Shard, distribute_tensor
+
+    with process_group():
+        mesh = DeviceMesh("cpu", range(dist.get_world_size()))
+        whole = torch.arange(35.0).view(7, 5)
+        dcp.save({"value": distribute_tensor(whole, mesh, [Shard(0)])}, checkpoint_id=path)
+
+
+def load_shards(path):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.tensor import DeviceMesh, Shard, zeros
+
+    with process_group():
+        mesh = DeviceMesh("cpu", range(dist.get_world_size()))
+        state = {"value": zeros(7, 5, device_mesh=mesh, placements=[Shard(0)])}
+        dcp.load(state, checkpoint_id=path)
+        return state["value"].to_local()
+
+
+@pytest.mark.parametrize("writers, readers", [(2, 1), (1, 3), (3, 2)])
+def test_a_sharded_checkpoint_is_read_by_any_number_of_ranks(writers, readers, tmp_path):
+    launch(save_shards, str(tmp_path), nproc=writers)
+    parts = launch(load_shards, str(tmp_path), nproc=readers)
+    assert torch.equal(torch.cat(parts), torch.arange(35.0).view(7, 5))
+    assert len(parts) == readers and all(len(part) < 7 for part in parts) == (readers > 1)
