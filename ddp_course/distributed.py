@@ -94,7 +94,8 @@ def rendezvous():
     if "RANK" not in os.environ:
         return {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
-    if attempt == 0 or world_size > local_world_size:
+    served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by torchrun, and not by rank 0
+    if attempt == 0 or not served or world_size > local_world_size:
         return {}
     # torchrun keeps its store when it restarts the ranks: the addresses of the dead ones are still in it, under the
     # names at which the new ones look for each other. On one machine all ranks know a prefix that is new.

@@ -131,15 +131,13 @@ def load_checkpoint(checkpoint, settings):
 
     Raises UsageError where it was made by a run with other settings.
     """
-    read = [
-        torch.load(checkpoint / name, map_location="cpu", weights_only=True)
-        for name in ("shared.pt", f"rank{dist.get_rank()}.pt")
-    ]
-    for name, then in read[0]["settings"].items():
+    shared = torch.load(checkpoint / "shared.pt", map_location="cpu", weights_only=True)
+    for name, then in shared["settings"].items():
         if settings[name] != then:
             cure = "go on with that, or begin anew, without --resume or with another --out"
             raise UsageError(f"{checkpoint} was made with {name} {then}, not {settings[name]}: {cure}")
-    return read
+    own = torch.load(checkpoint / f"rank{dist.get_rank()}.pt", map_location="cpu", weights_only=True)
+    return shared, own
 
 
 # ---- the program ----

@@ -108,9 +108,8 @@ def start_ranks(args):
     cores = (os.cpu_count() or 1) // args.nproc
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores)))
     store = host_store() if args.nnodes == 1 else None  # on loopback; else rank 0 listens on --master-port
-    logging.getLogger("torch.multiprocessing.spawn").setLevel(
-        logging.ERROR
-    )  # what is wrong, the ranks will say
+    # what is wrong, the ranks will say themselves
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
         try:
             mp.spawn(rank_main, (args, store.port if store else None, folder), nprocs=args.nproc)
@@ -194,7 +193,7 @@ def train(args, rank, world_size, device):
     most = len(train_set) if device.type == "cuda" else min(MOST_ON_A_CPU, len(train_set))
     train_set = train_set.some(args.train_samples or most)
     runs.check_batch_size(args.batch_size * args.accumulate, len(train_set), world_size)
-    seen, unseen = (text.some(min(64, len(text))) for text in (train_set, validation_set))
+    seen, unseen = (text.some(min(32, len(text))) for text in (train_set, validation_set))
     sampler = ResumableSampler(train_set, world_size, rank, shuffle=True, seed=args.seed, drop_last=True)
     loader = DataLoader(
         train_set, args.batch_size, sampler=sampler, drop_last=True, generator=torch.Generator()
@@ -268,7 +267,7 @@ def train(args, rank, world_size, device):
     }  # fmt: skip
     if rank == 0:
         runs.write_result(args.out, result, history)
-    return result
+    return result | {"history": history}
 
 
 def look(network, seen, unseen, tokenizer, args, device, precision):

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from conftest import THOROUGH
 from safetensors.torch import load_file
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
@@ -187,7 +188,7 @@ def stop_after_one_epoch(options):
     lesson08.main(options)
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("nproc", [1, 2] if THOROUGH else [2])
 def test_a_run_that_was_stopped_and_resumed_ends_bit_for_bit_as_one_that_was_not(nproc, tmp_path):
     """With dropout: the random states of all ranks come back, too."""
     options = ["--batch-size", "24", "--epochs", "3"]

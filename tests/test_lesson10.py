@@ -325,7 +325,7 @@ def test_wrong_use_gives_one_line(options, said, text, tmp_path):
 
 def test_it_starts_ranks_with_spawn_listens_on_loopback_only_and_leaves_none_behind(text, tmp_path):
     out = tmp_path / "out"
-    flags = ["--data", text, "--train-samples", "48", "--batch-size", "4", "--out", out, "--epochs", "6"]
+    flags = ["--data", text, "--train-samples", "48", "--batch-size", "4", "--out", out, "--epochs", "2"]
     program = COURSE / "ddp_course" / "lesson10.py"
     with subprocess.Popen(
         [sys.executable, program, "--nproc", "2", *map(str, flags)], stdout=subprocess.PIPE, text=True
