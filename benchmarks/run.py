@@ -22,7 +22,6 @@ BENCHMARKS = [
     "input_path",
     "bucketed_ddp",
     "no_sync",
-    "gpt",
     "notebooks",
     "exercises",
 ]

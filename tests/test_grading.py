@@ -9,7 +9,7 @@ import nbformat
 import psutil
 import pytest
 import yaml
-from conftest import COURSE, python, wait_until
+from conftest import COURSE, THOROUGH, python, wait_until
 from test_exercises import course, ddp_course, solution_tasks  # noqa: F401
 
 from ddp_course import UsageError, exercises, grading
@@ -76,7 +76,8 @@ def forge(notebook):
 def test_a_right_a_half_done_a_cheating_and_a_hanging_submission_in_one_call(course):  # noqa: F811
     ours = {task.name: exercises.answer_of(task.cell.source) for task in solution_tasks("03")}
     there = course / "submissions"
-    submit(there / "right", ours)
+    if THOROUGH:
+        submit(there / "right", ours)
     submit(there / "half", {"overlapped": ours["overlapped"], "bucketed": "class Bucketed(nn.Module"})
     submit(there / "cheating", {"average_gradients": PATCHES, "overlapped": "import os\nos._exit(0)"}, forge)
     submit(
@@ -91,18 +92,19 @@ def test_a_right_a_half_done_a_cheating_and_a_hanging_submission_in_one_call(cou
         name: [numbers["03"][question]["status"] for question in QUESTIONS]
         for name, numbers in report["submissions"].items()
     }
-    assert statuses == {
-        "right": ["passed", "passed", "passed"],
+    right = {"right": ["passed", "passed", "passed"]} if THOROUGH else {}
+    assert statuses == right | {
         "half": ["not attempted", "passed", "your code raised"],
         "cheating": ["failed", "your code raised", "not attempted"],
         "hanging": ["timed out", "your code raised", "passed"],
     }
-    assert report["totals"] == {"right": [3, 3], "half": [1, 3], "cheating": [0, 3], "hanging": [1, 3]}
+    points = {"right": 3, "half": 1, "cheating": 0, "hanging": 1}
+    assert report["totals"] == {name: [points[name], 3] for name in statuses}
     assert (
         "nothing was averaged"
         in report["submissions"]["cheating"]["03"]["average_gradients"]["details"]["likely cause"]
     )
-    assert "## right: 3 of 3" in summary.read_text() and "| 03 | overlapped | passed |" in summary.read_text()
+    assert "## half: 1 of 3" in summary.read_text() and "| 03 | overlapped | passed |" in summary.read_text()
 
     def left():
         return [

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import THOROUGH
 from torch import nn
 from torch.nn import functional as F
 
@@ -108,7 +109,7 @@ RUNGS = {
 }
 
 
-@pytest.mark.parametrize("nproc", [2, 3])
+@pytest.mark.parametrize("nproc", [2, 3] if THOROUGH else [3])
 @pytest.mark.parametrize("rung", RUNGS)
 @pytest.mark.parametrize("name", MODELS)
 def test_ranks_equal_one_process_after_every_step(name, rung, nproc):

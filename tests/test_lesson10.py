@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from conftest import COURSE, python
+from conftest import COURSE, python, wait_until
 from torch import nn
 from torch.nn import functional as F
 
@@ -348,9 +348,12 @@ def test_it_starts_ranks_with_spawn_listens_on_loopback_only_and_leaves_none_beh
         json.loads((out / "result.json").read_text())["world_size"] == 2 and "world_size          2" in output
     )
     assert listening and listening <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
-    assert len(ranks) >= 3 and not [
-        one for one in ranks if one.is_running() and one.status() != psutil.STATUS_ZOMBIE
-    ]
+    assert len(ranks) >= 3
+
+    def left():
+        return [one for one in ranks if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+    assert wait_until(lambda: not left()), left()
 
 
 def test_what_is_wrong_on_all_ranks_is_said_once_with_exit_code_2(text):
