@@ -15,32 +15,10 @@ import torch
 from ddp_course import UsageError, project_folder
 from ddp_course.data import WholeBatch
 
-TEXT = {
-    ".py",
-    ".txt",
-    ".md",
-    ".rst",
-    ".tex",
-    ".html",
-    ".json",
-    ".csv",
-    ".c",
-    ".h",
-    ".cpp",
-    ".js",
-    ".java",
-    ".ipynb",
-}
-NOT_THE_LIBRARY = {
-    "site-packages",
-    "dist-packages",
-    "test",
-    "tests",
-    "idle_test",
-    "lib2to3",
-    "__pycache__",
-    "encodings",
-}
+TEXT = set(".py .txt .md .rst .tex .html .json .csv .c .h .cpp .js .java .ipynb".split())
+NOT_THE_LIBRARY = set(
+    "site-packages dist-packages test tests idle_test lib2to3 encodings __pycache__".split()
+)
 END = b"\n\x00\n"  # between two files: no text has a zero byte
 HELD_OUT = 20  # of so many files one is for validation
 
@@ -176,9 +154,8 @@ def _make(folder, contents, tokenizer, vocabulary):
         "validation": contents[::HELD_OUT],
     }
     if tokenizer == "bpe":
-        some = parts["train"][
-            :: 1 + len(parts["train"]) // 100
-        ]  # a hundred files know which pairs are frequent
+        # a hundred files know which pairs are frequent
+        some = parts["train"][:: 1 + len(parts["train"]) // 100]
         texts = (content.decode("utf-8", errors="replace") for content in some)
         BPE.train(texts, vocabulary, folder / "tokenizer.json")
         tokenizer = BPE(folder / "tokenizer.json")

@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -164,6 +165,8 @@ def arguments(argv=None):
         parser.error("torchrun has started the ranks already: leave out --nproc and --nnodes")
     if not 0 <= args.node_rank < args.nnodes:
         parser.error(f"--node-rank {args.node_rank} is none of {args.nnodes} machines, which count from 0")
+    if not args.prompt:
+        parser.error("--prompt is empty: a sample needs something to go on from")
     if args.resume not in (None, "newest") and not args.resume.isdecimal():
         parser.error(f"--resume {args.resume} is no number of an update")
     return args
@@ -190,9 +193,15 @@ def train(args, rank, world_size, device):
     train_set, validation_set = (
         corpus.Windows(part, shape["context"]) for part in (train_tokens, validation_tokens)
     )
+    if not (len(train_set) and len(validation_set)):
+        raise UsageError(
+            f"--data {args.data} is too short: a window has {shape['context']} tokens, {args.shape} needs one"
+        )
     most = len(train_set) if device.type == "cuda" else min(MOST_ON_A_CPU, len(train_set))
     train_set = train_set.some(args.train_samples or most)
-    runs.check_batch_size(args.batch_size * args.accumulate, len(train_set), world_size)
+    # all ranks have equally many, and what is left over is dropped
+    equal = len(train_set) - len(train_set) % world_size or len(train_set)
+    runs.check_batch_size(args.batch_size * args.accumulate, equal, world_size)
     seen, unseen = (text.some(min(32, len(text))) for text in (train_set, validation_set))
     sampler = ResumableSampler(train_set, world_size, rank, shuffle=True, seed=args.seed, drop_last=True)
     loader = DataLoader(
@@ -277,10 +286,9 @@ def look(network, seen, unseen, tokenizer, args, device, precision):
         for name, text in {"train_loss": seen, "validation_loss": unseen}.items()
     }
     prompt = tokenizer.encode(args.prompt.encode()).tolist()
-    tokens = (
-        network.generate(prompt, args.sample_tokens) if dist.get_rank() == 0 else prompt
-    )  # the others may go on
-    return losses | {"sample": tokenizer.decode(tokens)}
+    if dist.get_rank() == 0:  # the others may go on
+        prompt = network.generate(prompt, args.sample_tokens)
+    return losses | {"sample": tokenizer.decode(prompt)}
 
 
 def report(row):
@@ -309,7 +317,7 @@ def checkpoint_of(args, folder):
     if dist.get_rank() == 0:
         for path in lesson09.checkpoints(folder):
             if path > chosen:
-                lesson09.shutil.rmtree(path)  # this run's own come in their place
+                shutil.rmtree(path)  # this run's own come in their place
     return chosen
 
 

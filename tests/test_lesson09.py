@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -484,6 +485,19 @@ def test_ranks_that_do_not_see_the_same_folder_are_told_so(tmp_path):
     with pytest.raises(RankError) as error:
         launch(apart, tmp_path)
     assert error.value.rank == 1 and "--out must lie on a disk that all machines share" in error.value.message
+
+
+def test_the_content_and_then_the_name_reach_the_disk_before_anybody_relies_on_them(tmp_path, monkeypatch):
+    seen, fsync, replace = [], os.fsync, os.replace
+
+    def note(descriptor):
+        seen.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "replace", lambda *args: (seen.append("renamed"), replace(*args))[1])
+    runs.write_atomically(tmp_path / "file", b"content")
+    assert [Path(entry).name for entry in seen] == [f".file.{os.getpid()}", "renamed", tmp_path.name]
 
 
 # ---- torchrun restarts it ----

@@ -308,6 +308,12 @@ def test_the_samples_losses_and_rates_are_written_as_it_learns(text, tmp_path):
     [
         (["--train-samples", "100000"], "--train-samples 100000 is more than the text has:"),
         (["--batch-size", "64"], "--batch-size 64 is more than a rank's share"),
+        (
+            ["--train-samples", "51", "--batch-size", "26"],
+            "--batch-size 26 is more than a rank's share, 25 of 50 samples",
+        ),
+        (["--prompt", ""], "--prompt is empty"),
+        (["--shape", "gpt2", "--train-samples", "1"], "1 training samples are too few for 2 ranks"),
         (["--resume", "last"], "--resume last is no number of an update"),
         (["--node-rank", "1"], "--node-rank 1 is none of 1 machines"),
         (["--nproc", "2"], "torchrun has started the ranks already: leave out --nproc"),
@@ -354,6 +360,13 @@ def test_it_starts_ranks_with_spawn_listens_on_loopback_only_and_leaves_none_beh
         return [one for one in ranks if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
     assert wait_until(lambda: not left()), left()
+
+
+def test_a_text_shorter_than_a_window_gives_one_line(tmp_path):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("short")
+    with pytest.raises(RankError, match="is too short: a window has 128 tokens"):
+        run(tmp_path, tmp_path / "out")
 
 
 def test_what_is_wrong_on_all_ranks_is_said_once_with_exit_code_2(text):
