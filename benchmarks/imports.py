@@ -27,14 +27,15 @@ def import_fresh(module):
 
 STANDS_ON = {
     "ddp_course.lesson07": "accelerate",
-    "ddp_course.lesson08": "transformers.trainer",
+    "ddp_course.lesson08": "ddp_course.quick_trainer",
+    "ddp_course.lesson11": "ddp_course.quick_trainer",
 }  # the others: torch
 
 
 def main():
     folder = Path(__file__).parents[1] / "ddp_course"
     lessons = [f"ddp_course.{path.stem}" for path in sorted(folder.glob("lesson[0-9][0-9].py"))]
-    modules = ["ddp_course", "torch", *STANDS_ON.values(), *lessons]
+    modules = ["ddp_course", "torch", "transformers.trainer", *dict.fromkeys(STANDS_ON.values()), *lessons]
     seconds = {module: [] for module in modules}
     for _ in range(5):
         for module in modules:
@@ -45,6 +46,8 @@ def main():
         module: min(times) for module, times in seconds.items()
     }  # all else is what the machine did besides
     claims = [claim("import ddp_course, which brings no torch, seconds", least["ddp_course"], at_most=0.15)]
+    quick = least["ddp_course.quick_trainer"] / least["transformers.trainer"]
+    claims.append(claim("Trainer without bitsandbytes, in times of Trainer's import", quick, at_most=0.95))
     for lesson in lessons:
         base = STANDS_ON.get(lesson, "torch")
         figure = f"import {lesson} against import {base}, times as long"

@@ -82,14 +82,19 @@ class BPE:
         self.vocabulary = self.tokenizer.get_vocab_size()
 
     @staticmethod
-    def train(texts, vocabulary, path):
+    def train(texts, vocabulary, path, special=()):
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, show_progress=False)
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocabulary,
+            initial_alphabet=alphabet,
+            special_tokens=list(special),
+            show_progress=False,
+        )
         tokenizer.train_from_iterator(texts, trainer)
         tokenizer.save(str(path))
 
@@ -125,30 +130,39 @@ def load(data="python", tokenizer="bytes", vocabulary=2048):
     SHA-256 of the text, in which each file counts with its place.
     Raises UsageError where there is no text.
     """
-    from filelock import FileLock
-
     files = files_of(data)
     contents = [path.read_bytes().replace(b"\x00", b"") for path in files]
     fingerprint = hashlib.sha256(END.join(contents)).hexdigest()
     name = f"{fingerprint[:16]}-{tokenizer}" + (f"-{vocabulary}" if tokenizer == "bpe" else "")
-    folder = project_folder() / "runs" / "corpus" / name
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.with_suffix(".lock")):
-            if not folder.exists():
-                with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as temporary:
-                    _make(Path(temporary, name), contents, tokenizer, vocabulary)
-                    os.rename(Path(temporary, name), folder)  # whole or not at all
-    except OSError as error:
-        raise UsageError(f"cannot write to {folder.parent}: {error.strerror}") from None
+    folder = made_once("corpus", name, lambda folder: _make(folder, contents, tokenizer, vocabulary))
     train, validation = (
         np.memmap(folder / f"{part}.bin", np.uint16, "r") for part in ("train", "validation")
     )
     return train, validation, Bytes() if tokenizer == "bytes" else BPE(folder / "tokenizer.json"), fingerprint
 
 
+def made_once(kind, name, make):
+    """The folder runs/<kind>/<name>, filled by make(folder): by the first process of a machine that asks.
+
+    It is there whole or not at all; the others wait for it. Raises UsageError where it cannot be written.
+    """
+    from filelock import FileLock
+
+    folder = project_folder() / "runs" / kind / name
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_suffix(".lock")):
+            if not folder.exists():
+                with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as temporary:
+                    Path(temporary, name).mkdir()
+                    make(Path(temporary, name))
+                    os.rename(Path(temporary, name), folder)
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder.parent}: {error.strerror}") from None
+    return folder
+
+
 def _make(folder, contents, tokenizer, vocabulary):
-    folder.mkdir()
     parts = {
         "train": [content for number, content in enumerate(contents) if number % HELD_OUT],
         "validation": contents[::HELD_OUT],

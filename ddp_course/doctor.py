@@ -80,6 +80,9 @@ def notebooks():
         "matplotlib",
         "accelerate",
         "transformers",
+        "peft",
+        "bitsandbytes",
+        "datasets",
     ]
     missing = [name for name in names if version_of(name) == "none"]
     found = ", ".join(f"{name} {version_of(name)}" for name in names)

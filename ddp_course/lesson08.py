@@ -10,6 +10,9 @@ import shutil
 import time
 from pathlib import Path
 
+import ddp_course.quick_trainer  # noqa: F401, before transformers, which comes quicker then
+
+# isort: split
 import torch
 from torch import nn
 from torch.nn import functional as F

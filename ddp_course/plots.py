@@ -228,6 +228,66 @@ def bars(values, xlabel, title, unit=""):
         plt.show()
 
 
+def stacked(rows, xlabel, title, unit=""):
+    """Horizontal bars of parts, one after the other, and their sum at the end. rows: {label: {part: number}}."""
+    parts = list(dict.fromkeys(part for row in rows.values() for part in row))
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(7, 1.2 + 0.42 * len(rows)))
+        ends = [0] * len(rows)
+        for part in parts:
+            lengths = [row.get(part, 0) for row in rows.values()]
+            axis.barh(list(rows), lengths, left=ends, height=0.62, label=part)
+            ends = [end + length for end, length in zip(ends, lengths)]
+        for place, end in enumerate(ends):
+            axis.text(end + 0.01 * max(ends), place, f"{end:,.3g}{unit}", va="center")
+        axis.invert_yaxis()
+        axis.grid(axis="y", visible=False)
+        axis.set(xlabel=xlabel, title=title, xlim=(0, 1.15 * max(ends)))
+        axis.legend(ncols=len(parts), loc="upper left", bbox_to_anchor=(0, -0.28 - 0.5 / len(rows)))
+        plt.show()
+
+
+def adapter(inputs, outputs, r):
+    """A weight matrix and, to scale, the two thin ones beside it."""
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(6.5, 2.6))
+        axis.axis("off")
+        axis.set_aspect("equal")
+        gap = 0.35 * inputs
+        boxes = {
+            f"W\n{outputs} × {inputs}\nfrozen": (0, outputs, inputs, FAINT),
+            "B": (inputs + gap, outputs, r, RANK_COLORS[1]),
+            "A": (inputs + gap + r + 0.12 * inputs, r, inputs, RANK_COLORS[1]),
+        }
+        for label, (x, height, width, color) in boxes.items():
+            axis.add_patch(
+                plt.Rectangle((x, (outputs - height) / 2), width, height, facecolor=color, edgecolor=INK)
+            )
+            if height > r and width > r:
+                axis.text(x + width / 2, outputs / 2, label, ha="center", va="center")
+        axis.text(inputs + gap / 2, outputs / 2, "+  α/r ·", ha="center", va="center", fontsize=13)
+        b, a = boxes["B"][0], boxes["A"][0]
+        axis.text(b + r / 2, -0.05 * outputs, f"B\n{outputs} × {r}", ha="center", va="top")
+        axis.text(
+            a + inputs / 2, (outputs - r) / 2 - 0.05 * outputs, f"A\n{r} × {inputs}", ha="center", va="top"
+        )
+        axis.set(xlim=(-1, a + inputs + 1), ylim=(-0.4 * outputs, 1.02 * outputs))
+        plt.show()
+
+
+def four_bits(levels, weights):
+    """How many weights of a layer have which value, and the levels that 4 bits leave. Both in units of a block's largest."""
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(7, 2.4))
+        axis.hist(weights, bins=120, color=FAINT)
+        for level in levels:
+            axis.axvline(level, color=RANK_COLORS[1], linewidth=1.4)
+        axis.set(
+            xlabel="weight / largest weight of its block", ylabel="weights", title="16 values for all weights"
+        )
+        plt.show()
+
+
 def who_holds_what(panels, columns=2):
     """What each rank holds before and after a collective. panels: {name: (before, after)}, each a list by rank of marks.
 

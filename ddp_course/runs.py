@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
 def parser(file, doc, trains="images"):
     """The flags that all lessons have, and those that all that train have; a lesson adds its own.
 
-    file, doc: the lesson's `__file__` and `__doc__`. trains: on 'images', on 'text', or None.
+    file, doc: the lesson's `__file__` and `__doc__`. trains: on 'images', 'text', 'questions', or None.
     """
     lesson = Path(file).stem
     flags = Parser(prog=f"{lesson}.py", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -48,6 +48,9 @@ def parser(file, doc, trains="images"):
     if trains == "text":
         data_help = "python, for the sources of its standard library, or a folder of text files"
         flags.add_argument("--data", default="python", help=data_help)
+    if trains == "questions":
+        data_help = "questions, which the course makes, or a CSV file with the columns user and prompt"
+        flags.add_argument("--data", default="questions", help=data_help)
     if trains:
         flags.add_argument("--epochs", type=count, default=3)
         batch_help = "samples a step, on each rank (%(default)s)"

@@ -28,6 +28,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # tests run side by side: threads would
     start_server(
         *(f"ddp_course.{path.stem}" for path in COURSE.glob("ddp_course/lesson[0-9][0-9].py")),
         *(f"ddp_course.checks.{path.stem}" for path in COURSE.glob("ddp_course/checks/ex*.py")),
+        "bitsandbytes",  # lesson 11's ranks
     )
 keep_freed_memory()
 

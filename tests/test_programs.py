@@ -364,7 +364,7 @@ def test_ctrl_c_alone_ends_quietly(workplace):
 
 def loaded_by(*modules):
     """Which of these heavy packages come along when a fresh process imports modules of the course."""
-    heavy = ["torch", "torchvision", "accelerate", "transformers"]
+    heavy = ["torch", "torchvision", "accelerate", "transformers", "peft", "bitsandbytes"]
     program = f"import sys, {', '.join(modules)}; print(*[name for name in {heavy} if name in sys.modules])"
     return python("-c", program).stdout.split()
 
@@ -375,9 +375,14 @@ def test_importing_the_course_and_its_commands_loads_no_torch():
 
 def test_each_lesson_loads_what_it_teaches_and_nothing_heavier():
     names = [f"ddp_course.{path.stem}" for path in LESSONS]
-    assert loaded_by(*[name for name in names if name[-2:] not in ("07", "08")]) == ["torch"]
+    assert loaded_by(*[name for name in names if name[-2:] not in ("07", "08", "11")]) == ["torch"]
     assert loaded_by("ddp_course.lesson07") == ["torch", "accelerate"]
-    assert "transformers" in loaded_by("ddp_course.lesson08")
+    for lesson in (
+        "ddp_course.lesson08",
+        "ddp_course.lesson11",
+    ):  # 4 bits, and so bitsandbytes, only where asked for
+        loaded = loaded_by(lesson)
+        assert "transformers" in loaded and "bitsandbytes" not in loaded
 
 
 def test_nothing_below_knows_of_notebooks():

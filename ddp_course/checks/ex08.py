@@ -54,6 +54,9 @@ class Meeting:
 def settings(meeting, **options):
     """TrainingArguments for small trainings on a CPU; and the process group, where a launch has set it up."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # or Accelerate warns of it
+    import ddp_course.quick_trainer  # noqa: F401, before transformers, which comes quicker then
+
+    # isort: split
     from transformers.trainer import TrainingArguments
 
     gc.freeze()  # Trainer collects garbage: it need not look for it in all that was imported
@@ -202,7 +205,7 @@ def joined(tensors):
 )
 def check_uneven(answer, draw):
     """Batches are padded, and each update of Trainer is that of one process on the joined window."""
-    start_server("transformers.trainer")  # where none runs yet
+    start_server("ddp_course.quick_trainer")  # where none runs yet
     check_collate(answer, draw)
     for n in (1, 2):
         batches, seed = uneven_batches(draw, n), draw.randrange(10**6)
@@ -558,7 +561,7 @@ def in_words(case, n):
 )
 def check_stop_together(answer, draw):
     """All ranks stop after the first step at which one of them wants to, or where Trainer ends by itself."""
-    start_server("transformers.trainer")  # where none runs yet
+    start_server("ddp_course.quick_trainer")  # where none runs yet
     for n in (2, 3, 1):
         one, other, common = draw.sample(STOPS, 3)
         cases = [{}, {0: one}] if n == 2 else []

@@ -194,6 +194,7 @@ KNOWN_ERRORS = {
         "another rank has left, or stands elsewhere, while this one waited for it: do all ranks "
         "call the same collectives?",
     ),
+    "can require gradients": "a weight that is packed into integers takes no gradient: value.is_floating_point() tells",
     "trying to initialize the default process group twice": "the check has joined the group already: do not call "
     "init_process_group",
 }

@@ -1,0 +1,475 @@
+"""Exercise 11: a LoRA layer and its merge, which parameters may train, and a loss of answers only."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_course.checks.judge import Wrong, question, trying
+from ddp_course.checks.training import LEARNING_RATE, close, descend, fill
+from ddp_course.distributed import process_group
+
+# ---- 1: a LoRA layer ----
+
+
+def some(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def a_layer(case):
+    return fill(nn.Linear(case["inputs"], case["outputs"], bias=case["bias"]), case["seed"])
+
+
+def trained_of(module):
+    return {name: value for name, value in module.named_parameters() if value.requires_grad}
+
+
+def observe_layers(kind, cases):
+    """For each case: which parameters train, what the layer computes at first, with other numbers, and when merged."""
+    seen = []
+    for case in cases:
+        with trying(
+            f"{case['inputs']} inputs, {case['outputs']} outputs, r={case['r']}, alpha={case['alpha']}"
+        ):
+            layer, x = a_layer(case), some(5, case["inputs"], seed=case["seed"] + 1)
+            lora = kind(layer, case["r"], case["alpha"]).double()
+            of_case = {"trained": [[name, list(value.shape)] for name, value in trained_of(lora).items()]}
+            of_case["begin"] = lora(x)
+            if len(of_case["trained"]) == 2:
+                of_case |= observe_numbers(lora, layer, x, case)
+            seen.append(of_case)
+    return seen
+
+
+def observe_numbers(lora, layer, x, case):
+    lora(x).pow(2).sum().backward()
+    flows = any(value.grad is not None and value.grad.abs().sum() > 0 for value in trained_of(lora).values())
+    values = []
+    with torch.no_grad():
+        for place, value in enumerate(trained_of(lora).values()):
+            value.copy_(some(*value.shape, seed=case["seed"] + 2 + place))
+            values.append(value.clone())
+    seen = {"flows": flows, "values": values, "output": lora(x)}
+    merged = lora.merged()
+    return seen | {
+        "kind": "Linear" if type(merged) is nn.Linear else type(merged).__name__,
+        "new": merged is not layer and merged is not lora,
+        "merged": merged(x),
+        "afterwards": lora(x),
+        "again": lora.merged()(x),
+    }
+
+
+def observe_training(kind, case, steps):
+    """Train on ranks with DDP; where the two matrices began, and what the merged layer computes at the end."""
+    with process_group(timeout=4) as (rank, n):
+        lora = kind(a_layer(case), case["r"], case["alpha"]).double()
+        model = DistributedDataParallel(lora)
+        begin = [value.detach().clone() for value in trained_of(lora).values()]
+        for step in range(steps):
+            batch = some(2 * n, case["inputs"], seed=case["seed"] + step)
+            model(batch.chunk(n)[rank]).pow(2).mean().backward()
+            descend(lora)
+        return {"begin": begin, "end": lora.merged()(some(3, case["inputs"], seed=case["seed"]))}
+
+
+@question(
+    "Keep the layer as a submodule and freeze its parameters. Two nn.Parameters are new: A of shape (r, inputs), and B of "
+    "shape (outputs, r). layer.in_features and layer.out_features tell the sizes.",
+    "One of A and B begins as zeros, so that the layer begins as it was; the other must not, or neither would ever get a "
+    "gradient. forward: self.layer(x) + alpha / r * (x @ A.T @ B.T).",
+    "merged: make a nn.Linear of the same sizes, with a bias if the layer has one; its weight is layer.weight + alpha / r * "
+    "B @ A, its bias a copy. Do it under torch.no_grad(), and leave self as it is: copy.deepcopy(self.layer) is a start.",
+)
+def check_lora_layer(answer, draw):
+    """It begins as the layer, only two thin matrices train, it computes W x + b + alpha / r B A x, also when merged."""
+    cases = []
+    for bias in (True, False):
+        r, inputs, outputs = draw.sample(range(2, 9), 3)
+        alpha = draw.choice([3, 5, 7]) * r
+        cases.append(
+            {
+                "inputs": inputs,
+                "outputs": outputs,
+                "r": r,
+                "alpha": alpha,
+                "bias": bias,
+                "seed": draw.randrange(10**6),
+            }
+        )
+    [seen] = answer.on_ranks(observe_layers, cases)
+    for case, of_case in zip(cases, seen):
+        judge_layer(case, of_case)
+    steps, n = 2, draw.choice([2, 3])
+    of_ranks = answer.on_ranks(observe_training, cases[0], steps, nproc=n)
+    expected = trained_by_hand(cases[0], of_ranks[0]["begin"], steps, n)
+    for rank, of_rank in enumerate(of_ranks):
+        if not close(of_rank["end"], expected):
+            cause = (
+                "after DDP has trained it, the merged layer is not that of one process with all the batches"
+            )
+            raise Wrong(
+                f"{steps} steps with DDP",
+                rank=f"{rank} of {n}",
+                expected=expected,
+                got=of_rank["end"],
+                cause=cause,
+            )
+
+
+def thin(values, case):
+    """(B A, in that shape) of two matrices that are found by their shapes, whichever way round they are stored."""
+    r, shapes = case["r"], {(case["r"], case["inputs"]): "A", (case["outputs"], case["r"]): "B"}
+    found = {}
+    for value in values:
+        for matrix in (value, value.T):
+            found.setdefault(shapes.get(tuple(matrix.shape)), matrix)
+    assert found["A"].shape[0] == r
+    return found["B"] @ found["A"]
+
+
+def trained_by_hand(case, begin, steps, n):
+    layer, values = a_layer(case), [value.clone().requires_grad_() for value in begin]
+    for step in range(steps):
+        batch = some(2 * n, case["inputs"], seed=case["seed"] + step)
+        output = layer(batch) + case["alpha"] / case["r"] * batch @ thin(values, case).T
+        gradients = torch.autograd.grad(output.pow(2).mean(), values)
+        with torch.no_grad():
+            for value, gradient in zip(values, gradients):
+                value -= LEARNING_RATE * gradient
+    x = some(3, case["inputs"], seed=case["seed"])
+    return layer(x).detach() + case["alpha"] / case["r"] * x @ thin(values, case).T.detach()
+
+
+def judge_layer(case, seen):
+    r, inputs, outputs, alpha = (case[name] for name in ("r", "inputs", "outputs", "alpha"))
+    checked = f"LoRALinear of {inputs} inputs, {outputs} outputs, bias {case['bias']}, r={r}, alpha={alpha}"
+    layer, x = a_layer(case), some(5, inputs, seed=case["seed"] + 1)
+    shapes = sorted(sorted(shape) for _, shape in seen["trained"])
+    if shapes != sorted([sorted([r, inputs]), sorted([outputs, r])]):
+        names = ", ".join(f"{name} {tuple(shape)}" for name, shape in seen["trained"]) or "none"
+        cause = "the two new matrices train, and nothing else"
+        if any(list(shape) in ([outputs, inputs], [outputs]) for _, shape in seen["trained"]):
+            cause = "the layer's own weight and bias are frozen: layer.requires_grad_(False)"
+        elif not seen["trained"]:
+            cause = "A and B are to be nn.Parameters, kept as attributes of the module, and they require a gradient"
+        raise Wrong(
+            checked,
+            expected=f"parameters that train: A {(r, inputs)} and B {(outputs, r)}",
+            got=names,
+            cause=cause,
+        )
+    if not close(seen["begin"], layer(x)):
+        cause = "it has to begin as the layer that it was: let B begin as zeros, so that B A is zero"
+        raise Wrong(checked, expected=layer(x), got=seen["begin"], cause=cause)
+    if not seen["flows"]:
+        cause = "where A and B both begin as zeros, each one's gradient is a product with the other, and zero for ever"
+        raise Wrong(checked, expected="a gradient in the first step", got="zeros", cause=cause)
+    change = thin(seen["values"], case)
+    truth = layer(x) + alpha / r * x @ change.T
+    if not close(seen["output"], truth):
+        looks = {
+            "the sum is scaled by alpha / r": [alpha, 1, 1 / r, alpha / r**0.5, r / alpha],
+            "what it adds has the wrong sign": [-alpha / r],
+            "B A x is missing: the new matrices have no effect": [0],
+        }
+        cause = "the layer computes W x + b + (alpha / r) B A x"
+        for likely, scales in looks.items():
+            if any(close(seen["output"], layer(x) + scale * x @ change.T) for scale in scales):
+                cause = likely
+        if close(seen["output"], alpha / r * x @ change.T):
+            cause = "W x + b is missing: what A and B give is added to what the layer gives"
+        raise Wrong(checked, expected=truth, got=seen["output"], cause=cause)
+    if seen["kind"] != "Linear" or not seen["new"]:
+        got = seen["kind"] if seen["kind"] != "Linear" else "the layer that it was given, changed"
+        cause = (
+            "merged() gives a new nn.Linear, which can do without this class; the LoRALinear stays as it is"
+        )
+        raise Wrong(checked, expected="a new Linear", got=got, cause=cause)
+    for what in ("merged", "afterwards", "again"):
+        if not close(seen[what], truth):
+            raise Wrong(
+                f"{checked}: {MERGED[what]}",
+                expected=truth,
+                got=seen[what],
+                cause=cause_of_merge(what, seen, case),
+            )
+
+
+MERGED = {
+    "merged": "what the merged layer computes",
+    "afterwards": "what it computes itself, after merged()",
+    "again": "what comes of calling merged() once more",
+}
+
+
+def cause_of_merge(what, seen, case):
+    if what != "merged":
+        return (
+            "merged() changes the layer that it has, so B A counts twice from then on: work on a copy of it"
+        )
+    layer, x = a_layer(case), some(5, case["inputs"], seed=case["seed"] + 1)
+    change, scale = thin(seen["values"], case), case["alpha"] / case["r"]
+    if case["bias"] and close(seen["merged"], layer(x) - layer.bias + scale * x @ change.T):
+        return "the merged layer has lost the bias"
+    if close(seen["merged"], layer(x) + x @ change.T):
+        return "the merged layer has no alpha / r: it belongs into the weight, too"
+    if close(seen["merged"], layer(x)):
+        return "the merged layer is the old one: B A is missing"
+    return "its weight is W + (alpha / r) B A"
+
+
+# ---- 2: which parameters may train ----
+
+
+class Packed(nn.Module):
+    """A linear layer as bitsandbytes keeps it, in integers, with adapters beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(18, 1, dtype=torch.uint8), requires_grad=False)
+        self.A, self.B = nn.Parameter(torch.randn(2, 6)), nn.Parameter(torch.zeros(6, 2))
+
+
+class Adapted(nn.Module):
+    """A network with adapters, a head that is tied to the embedding, names within names, and something frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(9, 6)
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({"attention": Packed(), "norm": nn.LayerNorm(6), "overhead": nn.Linear(6, 3)})
+            for _ in range(2)
+        )
+        self.norm = nn.LayerNorm(6).requires_grad_(False)
+        self.head = nn.Linear(6, 9, bias=False)
+        self.head.weight = self.embedding.weight
+
+
+CHOICES = {
+    "the adapters": ["A", "B"],
+    "the adapters and the norms": ["A", "B", "norm"],
+    "the head": ["head"],
+    "all of attention": ["attention"],
+    "nothing": [],
+    "one block": ["0"],
+}
+
+
+def observe_choices(train_only):
+    """For each choice: which parameters train, by name, and what was returned."""
+    seen = []
+    for parts in CHOICES.values():
+        torch.manual_seed(0)
+        network = Adapted()
+        before = {id(value) for value in network.parameters()}
+        with trying(f"parts {parts}"):
+            counts = train_only(network, list(parts))
+        names = [
+            name for name, value in network.named_parameters(remove_duplicate=False) if value.requires_grad
+        ]
+        same = {id(value) for value in network.parameters()} == before
+        seen.append({"names": names, "same": same, "counts": counts})
+    return seen
+
+
+def truth_of(parts):
+    """(names of what trains, (how many numbers train, how many there are))."""
+    network = Adapted()
+    named = list(network.named_parameters(remove_duplicate=False))
+    chosen = {
+        id(value) for name, value in named if set(parts) & set(name.split(".")) and value.is_floating_point()
+    }
+    names = [name for name, value in named if id(value) in chosen]
+    trained = sum(value.numel() for value in network.parameters() if id(value) in chosen)
+    return names, (trained, sum(value.numel() for value in network.parameters()))
+
+
+@question(
+    "Go through the names. name.split('.') gives the words between the dots: a parameter trains where one of them is in "
+    "parts. All others are frozen, whatever they were before.",
+    "A tied parameter has two names, and named_parameters() tells one of them only: named_parameters(remove_duplicate="
+    "False) tells both. Collect the id() of all that are chosen. Integers take no gradient: value.is_floating_point().",
+    "chosen = {id(value) for name, value in model.named_parameters(remove_duplicate=False) if set(name.split('.')) & "
+    "set(parts) and value.is_floating_point()}; then value.requires_grad_(id(value) in chosen) for each of "
+    "model.parameters(), which gives each of them once, and is right for both sums.",
+)
+def check_train_only(answer, draw):
+    """Just the chosen parameters train, by whole words, tied ones and all; integers never; each is counted once."""
+    [seen] = answer.on_ranks(observe_choices)
+    for (words, parts), of_choice in zip(CHOICES.items(), seen):
+        judge_choice(words, parts, of_choice)
+
+
+def judge_choice(words, parts, seen):
+    checked = f"{words}: train_only(network, {parts})"
+    names, counts = truth_of(parts)
+    got, values = seen["names"], dict(Adapted().named_parameters(remove_duplicate=False))
+    if not seen["same"]:
+        cause = "freeze the parameters that the model has, and put no new ones in their place"
+        raise Wrong(checked, expected="the same parameters", got="others", cause=cause)
+    for name in got:
+        if name not in names:
+            cause = "a parameter that is not chosen is frozen: requires_grad_(False)"
+            if any(part in name for part in parts):
+                cause = "a word counts as a whole: 'head' is no part of 'overhead', nor 'A' of any other word; split at dots"
+            raise Wrong(checked, expected=f"{name} frozen", got="it trains", cause=cause)
+    for name in names:
+        if name not in got:
+            cause = "one of the words between the dots of its name is chosen, so it trains: whichever word, and even where "
+            cause += "it was frozen before"
+            if name in ("embedding.weight", "head.weight"):
+                cause = "the head's weight is the embedding's: named_parameters() tells it under the first name only"
+            elif name.startswith("norm."):
+                cause = "the norm at the end was frozen before, and is chosen now: requires_grad_(True)"
+            raise Wrong(checked, expected=f"{name} trains", got="it is frozen", cause=cause)
+    returned = seen["counts"]
+    if not (isinstance(returned, list) and len(returned) == 2 and tuple(returned) == counts):
+        cause = "return two whole numbers: how many numbers train, and how many there are in all; numel() counts them"
+        if isinstance(returned, list) and len(returned) == 2:
+            twice = sum(value.numel() for value in values.values())
+            trained_twice = sum(values[name].numel() for name in names)
+            if returned[1] == twice or returned[0] == trained_twice != counts[0]:
+                cause = "the tied weight is one parameter with two names: count it once"
+            elif tuple(returned) == (len(names), len(list(Adapted().parameters()))):
+                cause = "these are numbers of tensors: count what is in them, numel()"
+            elif tuple(returned) == counts[::-1]:
+                cause = "first the number that trains, then all"
+        raise Wrong(checked, expected=counts, got=returned, cause=cause)
+
+
+# ---- 3: a loss of answers only ----
+
+END, WORDS, WIDTH, FAR = 0, 7, 4, 10**6
+
+
+def a_batch(case, rank):
+    """Texts of a question and an answer, and an end; padded with the end's own token: (tokens, questions, lengths)."""
+    draw = torch.Generator().manual_seed(case["seed"] + rank)
+    questions, answers = case["questions"][rank], case["answers"][rank]
+    lengths = [question + answer for question, answer in zip(questions, answers)]
+    tokens = torch.full((len(lengths), max(lengths) + 2), END)
+    for row, length in zip(tokens, lengths):
+        row[:length] = torch.randint(1, WORDS, (length,), generator=draw)
+    for row, answer, length in zip(tokens, answers, lengths):
+        if answer:
+            row[length - 1] = END
+    return tokens, torch.tensor(questions), torch.tensor(lengths)
+
+
+def a_model(seed):
+    return fill(nn.Sequential(nn.Embedding(WORDS, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WORDS)), seed)
+
+
+def gradient_on_ranks(answer_loss, case):
+    with process_group(timeout=4) as (rank, n):
+        model = DistributedDataParallel(a_model(case["seed"]))
+        tokens, questions, lengths = a_batch(case, rank)
+        loss = answer_loss(model(tokens), tokens, questions, lengths)
+        with trying("the backward of what answer_loss returned"):
+            loss.backward()
+        return {"loss": float(loss), "gradient": flat(model.module)}
+
+
+def flat(model):
+    return torch.cat([value.grad.flatten() for value in model.parameters()])
+
+
+def sums(case, rank, span=lambda begin, end: (begin, end), shift=1):
+    """This rank's (gradient of the sum of losses, sum, number of targets).
+
+    span: of (where an answer begins, where it ends), the places whose tokens are targets.
+    """
+    model = a_model(case["seed"])
+    tokens, questions, lengths = a_batch(case, rank)
+    logits = model(tokens)
+    total, number = logits.sum() * 0, 0
+    for row, answer in enumerate(zip(questions.tolist(), lengths.tolist())):
+        begin, end = span(*answer)
+        for place in range(max(shift, begin), min(end, tokens.shape[1])):
+            total = total + F.cross_entropy(logits[row, place - shift], tokens[row, place])
+            number += 1
+    total.backward()
+    return flat(model), total.item(), number
+
+
+def mean_of_all(case, n, **how):
+    of_ranks = [sums(case, rank, **how) for rank in range(n)]
+    number = max(1, sum(number for *_, number in of_ranks))
+    return sum(gradient for gradient, *_ in of_ranks) / number, sum(
+        total for _, total, _ in of_ranks
+    ) / number
+
+
+@question(
+    "The logits at one place guess the token at the next: compare logits[:, :-1] with tokens[:, 1:]. Such a target "
+    "counts where its own place is at or behind the end of the question, and before the end of the text.",
+    "places = torch.arange(1, tokens.shape[1]); counted = (places >= questions[:, None]) & (places < lengths[:, None]). "
+    "Set the other targets to -100, which cross_entropy leaves out. A mean over all ranks needs the number on all of them.",
+    "total = F.cross_entropy(..., reduction='sum'), which is 0 where nothing counts; number = counted.sum(), summed over "
+    "ranks with dist.all_reduce; return total * dist.get_world_size() / number, since DDP will take the mean over ranks.",
+)
+def check_answer_loss(answer, draw):
+    """The gradient of the mean loss over all tokens of all answers, on 1 to 3 ranks, also with none on one of them."""
+    for n, empty in [(1, False), (2, False), (3, True)]:
+        case = {"seed": draw.randrange(10**6)}
+        case["questions"] = [[draw.randrange(2, 6) for _ in range(3)] for _ in range(n)]
+        case["answers"] = [[draw.randrange(2, 5) + 3 * rank for _ in range(3)] for rank in range(n)]
+        if empty:
+            case["answers"][draw.randrange(n)] = [0, 0, 0]  # cut off: the questions were too long
+        of_ranks = answer.on_ranks(gradient_on_ranks, case, nproc=n)
+        judge_losses(case, n, of_ranks)
+
+
+def judge_losses(case, n, of_ranks):
+    gradient, loss = mean_of_all(case, n)
+    answers = [sum(of_rank) for of_rank in case["answers"]]
+    checked = f"a batch on {n} rank{'s' * (n > 1)}, with {answers} tokens of answers"
+    for rank, seen in enumerate(of_ranks):
+        if not close(seen["gradient"], gradient):
+            raise Wrong(checked, rank=f"{rank} of {n}", expected=gradient, got=seen["gradient"],
+                        cause=cause_of_gradient(case, n, seen["gradient"]))  # fmt: skip
+    mean = sum(seen["loss"] for seen in of_ranks) / n
+    if not abs(mean - loss) <= 1e-6 * abs(loss):
+        cause = "the gradients are right, but the loss is not: their mean over ranks is to be the mean over all tokens"
+        raise Wrong(
+            checked, expected=f"{loss:.6f}, the mean of all ranks' losses", got=f"{mean:.6f}", cause=cause
+        )
+
+
+def cause_of_gradient(case, n, got):
+    if got.isnan().any():
+        return "where a rank has no answer at all, a mean of nothing is not a number: divide the sum by all ranks' number"
+    of_ranks = [sums(case, rank) for rank in range(n)]
+    total = sum(gradient for gradient, *_ in of_ranks)
+    number = sum(number for *_, number in of_ranks)
+    means = sum(gradient / max(1, count) for gradient, _, count in of_ranks) / n
+    alike = [
+        ("each rank takes its own mean, so ranks with few tokens count as much as others: divide by the number on all "
+         "ranks, from an all_reduce", means),
+        ("DDP takes the mean over ranks of what you return: multiply by the number of ranks", total / number / n),
+        ("it is n times too large: DDP divides by the number of ranks, and by nothing else", total / number * n),
+        ("this is a sum: divide it by the number of tokens that count, on all ranks", total / n),
+        ("this is a sum: divide it by the number of tokens that count, on all ranks", total),
+    ]  # fmt: skip
+    looks = {
+        "the question's tokens count, too: only those of the answer are targets":
+            {"span": lambda begin, end: (0, end)},
+        "everything counts, question and padding, too: only the answer's tokens are targets":
+            {"span": lambda begin, end: (0, FAR)},
+        "the padding counts, too: a text ends at its length": {"span": lambda begin, end: (begin, FAR)},
+        "the end of the answer does not count, so no model would learn to end: padding has the same number as the end, "
+        "so look at lengths, not at numbers": {"span": lambda begin, end: (begin, end - 1)},
+        "the first token of the answer does not count: it is what the question's last place has to guess":
+            {"span": lambda begin, end: (begin + 1, end)},
+        "the last token of the question counts, too": {"span": lambda begin, end: (begin - 1, end)},
+        "logits and tokens of the same place are compared: the logits at one place guess the next token": {"shift": 0},
+    }  # fmt: skip
+    for cause, how in looks.items():
+        alike.append((cause, mean_of_all(case, n, **how)[0]))
+        wrong_parts = [sums(case, rank, **how) for rank in range(n)]
+        alike.append((cause, sum(gradient / max(1, count) for gradient, _, count in wrong_parts) / n))
+    for cause, gradient in alike:
+        if close(got, gradient):
+            return cause
+    return "the sum of the losses of all answers' tokens on all ranks, divided by how many these are"

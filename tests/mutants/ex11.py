@@ -1,0 +1,418 @@
+"""Exercise 11: LoRA."""
+
+import copy
+import math
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+from mutants import right, wrong
+
+# ---- lora_layer ----
+
+
+class Base(nn.Module):
+    """What the answers below share; each changes one thing."""
+
+    def __init__(self, layer, r, alpha):
+        super().__init__()
+        self.layer = layer.requires_grad_(False)
+        self.A = nn.Parameter(torch.randn(r, layer.in_features) / math.sqrt(r))
+        self.B = nn.Parameter(torch.zeros(layer.out_features, r))
+        self.scale = alpha / r
+
+    def forward(self, x):
+        return self.layer(x) + self.scale * (x @ self.A.T @ self.B.T)
+
+    @torch.no_grad()
+    def merged(self):
+        layer = copy.deepcopy(self.layer)
+        layer.weight += self.scale * self.B @ self.A
+        return layer
+
+
+@right("lora_layer")
+class OfTwoLayers(Base):
+    """A and B as linear layers, and B stored first."""
+
+    def __init__(self, layer, r, alpha):
+        super().__init__(layer, r, alpha)
+        del self.A, self.B
+        self.up = nn.Linear(r, layer.out_features, bias=False)
+        self.down = nn.Linear(layer.in_features, r, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x):
+        return self.layer(x) + self.up(self.down(x)) * self.scale
+
+    def merged(self):
+        layer = nn.Linear(
+            self.layer.in_features, self.layer.out_features, self.layer.bias is not None
+        ).double()
+        layer.weight = nn.Parameter(
+            self.layer.weight.data + self.scale * self.up.weight.data @ self.down.weight.data
+        )
+        if self.layer.bias is not None:
+            layer.bias = nn.Parameter(self.layer.bias.data.clone())
+        return layer
+
+
+@right("lora_layer")
+class TheOtherWayRound(Base):
+    """A (inputs, r), which begins as zeros, and B (r, outputs), which does not."""
+
+    def __init__(self, layer, r, alpha):
+        super().__init__(layer, r, alpha)
+        self.A = nn.Parameter(torch.zeros(layer.in_features, r))
+        self.B = nn.Parameter(torch.randn(r, layer.out_features))
+
+    def forward(self, x):
+        return self.layer(x) + self.scale * (x @ self.A @ self.B)
+
+    def merged(self):
+        layer = copy.deepcopy(self.layer)
+        layer.weight.data += self.scale * (self.A.data @ self.B.data).T
+        return layer
+
+
+@wrong("lora_layer", "frozen: layer.requires_grad_")
+class NotFrozen(Base):
+    def __init__(self, layer, r, alpha):
+        super().__init__(layer, r, alpha)
+        layer.requires_grad_(True)
+
+
+@wrong("lora_layer", "frozen: layer.requires_grad_")
+class BiasNotFrozen(Base):
+    def __init__(self, layer, r, alpha):
+        super().__init__(layer, r, alpha)
+        if layer.bias is not None:
+            layer.bias.requires_grad_(True)
+
+
+@wrong("lora_layer", "kept as attributes of the module")
+class NoParameters(Base):
+    def __init__(self, layer, r, alpha):
+        super().__init__(layer, r, alpha)
+        A, B = self.A.data.double(), self.B.data.double()
+        del self.A, self.B
+        self.A, self.B = A, B
+
+
+@wrong("lora_layer", "let B begin as zeros")
+class BothRandom(Base):
+    def __init__(self, layer, r, alpha):
+        super().__init__(layer, r, alpha)
+        self.B = nn.Parameter(torch.randn_like(self.B))
+
+
+@wrong("lora_layer", "zero for ever")
+class BothZeros(Base):
+    def __init__(self, layer, r, alpha):
+        super().__init__(layer, r, alpha)
+        self.A = nn.Parameter(torch.zeros_like(self.A))
+
+
+@wrong("lora_layer", "scaled by alpha / r")
+class NotScaled(Base):
+    def forward(self, x):
+        return self.layer(x) + x @ self.A.T @ self.B.T
+
+
+@wrong("lora_layer", "scaled by alpha / r")
+class ScaledByAlpha(Base):
+    def __init__(self, layer, r, alpha):
+        super().__init__(layer, r, alpha)
+        self.scale = alpha
+
+
+@wrong("lora_layer", "B A x is missing")
+class NoEffect(Base):
+    def forward(self, x):
+        return self.layer(x) + 0 * (x @ self.A.T @ self.B.T)
+
+
+@wrong("lora_layer", "it has to begin as the layer|W x \\+ b is missing")
+class WithoutTheLayer(Base):
+    def forward(self, x):
+        return self.scale * (x @ self.A.T @ self.B.T)
+
+
+@wrong("lora_layer", "merged\\(\\) gives a new nn.Linear")
+class MergedIntoItself(Base):
+    def merged(self):
+        return self
+
+
+@wrong("lora_layer", "merged\\(\\) gives a new nn.Linear")
+class MergedInPlace(Base):
+    def merged(self):
+        self.layer.weight.data += self.scale * self.B.data @ self.A.data
+        return self.layer
+
+
+@wrong("lora_layer", "B A counts twice")
+class ChangesItselfFirst(Base):
+    def merged(self):
+        self.layer.weight.data += self.scale * self.B.data @ self.A.data
+        return copy.deepcopy(self.layer)
+
+
+@wrong("lora_layer", "has lost the bias")
+class LosesTheBias(Base):
+    def merged(self):
+        layer = nn.Linear(self.layer.in_features, self.layer.out_features, bias=False)
+        layer.weight = nn.Parameter(super().merged().weight.data)
+        return layer
+
+
+@wrong("lora_layer", "has no alpha / r")
+class MergesWithoutScale(Base):
+    def merged(self):
+        layer = copy.deepcopy(self.layer)
+        layer.weight.data += self.B.data @ self.A.data
+        return layer
+
+
+@wrong("lora_layer", "the merged layer is the old one")
+class MergesNothing(Base):
+    def merged(self):
+        return copy.deepcopy(self.layer)
+
+
+@wrong("lora_layer", "RuntimeError|ValueError", "your code raised")
+class ShapesMixedUp(Base):
+    def forward(self, x):
+        return self.layer(x) + self.scale * (x @ self.B @ self.A)
+
+
+# ---- train_only ----
+
+
+def chosen_names(model, parts):
+    named = model.named_parameters(remove_duplicate=False)
+    return [name for name, value in named if set(name.split(".")) & set(parts) and value.is_floating_point()]
+
+
+def counts(model):
+    values = list(model.parameters())
+    return sum(value.numel() for value in values if value.requires_grad), sum(
+        value.numel() for value in values
+    )
+
+
+@right("train_only")
+def freeze_all_then_thaw(model, parts):
+    model.requires_grad_(False)
+    for name in chosen_names(model, parts):
+        model.get_parameter(name).requires_grad_(True)
+    return counts(model)
+
+
+@right("train_only")
+def module_by_module(model, parts):
+    """Goes through modules and their own parameters."""
+    model.requires_grad_(False)
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, value in module.named_parameters(recurse=False):
+            if value.dtype.is_floating_point and not set(parts).isdisjoint([*path.split("."), name]):
+                value.requires_grad = True
+    return list(counts(model))
+
+
+@wrong("train_only", "a word counts as a whole")
+def parts_of_words(model, parts):
+    for name, value in model.named_parameters(remove_duplicate=False):
+        if value.is_floating_point():
+            value.requires_grad_(any(part in name for part in parts))
+    return counts(model)
+
+
+@wrong("train_only", "a parameter that is not chosen is frozen")
+def thaws_only(model, parts):
+    for name in chosen_names(model, parts):
+        model.get_parameter(name).requires_grad_(True)
+    return counts(model)
+
+
+@wrong("train_only", "was frozen before, and is chosen now")
+def freezes_only(model, parts):
+    kept = {id(model.get_parameter(name)) for name in chosen_names(model, parts)}
+    for value in model.parameters():
+        if id(value) not in kept:
+            value.requires_grad_(False)
+    return counts(model)
+
+
+@wrong("train_only", "under the first name only")
+def one_name_each(model, parts):
+    for name, value in model.named_parameters():
+        value.requires_grad_(bool(set(name.split(".")) & set(parts)) and value.is_floating_point())
+    return counts(model)
+
+
+@wrong("train_only", "whichever word")
+def only_the_last_word(model, parts):
+    for name, value in model.named_parameters(remove_duplicate=False):
+        value.requires_grad_(name.split(".")[-1] in parts and value.is_floating_point())
+    return counts(model)
+
+
+@wrong("train_only", "packed into integers", "your code raised")
+def integers_too(model, parts):
+    for name, value in model.named_parameters(remove_duplicate=False):
+        value.requires_grad_(bool(set(name.split(".")) & set(parts)))
+    return counts(model)
+
+
+@wrong("train_only", "one parameter with two names")
+def tied_ones_counted_twice(model, parts):
+    trained, total = freeze_all_then_thaw(model, parts)
+    return trained, total + model.head.weight.numel()
+
+
+@wrong("train_only", "count what is in them")
+def counts_tensors(model, parts):
+    freeze_all_then_thaw(model, parts)
+    return len(chosen_names(model, parts)), len(list(model.parameters()))
+
+
+@wrong("train_only", "return two whole numbers")
+def returns_nothing(model, parts):
+    freeze_all_then_thaw(model, parts)
+
+
+@wrong("train_only", "first the number that trains")
+def all_first(model, parts):
+    return freeze_all_then_thaw(model, parts)[::-1]
+
+
+@wrong("train_only", "put no new ones in their place")
+def new_parameters(model, parts):
+    numbers = freeze_all_then_thaw(model, parts)
+    model.norm.weight = nn.Parameter(
+        model.norm.weight.detach(), requires_grad=model.norm.weight.requires_grad
+    )
+    return numbers
+
+
+# ---- answer_loss ----
+
+
+def labels_of(tokens, questions, lengths, begin=0, end=0):
+    places = torch.arange(1, tokens.shape[1])
+    counted = (places >= questions[:, None] + begin) & (places < lengths[:, None] + end)
+    return tokens[:, 1:].masked_fill(~counted, -100)
+
+
+def sum_of(logits, labels):
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels.flatten(), reduction="sum")
+
+
+def over_all_ranks(total, number):
+    number = number.clone()
+    dist.all_reduce(number)
+    return total * dist.get_world_size() / number
+
+
+def with_labels(logits, labels):
+    return over_all_ranks(sum_of(logits, labels), (labels != -100).sum())
+
+
+@right("answer_loss")
+def row_by_row(logits, tokens, questions, lengths):
+    total, number = logits.sum() * 0, torch.zeros(())
+    for row, (begin, end) in enumerate(zip(questions, lengths)):
+        total = total + F.cross_entropy(
+            logits[row, begin - 1 : end - 1], tokens[row, begin:end], reduction="sum"
+        )
+        number += end - begin
+    return over_all_ranks(total, number)
+
+
+@right("answer_loss")
+def by_weights(logits, tokens, questions, lengths):
+    """Weights of 0 and 1, and the number gathered."""
+    weights = (labels_of(tokens, questions, lengths) != -100).double()
+    losses = -logits.log_softmax(-1)[:, :-1].gather(2, tokens[:, 1:, None]).squeeze(2)
+    numbers = [torch.zeros((), dtype=torch.float64) for _ in range(dist.get_world_size())]
+    dist.all_gather(numbers, weights.sum())
+    return (losses * weights).sum() / (sum(numbers) / len(numbers))
+
+
+@wrong("answer_loss", "the question's tokens count, too")
+def question_too(logits, tokens, questions, lengths):
+    return with_labels(logits, labels_of(tokens, questions, lengths, begin=-99))
+
+
+@wrong("answer_loss", "everything counts|question's tokens count|no answer at all")
+def library_default(logits, tokens, questions, lengths):
+    """What a collator for language modelling gives: all but the padding, by its number."""
+    return with_labels(logits, tokens[:, 1:])
+
+
+@wrong("answer_loss", "the padding counts, too")
+def padding_too(logits, tokens, questions, lengths):
+    return with_labels(logits, labels_of(tokens, questions, lengths, end=99))
+
+
+@wrong("answer_loss", "no model would learn to end")
+def padding_by_number(logits, tokens, questions, lengths):
+    labels = labels_of(tokens, questions, lengths)
+    return with_labels(logits, labels.masked_fill(labels == 0, -100))
+
+
+@wrong("answer_loss", "the first token of the answer does not count")
+def one_too_late(logits, tokens, questions, lengths):
+    return with_labels(logits, labels_of(tokens, questions, lengths, begin=1))
+
+
+@wrong("answer_loss", "the last token of the question counts")
+def one_too_early(logits, tokens, questions, lengths):
+    return with_labels(logits, labels_of(tokens, questions, lengths, begin=-1))
+
+
+@wrong("answer_loss", "of the same place are compared")
+def not_shifted(logits, tokens, questions, lengths):
+    places = torch.arange(tokens.shape[1])
+    counted = (places >= questions[:, None]) & (places < lengths[:, None])
+    labels = tokens.masked_fill(~counted, -100)
+    total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    return over_all_ranks(total, counted.sum())
+
+
+@wrong("answer_loss", "own mean, so ranks with few tokens|mean of nothing")
+def mean_of_means(logits, tokens, questions, lengths):
+    labels = labels_of(tokens, questions, lengths)
+    return sum_of(logits, labels) / (labels != -100).sum().clamp(min=1)
+
+
+@wrong("answer_loss", "own mean, so ranks with few tokens|mean of nothing is not a number")
+def cross_entropys_own_mean(logits, tokens, questions, lengths):
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels_of(tokens, questions, lengths).flatten())
+
+
+@wrong("answer_loss", "multiply by the number of ranks")
+def forgets_that_ddp_divides(logits, tokens, questions, lengths):
+    return with_labels(logits, labels_of(tokens, questions, lengths)) / dist.get_world_size()
+
+
+@wrong("answer_loss", "this is a sum")
+def only_a_sum(logits, tokens, questions, lengths):
+    return sum_of(logits, labels_of(tokens, questions, lengths))
+
+
+@wrong("answer_loss", "the gradients are right, but the loss is not")
+def right_gradient_wrong_number(logits, tokens, questions, lengths):
+    loss = with_labels(logits, labels_of(tokens, questions, lengths))
+    return loss + (loss.detach() + 1)
+
+
+@wrong("answer_loss", ".", "timed out")
+def leaves_early_where_nothing_counts(logits, tokens, questions, lengths):
+    labels = labels_of(tokens, questions, lengths)
+    if (labels == -100).all():
+        return logits.sum() * 0
+    return with_labels(logits, labels)
