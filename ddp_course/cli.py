@@ -382,6 +382,42 @@ def grade(
 
 
 @app.command()
+def memory(
+    params: str = typer.Option(..., help="how many parameters, such as 7.5e9"),
+    ranks: str = typer.Option(..., help="how many ranks"),
+    precision: str = typer.Option("mixed", help="mixed, 16 bits with Adam in fp32, or fp32"),
+):
+    """Estimate what a rank keeps and sends with DDP and with ZeRO 1 to 3, without activations."""
+    from ddp_course.memory import PRECISIONS, STAGES, sent, states
+
+    parameters, world_size = whole_number("--params", params), whole_number("--ranks", ranks)
+    if precision not in PRECISIONS:
+        raise UsageError(f"--precision {precision} is none of {', '.join(PRECISIONS)}")
+    table = Table("", *(f"{name}, GB" for name in ("weights", "gradients", "optimizer", "sum", "sent")))
+    for stage, name in STAGES.items():
+        kept = states(parameters, world_size, stage, precision)
+        row = [*kept, sum(kept), sent(parameters, world_size, stage, precision)]
+        table.add_row(
+            name, *(f"{value / 1e9:,.3g}" if value < 1e12 else f"{value / 1e9:,.0f}" for value in row)
+        )
+    console.print(table)
+    console.print(
+        "For each rank: kept between two steps, and sent in one. 1 GB is 10^9 bytes; activations come on top."
+    )
+
+
+def whole_number(flag, text):
+    """A number from 1, which may be written as 7.5e9. Raises UsageError for all else."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.5
+    if not 1 <= number < float("inf") or number != int(number):
+        raise UsageError(f"{flag} {text} is not a whole number from 1")
+    return int(number)
+
+
+@app.command()
 def doctor():
     """Look at what is here and what is missing, run two real ranks, and name the cure for each problem."""
     from ddp_course.doctor import examine
