@@ -22,6 +22,7 @@ BENCHMARKS = [
     "input_path",
     "bucketed_ddp",
     "no_sync",
+    "gpt",
     "notebooks",
     "exercises",
 ]

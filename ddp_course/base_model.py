@@ -72,6 +72,7 @@ def pretrain(sources, folder):
     """Train a tokenizer, and then a model to guess the next token: lesson 10's recipe, in short."""
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+    print("pretraining a small Llama, once on this machine: half a minute", flush=True)
     corpus.BPE.train(
         (source.decode(errors="replace") for source in sources[::9]),
         VOCABULARY,

@@ -90,13 +90,17 @@ def load_questions(args, tokenizer, settings):
         raise UsageError(
             f"--data {path} has {len(rows)} rows: one to train on and one to hold out are the least"
         )
+    for number, row in enumerate(rows, 1):
+        if row["user"] is None or row["prompt"] is None:
+            raise UsageError(f"--data {path} has an empty cell in row {number}")
     parts = rows.train_test_split(test_size=min(MOST_HELD_OUT, -(-len(rows) // 10)), seed=0)
     most = len(parts["train"]) if settings.device.type == "cuda" else min(MOST_ON_A_CPU, len(parts["train"]))
     if (wanted := args.train_samples or most) > len(parts["train"]):
         raise UsageError(f"--train-samples {wanted} is more than --data {path} has: {len(parts['train'])}")
 
     def encode(row):
-        text = tokenizer.apply_chat_template(conversation(row["user"], row["prompt"]), tokenize=False)
+        turns = conversation(str(row["user"]), str(row["prompt"]))
+        text = tokenizer.apply_chat_template(turns, tokenize=False)
         return tokenizer(text, truncation=True, max_length=args.longest, add_special_tokens=False)
 
     parts["train"] = parts["train"].select(range(wanted))
@@ -222,7 +226,12 @@ def arguments(argv=None):
     parser.add_argument("--accumulate", type=runs.count, default=8, help="micro-batches an update (8)")
     parser.add_argument("--learning-rate", type=float, default=1e-2, help="2e-4 suits models of billions")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
+    parser.add_argument(
+        "--merge", action="store_true", help="also write the base with the adapter merged into it"
+    )
     args = parser.parse_args(argv)
+    if args.merge and args.method == "full":
+        parser.error("--merge is for adapters, and --method full has none")
     if args.longest < 2:
         parser.error("--longest 1 leaves no token to guess: 2 is the least")
     return args
@@ -303,6 +312,8 @@ def train(args, settings):
     torch.manual_seed(args.seed + settings.process_index)  # each rank its own dropout
     trainer.train(resume_from_checkpoint=args.resume)
     save(trainer, args.out / ("model" if args.method == "full" else "adapter"))
+    if args.merge and settings.process_index == 0:
+        merge(args.base, args.out / "adapter", args.out / "merged")
     return finish(args, trainer)
 
 

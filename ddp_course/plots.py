@@ -253,7 +253,7 @@ def adapter(inputs, outputs, r):
         figure, axis = plt.subplots(figsize=(6.5, 2.6))
         axis.axis("off")
         axis.set_aspect("equal")
-        gap = 0.35 * inputs
+        gap = 0.45 * inputs
         boxes = {
             f"W\n{outputs} × {inputs}\nfrozen": (0, outputs, inputs, FAINT),
             "B": (inputs + gap, outputs, r, RANK_COLORS[1]),

@@ -58,6 +58,14 @@ def workplace(tmp_path, monkeypatch):
     return tmp_path
 
 
+def share_what_is_made_once(folder):
+    """Let a working folder use the texts and the base model that the course's own has, or they would be made anew."""
+    (folder / "runs").mkdir()
+    for kind in ("corpus", "llama", "questions"):
+        (COURSE / "runs" / kind).mkdir(parents=True, exist_ok=True)
+        (folder / "runs" / kind).symlink_to(COURSE / "runs" / kind)
+
+
 def no_network():
     """Environment variables with which downloads fail at once, on a machine with and without a network."""
     return {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")}

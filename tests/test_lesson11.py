@@ -213,8 +213,7 @@ def test_only_adapters_change_and_only_they_are_saved(method, base, questions, t
 
 
 def test_merged_equals_unmerged(base, questions, tmp_path):
-    run(base, questions, tmp_path, "--learning-rate", "0.05")
-    lesson11.merge(base, tmp_path / "adapter", tmp_path / "merged")
+    run(base, questions, tmp_path, "--learning-rate", "0.05", "--merge")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     plain = AutoModelForCausalLM.from_pretrained(base)
     tokens = torch.randint(300, (2, 20))
@@ -273,11 +272,19 @@ def test_without_reentrance_checkpointing_works_also_where_ddp_looks_for_unused_
 # ---- wrong use ----
 
 
+def test_numbers_are_read_as_text(base, tmp_path):
+    file = tmp_path / "sums.csv"
+    file.write_text("user,prompt\n" + "\n".join(f"{n},{n + 1}" for n in range(40)))
+    [result, _], _ = run(base, file, tmp_path / "out", "--train-samples", "36")
+    assert result["train_samples"] == 36 and result["test_samples"] == 4
+
+
 @pytest.mark.parametrize(
     "content, said",
     [
         ("question,answer\na,b\nc,d\n", "has no column prompt and no user"),
         ("user,prompt\na,b\n", "has 1 rows"),
+        ("user,prompt\na,b\nc,\n", "has an empty cell in row 2"),
         ("", "cannot read --data"),
         (None, "cannot read --data"),
     ],
@@ -287,7 +294,7 @@ def test_a_csv_that_will_not_do_gives_one_line(content, said, base, tmp_path):
     if content is not None:
         file.write_text(content)
     with pytest.raises(RankError) as error:
-        run(base, file, tmp_path / "out", nproc=1)
+        run(base, file, tmp_path / "out")
     assert error.value.message.startswith("ddp_course.UsageError: ") and said in error.value.message
     assert "\n" not in error.value.message
 
@@ -297,6 +304,7 @@ def test_a_csv_that_will_not_do_gives_one_line(content, said, base, tmp_path):
     [
         (["--train-samples", "999"], "--train-samples 999 is more than --data"),
         (["--batch-size", "40"], "--batch-size 40 is more than a rank's share"),
+        (["--method", "full", "--merge"], "--merge is for adapters"),
         (["--longest", "1"], "--longest 1 leaves no token to guess"),
         (["--model", "./no/such/folder/here"], "cannot load --model ./no/such/folder/here"),
         (["--resume"], "there is no checkpoint in"),

@@ -8,7 +8,7 @@ import shutil
 
 import nbformat
 import pytest
-from conftest import COURSE, THOROUGH, mnist_folder, python
+from conftest import COURSE, THOROUGH, mnist_folder, python, share_what_is_made_once
 
 from ddp_course import notebook
 from ddp_course.data import load
@@ -45,6 +45,7 @@ def course(tmp_path, monkeypatch):
     """A copy of the course's folder in which notebooks may write."""
     (tmp_path / "ddp_course").symlink_to(COURSE / "ddp_course")
     shutil.copytree(COURSE / "lessons", tmp_path / "lessons")
+    share_what_is_made_once(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -82,8 +83,8 @@ def test_it_runs_on_other_ranks_and_data_than_it_is_stored_with(path, course, mo
     if not THOROUGH:
         quick(course / "lessons" / path.name)
     [given] = [cell.source for cell in code_cells(path) if "parameters" in cell.metadata.get("tags", [])]
-    if 'data = "python"' in given:  # a lesson on text
-        data = "python"
+    if on_text := re.search('data = "(python|questions)"', given):
+        data = on_text[1]
     execute(course, path, "--nproc", nproc, "--data", data, *SHORT)
 
 

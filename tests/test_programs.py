@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from conftest import COURSE, THOROUGH, descendants, python, wait_until
+from conftest import COURSE, THOROUGH, descendants, python, share_what_is_made_once, wait_until
 
 from ddp_course import UsageError, distributed, lesson04, runs
 from ddp_course.launch import launch
@@ -40,6 +40,7 @@ def commands():
 @pytest.fixture
 def no_mnist(workplace):
     """A data folder that remembers that MNIST cannot be had: test_data.py tries that, here it would only take time."""
+    share_what_is_made_once(workplace)
     (workplace / "data").mkdir()
     (workplace / "data" / "mnist-not-downloaded.txt").write_text(
         "MNIST could not be downloaded: no network here"

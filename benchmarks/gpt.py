@@ -1,0 +1,130 @@
+"""How fast lesson 10 trains: against the plain recipe that most public programs share, and against the hardware.
+
+python benchmarks/gpt.py
+"""
+
+import math
+
+import torch
+from claims import claim, in_turn, report
+from torch import nn
+from torch.nn import functional as F
+
+from ddp_course import lesson10
+from ddp_course.launch import launch
+from ddp_course.models import GPT
+
+CPU = torch.device("cpu")
+
+
+class PlainAttention(nn.Module):
+    """Attention written out, step by step: scores, mask, softmax, mix."""
+
+    def __init__(self, width, heads, context):
+        super().__init__()
+        self.heads = heads
+        self.c_attn, self.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.register_buffer("mask", torch.tril(torch.ones(context, context)).view(1, 1, context, context))
+
+    def forward(self, x):
+        batch, tokens, width = x.shape
+        parts = self.c_attn(x).split(width, dim=2)
+        query, key, value = (
+            part.view(batch, tokens, self.heads, width // self.heads).transpose(1, 2) for part in parts
+        )
+        scores = (query @ key.transpose(-2, -1)) / math.sqrt(key.size(-1))
+        scores = scores.masked_fill(self.mask[:, :, :tokens, :tokens] == 0, float("-inf"))
+        mixed = F.softmax(scores, dim=-1) @ value
+        return self.c_proj(mixed.transpose(1, 2).contiguous().view(batch, tokens, width))
+
+
+class PlainGELU(nn.Module):
+    """The formula, operation by operation, as in GPT-2's own code."""
+
+    def forward(self, x):
+        return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+class PlainBlock(nn.Module):
+    def __init__(self, width, heads, context):
+        super().__init__()
+        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attn = PlainAttention(width, heads, context)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), PlainGELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x):
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class PlainGPT(nn.Module):
+    def __init__(self, vocabulary, context, layers, heads, width):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        self.h = nn.Sequential(*(PlainBlock(width, heads, context) for _ in range(layers)))
+        self.ln_f, self.lm_head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+        self.lm_head.weight = self.wte.weight
+        for value in self.parameters():
+            if (
+                value.dim() == 2
+            ):  # without it, scores get so large that softmax computes with denormal numbers, slowly
+                nn.init.normal_(value, std=0.02)
+
+    def forward(self, tokens):
+        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
+        return self.lm_head(self.ln_f(self.h(x)))
+
+
+def flops_of_a_step(network, tokens, layers, width):
+    """6 for each parameter and token, and 12 x layers x width x context for each token: Chowdhery et al., "PaLM", 2022."""
+    used = sum(value.numel() for name, value in network.named_parameters() if "position" not in name)
+    return tokens.numel() * (6 * used + 12 * layers * width * tokens.shape[1])
+
+
+def measure(shape, batch, rounds=9):
+    """Seconds of a training step, ours and plain, and of a matrix product, in turn; and how much each computes."""
+    size = lesson10.SHAPES[shape]
+    torch.manual_seed(0)
+    tokens = torch.randint(256, (batch, size["context"]))
+    works, networks = {}, {"ours": GPT(**size), "plain": PlainGPT(256, **size)}
+    for name, network in networks.items():
+        groups = lesson10.parameter_groups(network, 0.1)
+        # so small a rate that the numbers stay as they are
+        optimizer = torch.optim.AdamW(groups, lr=1e-6, fused=name == "ours")
+
+        def step(network=network, optimizer=optimizer):
+            optimizer.zero_grad()
+            lesson10.loss_of(network, tokens, tokens, torch.float32, CPU).backward()
+            optimizer.step()
+
+        step()
+        works[name] = step
+    factors = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    times = in_turn(rounds, **works, product=lambda: factors[0] @ factors[1])
+    peak = 2 * 1024**3 / times["product"]
+    reached = flops_of_a_step(networks["ours"], tokens, size["layers"], size["width"]) / times["ours"]
+    return {
+        "share": reached / peak, "times as fast": times["plain"] / times["ours"],
+        "tokens/s": tokens.numel() / times["ours"], "GFLOP/s": reached / 1e9, "peak GFLOP/s": peak / 1e9,
+    }  # fmt: skip
+
+
+def main():
+    small, medium = (
+        launch(measure, *given, nproc=1, timeout=120)[0] for given in (("small", 16), ("medium", 8))
+    )
+    report(
+        [
+            claim(
+                "a GPT of 4 x 128, tokens/s, times the plain recipe's", small["times as fast"], at_least=1.1
+            ),
+            claim("a GPT of 4 x 128, share of the matrix products' FLOP/s", small["share"], at_least=0.35),
+            claim("a GPT of 6 x 256, share of the matrix products' FLOP/s", medium["share"], at_least=0.45),
+        ],
+        small=small,
+        medium=medium,
+    )
+
+
+if __name__ == "__main__":
+    main()
