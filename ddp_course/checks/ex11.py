@@ -368,7 +368,7 @@ def gradient_on_ranks(answer_loss, case):
         loss = answer_loss(model(tokens), tokens, questions, lengths)
         with trying("the backward of what answer_loss returned"):
             loss.backward()
-        return {"loss": float(loss), "gradient": flat(model.module)}
+        return {"loss": loss.item(), "gradient": flat(model.module)}
 
 
 def flat(model):
