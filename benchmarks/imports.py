@@ -37,7 +37,7 @@ def main():
     lessons = [f"ddp_course.{path.stem}" for path in sorted(folder.glob("lesson[0-9][0-9].py"))]
     modules = ["ddp_course", "torch", "transformers.trainer", *dict.fromkeys(STANDS_ON.values()), *lessons]
     seconds = {module: [] for module in modules}
-    for _ in range(5):
+    for _ in range(3):
         for module in modules:
             took, brought_torch = import_fresh(module)
             assert brought_torch == (module != "ddp_course"), f"{module}: torch came: {brought_torch}"
