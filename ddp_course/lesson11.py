@@ -8,7 +8,6 @@ python ddp_course/lesson11.py --method full --learning-rate 5e-4 --epochs 1 --tr
 import math
 import os
 import shutil
-import time
 import warnings
 
 import ddp_course.quick_trainer  # noqa: F401, before transformers, which comes quicker then
@@ -27,20 +26,17 @@ from transformers import (
     BitsAndBytesConfig,
     DataCollatorForLanguageModeling,
     Trainer,
-    TrainerCallback,
     TrainingArguments,
 )
 from transformers.trainer_callback import PrinterCallback
 
-from ddp_course import UsageError, base_model, runs
+from ddp_course import base_model, chats, lesson08, runs
 from ddp_course.distributed import choose_device, stay_on_this_machine, torchrun_environment
 from ddp_course.lesson06 import PRECISIONS
 from ddp_course.lesson08 import logged, prepare_checkpoints
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]  # the four matrices of attention
 NON_REENTRANT = {"use_reentrant": False}
-MOST_HELD_OUT = 128  # questions, and a tenth of them at the most
-MOST_ON_A_CPU = 1024  # questions to train on, where nobody says how many
 
 # transformers 5.23 has begun to call it activation checkpointing; peft, and versions before that, have not
 warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
@@ -73,77 +69,7 @@ class LoRALinear(nn.Module):
         return self.layer
 
 
-# ---- questions ----
-
-
-def load_questions(args, tokenizer, settings):
-    """The tokens of questions with their answers: (to train on, held out), two datasets of `input_ids`."""
-    path = base_model.questions() if args.data == "questions" else args.data
-    with settings.main_process_first(desc="reading the questions"):  # the others read what it has cached
-        try:
-            rows = datasets.Dataset.from_csv(path, cache_dir=str(args.out / "cache"), keep_in_memory=True)
-        except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
-            raise UsageError(f"cannot read --data {path}: {str(error).splitlines()[0]}") from None
-    if missing := {"user", "prompt"} - set(rows.column_names):
-        raise UsageError(f"--data {path} has no column {' and no '.join(sorted(missing))}")
-    if len(rows) < 2:
-        raise UsageError(
-            f"--data {path} has {len(rows)} rows: one to train on and one to hold out are the least"
-        )
-    for number, row in enumerate(rows, 1):
-        if row["user"] is None or row["prompt"] is None:
-            raise UsageError(f"--data {path} has an empty cell in row {number}")
-    parts = rows.train_test_split(test_size=min(MOST_HELD_OUT, -(-len(rows) // 10)), seed=0)
-    most = len(parts["train"]) if settings.device.type == "cuda" else min(MOST_ON_A_CPU, len(parts["train"]))
-    if (wanted := args.train_samples or most) > len(parts["train"]):
-        raise UsageError(f"--train-samples {wanted} is more than --data {path} has: {len(parts['train'])}")
-
-    def encode(row):
-        turns = conversation(str(row["user"]), str(row["prompt"]))
-        text = tokenizer.apply_chat_template(turns, tokenize=False)
-        return tokenizer(text, truncation=True, max_length=args.longest, add_special_tokens=False)
-
-    parts["train"] = parts["train"].select(range(wanted))
-    encoded = parts.map(encode, remove_columns=rows.column_names, keep_in_memory=True)
-    return encoded["train"], encoded["test"]
-
-
-def conversation(user, prompt=None):
-    """A question, and its answer where there is one, as chat templates want them."""
-    answer = [] if prompt is None else [{"role": "assistant", "content": prompt}]
-    return [{"role": "user", "content": user}, *answer]
-
-
-def answer(model, tokenizer, user, length=40):
-    """What the model answers: the most likely token each time, until it ends its answer."""
-    text = tokenizer.apply_chat_template(conversation(user), tokenize=False, add_generation_prompt=True)
-    tokens = tokenizer(text, return_tensors="pt", add_special_tokens=False).to(model.device)
-    model.eval()
-    written = model.generate(**tokens, max_new_tokens=length, do_sample=False)
-    return tokenizer.decode(written[0, tokens["input_ids"].shape[1] :], skip_special_tokens=True).strip()
-
-
 # ---- the model ----
-
-
-def load_tokenizer(name):
-    """The tokenizer of a model, with a chat template and a token for padding. Raises UsageError where that cannot be."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        wanted = "a folder with a model and its tokenizer, or a name on the hub, and the hub within reach"
-        raise UsageError(
-            f"cannot load --model {name}, it must be {wanted}: {str(error).splitlines()[0]}"
-        ) from None
-    if tokenizer.chat_template is None:
-        tokenizer.chat_template = base_model.CHAT
-    if tokenizer.pad_token is None:  # padding is no target: were it the end, no answer would learn to end
-        if tokenizer.unk_token is None:
-            raise UsageError(
-                f"the tokenizer of {name} has neither a padding nor an unknown token: give it one"
-            )
-        tokenizer.pad_token = tokenizer.unk_token
-    return tokenizer
 
 
 def load_model(args, device):
@@ -193,22 +119,12 @@ def mean_loss(prediction):
     return {"token_loss": float(prediction.predictions[counted].mean())}
 
 
-class Progress(TrainerCallback):
-    """Logs a line after each evaluation, and notes how long each epoch's training took."""
-
-    def __init__(self, log):
-        self.log = log
-
-    def on_epoch_begin(self, args, state, control, **_):
-        self.begin = time.perf_counter()
-
-    def on_epoch_end(self, args, state, control, **_):
-        state.log_history.append({"epoch_seconds": time.perf_counter() - self.begin})
+class Progress(lesson08.Progress):
+    """Lesson 8's, with another line."""
 
     def on_evaluate(self, args, state, control, metrics, **_):
-        self.log.info(
-            f"epoch {state.epoch or 0:.0f}: loss on held-out questions {metrics['eval_token_loss']:.3f}"
-        )
+        loss = metrics["eval_token_loss"]
+        self.log.info(f"epoch {state.epoch or 0:.0f}: loss on held-out questions {loss:.3f}")
 
 
 def arguments(argv=None):
@@ -273,9 +189,8 @@ def main(argv=None):
     args = arguments(argv)
     device = choose_device(args.device)
     args.precision = args.precision or ("bf16" if device.type == "cuda" or args.method == "qlora" else "fp32")
-    args.base = (
-        args.model or base_model.small_llama()
-    )  # before joining: in a job, transformers lets only rank 0 save
+    # before the ranks join each other: from then on, transformers lets rank 0 save, and no other
+    args.base = args.model or base_model.small_llama()
     stay_on_this_machine()
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))  # or Accelerate warns of it
     datasets.disable_progress_bars()
@@ -290,8 +205,8 @@ def main(argv=None):
 
 def train(args, settings):
     log = runs.open_folder(args.out)
-    tokenizer = load_tokenizer(args.base)
-    train_set, test_set = load_questions(args, tokenizer, settings)
+    tokenizer = chats.load_tokenizer(args.base)
+    train_set, test_set = chats.load_questions(args, tokenizer, settings)
     runs.check_batch_size(args.batch_size, len(train_set), settings.world_size)
     prepare_checkpoints(args, settings)
 
@@ -333,29 +248,18 @@ def finish(args, trainer):
     losses, seconds = logged(state, "loss"), sum(logged(state, "epoch_seconds"))
     held_out = logged(state, "eval_token_loss")  # before, and after each epoch
     result = {
-        "lesson": args.lesson,
-        "world_size": settings.world_size,
-        "backend": dist.get_backend() if dist.is_initialized() else "none",
-        "device": settings.device.type,
-        "method": args.method,
-        "model": args.model or "small",
-        "data": args.data,
-        "train_samples": len(trainer.train_dataset),
-        "test_samples": len(trainer.eval_dataset),
-        "epochs": args.epochs,
-        "batch_size": args.batch_size,
-        "trained_parameters": sum(value.numel() for value in trained),
-        "train_loss": round(losses[-1], 4),
-        "loss_before": round(held_out[0], 4),
-        "loss_after": round(held_out[-1], 4),
-        "seconds": round(seconds, 2),
-        "samples_per_second": round(args.epochs * len(trainer.train_dataset) / seconds),
+        "lesson": args.lesson, "world_size": settings.world_size,
+        "backend": dist.get_backend() if dist.is_initialized() else "none", "device": settings.device.type,
+        "method": args.method, "model": args.model or "small", "data": args.data,
+        "train_samples": len(trainer.train_dataset), "test_samples": len(trainer.eval_dataset), "epochs": args.epochs,
+        "batch_size": args.batch_size, "trained_parameters": sum(value.numel() for value in trained),
+        "train_loss": round(losses[-1], 4), "loss_before": round(held_out[0], 4), "loss_after": round(held_out[-1], 4),
+        "seconds": round(seconds, 2), "samples_per_second": round(args.epochs * len(trainer.train_dataset) / seconds),
         "params_sha256": runs.params_sha256(model),
-    }
+    }  # fmt: skip
+    metrics = [{"step": step, "loss": loss} for step, loss in enumerate(losses)]
     if settings.process_index == 0:
-        runs.write_result(
-            args.out, result, [{"step": step, "loss": loss} for step, loss in enumerate(losses)]
-        )
+        runs.write_result(args.out, result, metrics)
     return result
 
 

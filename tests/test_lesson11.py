@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from ddp_course import UsageError, base_model, corpus, lesson11
+from ddp_course import UsageError, base_model, chats, corpus, lesson11
 from ddp_course.distributed import process_group
 from ddp_course.launch import RankError, launch, start_server
 
@@ -93,9 +93,9 @@ def test_our_layer_is_pefts_layer_and_merges_into_a_linear_one(bias):
     torch.testing.assert_close(ours.A.grad, adapter.lora_A.default.weight.grad)
     torch.testing.assert_close(ours.B.grad, adapter.lora_B.default.weight.grad)
     assert [name for name, value in ours.named_parameters() if value.requires_grad] == ["A", "B"]
-    unmerged = ours(x)
-    assert type(ours.merge()) is nn.Linear
-    torch.testing.assert_close(ours.merge and ours.layer(x), unmerged)
+    unmerged, merged = ours(x), ours.merge()
+    assert type(merged) is nn.Linear
+    torch.testing.assert_close(merged(x), unmerged)
 
 
 # ---- what it is trained on ----
@@ -112,10 +112,10 @@ def test_questions_are_functions_of_the_standard_library_and_come_from_every_sec
 
 
 def test_the_end_of_an_answer_is_a_target_and_padding_is_not(base):
-    tokenizer = lesson11.load_tokenizer(base)
+    tokenizer = chats.load_tokenizer(base)
     texts = [
-        lesson11.conversation("Why?", "Because."),
-        lesson11.conversation("And how so, if I may ask?", "So."),
+        chats.conversation("Why?", "Because."),
+        chats.conversation("And how so, if I may ask?", "So."),
     ]
     rows = [{"input_ids": tokenizer.apply_chat_template(text)["input_ids"]} for text in texts]
     batch = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)(rows)
@@ -130,10 +130,10 @@ def test_a_tokenizer_without_padding_gets_one_that_is_not_the_end(base, tmp_path
     tokenizer.pad_token, tokenizer.chat_template = None, None
     tokenizer.save_pretrained(tmp_path / "neither")
     with pytest.raises(UsageError, match="neither a padding nor an unknown token"):
-        lesson11.load_tokenizer(tmp_path / "neither")
+        chats.load_tokenizer(tmp_path / "neither")
     tokenizer.unk_token = "def"
     tokenizer.save_pretrained(tmp_path / "unknown")
-    loaded = lesson11.load_tokenizer(tmp_path / "unknown")
+    loaded = chats.load_tokenizer(tmp_path / "unknown")
     assert loaded.pad_token == "def" and loaded.chat_template == base_model.CHAT
 
 
@@ -243,13 +243,29 @@ def stops_after_an_epoch():
     lesson11.Trainer = Stops
 
 
+def counts_batches():
+    """Let the result say how many batches this rank has trained on: to begin anew would end alike, too."""
+    batches, finish = [], lesson11.finish
+
+    class Counts(lesson11.Trainer):
+        def training_step(self, *args, **options):
+            batches.append(1)
+            return super().training_step(*args, **options)
+
+    lesson11.Trainer = Counts
+    lesson11.finish = lambda args, trainer: finish(args, trainer) | {"batches": len(batches)}
+
+
 def test_a_resumed_run_goes_on_where_it_stopped(base, questions, tmp_path):
     options = ["--epochs", "2", "--dropout", "0.1"]
     [whole, _], expected = run(base, questions, tmp_path / "whole", *options)
     with pytest.raises(RankError, match="planted"):
         run(base, questions, tmp_path / "parts", *options, plant=stops_after_an_epoch)
-    [resumed, _], losses = run(base, questions, tmp_path / "parts", *options, "--resume")
+    [resumed, _], losses = run(
+        base, questions, tmp_path / "parts", *options, "--resume", plant=counts_batches
+    )
     assert losses == expected and resumed["params_sha256"] == whole["params_sha256"]
+    assert resumed["batches"] == 48 // 2 // 4  # of the second epoch only
 
 
 def backward_with(base, find_unused_parameters):
