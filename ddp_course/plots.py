@@ -247,6 +247,19 @@ def stacked(rows, xlabel, title, unit=""):
         plt.show()
 
 
+def in_use(timelines, title):
+    """Memory during a step, from its first operation to its last. timelines: {label: bytes a parameter, by operation}."""
+    with plt.rc_context(STYLE):
+        figure, axis = plt.subplots(figsize=(7, 3))
+        for label, values in timelines.items():
+            places = [100 * place / (len(values) - 1) for place in range(len(values))]
+            axis.plot(places, values, label=label, linewidth=1.4)
+        axis.set(xlabel="operations of the step (%)", ylabel="bytes a parameter", title=title, ylim=(0, None))
+        if len(timelines) > 1:
+            axis.legend(ncols=len(timelines), loc="upper left", bbox_to_anchor=(0, -0.22))
+        plt.show()
+
+
 def adapter(inputs, outputs, r):
     """A weight matrix and, to scale, the two thin ones beside it."""
     with plt.rc_context(STYLE):

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from ddp_course.checks.judge import Wrong, question, trying
-from ddp_course.checks.watch import Watch
 from ddp_course.distributed import process_group
+from ddp_course.profiling import Watch
 
 ONE_TO_ONE = ("send", "recv", "recv_any_source")
 

@@ -8,8 +8,9 @@ from torch import nn
 
 from ddp_course.checks.judge import Wrong, question, trying
 from ddp_course.checks.training import close, fill, gradients_of, state, take_steps
-from ddp_course.checks.watch import Watch, noting_works
+from ddp_course.checks.watch import noting_works
 from ddp_course.distributed import process_group
+from ddp_course.profiling import Watch
 
 # ---- what the answers are tried on ----
 

@@ -10,10 +10,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course.checks.judge import Wrong, question, trying
 from ddp_course.checks.training import close, equal, fill, state, take_steps
-from ddp_course.checks.watch import Watch, noting_works
+from ddp_course.checks.watch import noting_works
 from ddp_course.distributed import process_group
 from ddp_course.launch import SYMPTOMS
 from ddp_course.lesson05 import SyncBatchNorm, along_channels, sum_by_channel
+from ddp_course.profiling import Watch
 
 # ---- 1 and 2: parts of a batch, and what an answer did with them ----
 

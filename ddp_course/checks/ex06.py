@@ -11,9 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_course.checks.ex03 import Chain, a_batch
 from ddp_course.checks.judge import Wrong, question, trying
 from ddp_course.checks.training import fill, gradients_of, take_steps
-from ddp_course.checks.watch import Watch
 from ddp_course.distributed import process_group
 from ddp_course.launch import SYMPTOMS, RankError, RankTimeout
+from ddp_course.profiling import Watch
 
 FEATURES, CLASSES, LEARNING_RATE = 4, 3, 0.1
 IGNORED = -100  # the label of an item that does not count; cross_entropy's own ignore_index

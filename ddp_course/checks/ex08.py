@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from ddp_course.checks.judge import Wrong, question, trying
 from ddp_course.checks.training import fill
-from ddp_course.checks.watch import Watch
 from ddp_course.distributed import process_group
 from ddp_course.launch import RankError, start_server
+from ddp_course.profiling import Watch
 
 TIMEOUT = 40  # seconds for ranks that have yet to import transformers; they need two where it is there
 PATIENCE = 4  # seconds that a rank waits for the others at the end of a step

@@ -152,7 +152,7 @@ def one_thread():
 
 def _without_our_frames(story):
     """A rank's traceback without the lines that load an answer, and those that watch what it sends."""
-    ours = re.compile(r"ddp_course/checks/(judge\.py, line|\w+\.py, line \d+, in __torch_dispatch__)")
+    ours = re.compile(r"ddp_course/(checks/judge\.py, line|\S+\.py, line \d+, in __torch_dispatch__)")
     return "\n".join(line for line in story.splitlines() if not ours.search(line))
 
 

@@ -1,39 +1,8 @@
-"""Seeing what an answer sends: every operation of torch.distributed, whichever function asked for it."""
+"""Seeing whether an answer waits for what it has begun to send."""
 
-import time
 from contextlib import contextmanager
 
-import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
-
-
-class Watch(TorchDispatchMode):
-    """Log each communication of this rank while the `with` block runs: `log`, a list of dicts.
-
-    name: 'send', 'recv', 'allreduce', 'broadcast', ...; bytes: of its tensors; peer: the other rank of a send or recv;
-    waits: whether the caller waits for it to end (async_op=False); at: the time, in seconds.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.log = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace == "c10d":
-            name = function._opname.strip("_")
-            entry = {"name": name, "bytes": _bytes(args[0]), "peer": None, "at": time.perf_counter()}
-            if name in ("send", "recv"):
-                entry["peer"] = args[2]
-            entry["waits"] = any(argument is False for argument in args[1:])  # asyncOp, else left out
-            self.log.append(entry)
-        return function(*args, **(kwargs or {}))
-
-
-def _bytes(tensors):
-    if isinstance(tensors, torch.Tensor):
-        return tensors.numel() * tensors.element_size()
-    return sum(_bytes(tensor) for tensor in tensors) if isinstance(tensors, list | tuple) else 0
 
 
 class NotedWork:

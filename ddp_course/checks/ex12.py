@@ -1,0 +1,344 @@
+"""Exercise 12: what a rank keeps, an optimizer that owns a share, and a layer that has its weight while it computes."""
+
+import torch
+from torch import nn
+
+from ddp_course.checks.judge import Wrong, question, trying
+from ddp_course.checks.training import close
+from ddp_course.distributed import process_group
+from ddp_course.profiling import Watch, memory_timeline
+
+COSTS = {"allreduce": 2}  # what a ring sends, in units of what the ranks share; of all others once
+ROOM = 1024  # bytes, for what is small: counters of steps, flags
+
+# ---- 1: what a rank keeps ----
+
+
+def observe_kept(kept_bytes, cases):
+    seen = []
+    for case in cases:
+        with trying(words(case)):
+            seen.append(kept_bytes(**case))
+    return seen
+
+
+def words(case):
+    return ", ".join(f"{name}={value}" for name, value in case.items())
+
+
+def true_bytes(parameters, ranks, stage, mixed, buckets, shard=None, sizes=None, begin=(3, 2, 1), again=None):
+    """The right answer; the other arguments are for wrong ones: another shard, other sizes, sharded from other stages."""
+    shard = -(-parameters // ranks) if shard is None else shard
+    sizes = sizes or ((2, 2, 12) if mixed else (4, 4, 8))
+    kept = sum(
+        size * (shard if stage >= sharded_from else parameters) for size, sharded_from in zip(sizes, begin)
+    )
+    return kept + (parameters * (sizes[1] if again is None else again) if buckets else 0)
+
+
+@question(
+    "Weights, gradients and the optimizer's state take three sizes for each parameter. Each of the three is either whole "
+    "on every rank, or a shard, and the stage says which.",
+    "A shard has parameters / ranks, rounded up: -(-parameters // ranks). The optimizer's state is a shard from stage 1 "
+    "on, gradients from stage 2, weights from stage 3. In mixed precision the sizes are 2, 2 and 12.",
+    "kept = weight * (shard if stage >= 3 else parameters), and so on for the others; buckets add gradient * parameters.",
+)
+def check_kept_bytes(answer, draw):
+    """All stages, on one rank and on many, in both precisions, with what does not divide, and with DDP's buckets."""
+    cases = []
+    for stage in range(4):
+        for mixed in (False, True):
+            for ranks in (1, draw.randrange(3, 9), 64):
+                parameters = ranks * draw.randrange(10, 10**6) + draw.randrange(1, max(2, ranks))
+                case = {"parameters": parameters, "ranks": ranks, "stage": stage}
+                cases.append(case | {"mixed": mixed, "buckets": False})
+            if stage == 0:
+                cases.append(cases[-2] | {"buckets": True})
+    [seen] = answer.on_ranks(observe_kept, cases)
+    for case, got in zip(cases, seen):
+        expected = true_bytes(**case)
+        if got != expected:
+            raise Wrong(f"kept_bytes({words(case)})", expected=f"{expected:,}", cause=cause_of_bytes(cases, seen, case),
+                        got=f"{got:,}" if isinstance(got, int | float) else got)  # fmt: skip
+
+
+def cause_of_bytes(cases, seen, case):
+    """What all answers have in common, or what this one has."""
+    looks = {
+        "a shard is rounded up: 10 parameters on 4 ranks are shards of 3, the last one padded":
+            lambda c: {"shard": c["parameters"] // c["ranks"]},
+        "shards are whole numbers of parameters: round up what does not divide":
+            lambda c: {"shard": c["parameters"] / c["ranks"]},
+        "in mixed precision the optimizer also has the weights in fp32: 4 + 4 + 4 bytes":
+            lambda c: {"sizes": (2, 2, 8) if c["mixed"] else None},
+        "in mixed precision weights and gradients are in 16 bits, 2 bytes each, and only the optimizer's three in fp32":
+            lambda c: {"sizes": (4, 4, 8)},
+        "in mixed precision gradients are in 16 bits, too":
+            lambda c: {"sizes": (2, 4, 12) if c["mixed"] else None},
+        "Adam has two averages for each parameter, 8 bytes in fp32":
+            lambda c: {"sizes": (2, 2, 8) if c["mixed"] else (4, 4, 4)},
+        "stage 1 shards the optimizer's state, 2 gradients, too, and 3 weights, too: here something is sharded too early "
+        "or too late": lambda c: {"begin": (4, 3, 2)},
+        "stage 1 shards the optimizer's state, and not the gradients; they come with stage 2":
+            lambda c: {"begin": (3, 1, 2)},
+        "stage 2 shards the gradients as well as the optimizer's state, stage 3 all three: a stage adds to the one before":
+            None,
+        "the buckets hold all gradients once more, whatever the number of ranks, in the gradients' own dtype":
+            lambda c: {"again": 0},
+        "the buckets hold gradients, in the gradients' own dtype: 2 bytes each in mixed precision":
+            lambda c: {"again": 4},
+    }  # fmt: skip
+    for cause, change in looks.items():
+        if change is None:
+            alike = all(one_at_a_time(c) == got for c, got in zip(cases, seen))
+        else:
+            alike = all(true_bytes(**c, **change(c)) == got for c, got in zip(cases, seen))
+        if alike:
+            return cause
+    if case["buckets"]:
+        return "the buckets hold all gradients once more: gradient * parameters bytes on each rank"
+    return (
+        f"stage {case['stage']}: weights, gradients and the optimizer's state, each either whole or a shard"
+    )
+
+
+def one_at_a_time(case):
+    """The wrong answer in which each stage shards one thing only."""
+    shard = -(-case["parameters"] // case["ranks"])
+    sizes = (2, 2, 12) if case["mixed"] else (4, 4, 8)
+    kept = sum(
+        size * (shard if case["stage"] == stage else case["parameters"])
+        for size, stage in zip(sizes, (3, 2, 1))
+    )
+    return kept + (sizes[1] * case["parameters"] if case["buckets"] else 0)
+
+
+# ---- 2: a sharded optimizer ----
+
+SHAPES = [(9, 8), (8,), (7, 9), (9,), (8, 8), (3, 4, 5), (6, 10), (5,), (8, 9), (1,)]
+
+
+def values(seed, number):
+    """The parameters, number 0, or the gradients of a step."""
+    generator = torch.Generator().manual_seed(seed + number)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in SHAPES]
+
+
+def observe_optimizer(kind, seed, lr, steps):
+    """Take steps on ranks; the parameters after each, what is kept, what was sent, and whether gradients are gone."""
+    with process_group(timeout=4):
+        parameters = [nn.Parameter(value) for value in values(seed, 0)]
+        gradients = [values(seed, 1 + step) for step in range(steps)]
+        history, left = [], []
+        with memory_timeline() as timeline, Watch() as watched:
+            optimizer = kind(parameters, lr)
+            for step in range(steps):
+                for parameter, gradient in zip(parameters, gradients[step]):
+                    parameter.grad = gradient
+                with trying(f"step {step + 1}"):
+                    optimizer.step()
+                    optimizer.zero_grad()
+                left.append(sum(one.grad is not None and bool(one.grad.any()) for one in parameters))
+            torch.empty(0)  # one operation more, for the timeline
+            kept = timeline[-1]
+        for parameter in parameters:
+            history.append(parameter.detach().clone())
+        sent = [[entry["name"], entry["whole"]] for entry in watched.log]
+        return {"end": history, "kept": kept, "sent": sent, "left": left}
+
+
+@question(
+    "In __init__: keep a list of all parameters, and decide for each which rank owns it, in the same way on all ranks: the "
+    "largest first, each to the rank that has least so far. A torch.optim.AdamW gets this rank's own only.",
+    "step(): first self.optimizer.step(), then for each parameter dist.broadcast(parameter.detach(), src=owner), on all "
+    "ranks and in the same order. The owner sends, the others receive into their parameter.",
+    "load = [0] * n; for p in sorted(parameters, key=torch.numel, reverse=True): owner = load.index(min(load)); "
+    "load[owner] += p.numel(). zero_grad: p.grad = None for all parameters.",
+)
+def check_sharded_adamw(answer, draw):
+    """After some steps, parameters are AdamW's on all ranks; none has kept more than its share, or sent more than needed."""
+    seed, lr, steps = draw.randrange(10**6), draw.choice([0.01, 0.03]), 3
+    expected = adamw(seed, lr, steps)
+    for n in draw.sample([2, 3], 2):
+        of_ranks = answer.on_ranks(observe_optimizer, seed, lr, steps, nproc=n)
+        for rank, seen in enumerate(of_ranks):
+            judge_optimizer(f"{steps} steps on {n} ranks", rank, n, seen, expected, seed, lr, steps)
+
+
+def adamw(seed, lr, steps, mixed=lambda new, old: new):
+    """What torch's AdamW makes of the parameters. mixed: what becomes of a parameter after a step, in wrong answers."""
+    parameters = [nn.Parameter(value) for value in values(seed, 0)]
+    optimizer = torch.optim.AdamW(parameters, lr=lr)
+    for step in range(steps):
+        old = [parameter.detach().clone() for parameter in parameters]
+        for parameter, gradient in zip(parameters, values(seed, 1 + step)):
+            parameter.grad = gradient
+        optimizer.step()
+        for parameter, before in zip(parameters, old):
+            parameter.data = mixed(parameter.data, before)
+    return [parameter.detach() for parameter in parameters]
+
+
+def judge_optimizer(checked, rank, n, seen, expected, seed, lr, steps):
+    where = f"{rank} of {n}"
+    begin = values(seed, 0)
+    for number, (got, truth) in enumerate(zip(seen["end"], expected)):
+        if close(got, truth):
+            continue
+        cause = "these are not the numbers of torch.optim.AdamW(parameters, lr=lr)"
+        if torch.equal(got, begin[number]):
+            cause = "this parameter has not moved here: after step(), its owner sends it to all others, with a broadcast"
+        elif close(got, adamw(seed, lr, steps, lambda new, old: new + (n - 1) * old)[number]):
+            cause = "it has grown: a sum over ranks adds up what each of them has; take it from its owner"
+        elif close(got, adamw(seed, lr, steps, lambda new, old: (new + (n - 1) * old) / n)[number]):
+            cause = "it is a mean of what the owner has updated and of what the others still had: take it from its owner"
+        raise Wrong(f"{checked}, parameter {number}", rank=where, expected=truth, got=got, cause=cause)
+    if any(seen["left"]):
+        cause = "zero_grad is for all parameters: those of the others have gradients here, too"
+        raise Wrong(f"{checked}, after zero_grad()", rank=where, expected="no gradients",
+                    got=f"{max(seen['left'])} parameters with one", cause=cause)  # fmt: skip
+    sizes = [value.numel() for value in expected]
+    share = 2 * 8 * (sum(sizes) / n + max(sizes)) + ROOM
+    if seen["kept"] > share:
+        cause = (
+            "a rank keeps more than its share: parameters are to be shared out about evenly, by their sizes"
+        )
+        if seen["kept"] >= 2 * 8 * sum(sizes):
+            cause = "this rank keeps Adam's state of all parameters: give its AdamW only those that it owns"
+        raise Wrong(f"{checked}: what is kept", rank=where, expected=f"at most {share:,.0f} bytes",
+                    got=f"{seen['kept']:,} bytes", cause=cause)  # fmt: skip
+    sent = sum(COSTS.get(name, 1) * size for name, size in seen["sent"])
+    enough = steps * (8 * sum(sizes) * 1.1 + ROOM)
+    if sent > enough:
+        kinds = ", ".join(sorted({name for name, _ in seen["sent"]}))
+        cause = "more is sent than each weight once: no gradients, and no state of the optimizer"
+        if "allreduce" in kinds:
+            cause = "an all_reduce sends everything twice, to the sum and back: a broadcast from the owner is enough"
+        raise Wrong(f"{checked}: what is sent", rank=where, expected=f"at most {enough:,.0f} bytes",
+                    got=f"{sent:,} bytes, by {kinds}", cause=cause)  # fmt: skip
+
+
+# ---- 3: gather and free one layer ----
+
+
+def layer_of(case, rank):
+    """(the whole weight, this rank's x, the gradient that comes to this rank's y)."""
+    generator = torch.Generator().manual_seed(case["seed"])
+    weight = torch.randn(case["outputs"], case["inputs"], generator=generator, dtype=torch.float64)
+    generator.manual_seed(case["seed"] + 1 + rank)
+    x = torch.randn(case["batch"], case["inputs"], generator=generator, dtype=torch.float64)
+    return weight, x, torch.randn(case["batch"], case["outputs"], generator=generator, dtype=torch.float64)
+
+
+def observe_layer(kind, case):
+    """Forward and backward on ranks: what comes out, what is kept between the two, and what is sent in each."""
+    with process_group(timeout=4) as (rank, n):
+        weight, x, gradient = layer_of(case, rank)
+        shard = weight.chunk(n)[rank].clone().requires_grad_()
+        x.requires_grad_()
+        with memory_timeline() as timeline, Watch() as watched:
+            y = kind.apply(x, shard)
+            torch.empty(0)
+            kept = timeline[-1]
+            forward = [[entry["name"], entry["whole"]] for entry in watched.log]
+            watched.log.clear()
+            y.backward(gradient)
+            backward = [[entry["name"], entry["whole"]] for entry in watched.log]
+        return {
+            "y": y,
+            "x": x.grad,
+            "shard": shard.grad,
+            "kept": kept,
+            "forward": forward,
+            "backward": backward,
+        }
+
+
+@question(
+    "forward: make room for n shards, dist.all_gather(rows, shard), weight = torch.cat(rows). For backward save x and the "
+    "shard, with ctx.save_for_backward, and not the weight.",
+    "backward: gather once more. The gradient of x is gradient @ weight. The weight's is gradient.T @ x, on each rank of "
+    "its own batch: cut it into n parts by rows, and dist.reduce_scatter(own, parts) gives each rank the sum of its rows.",
+    "of_weight = gradient.T @ x / n; own = torch.empty_like(shard); dist.reduce_scatter(own, list(of_weight.chunk(n))); "
+    "return gradient @ weight, own.",
+)
+def check_gathered_linear(answer, draw):
+    """Output and gradients are the whole layer's; its weight is gone between the two, and sent no more than needed."""
+    for n in draw.sample([2, 3], 2):
+        case = {
+            "inputs": draw.randrange(24, 40),
+            "outputs": n * draw.randrange(16, 24),
+            "batch": draw.randrange(3, 6),
+        }
+        case["seed"] = draw.randrange(10**6)
+        of_ranks = answer.on_ranks(observe_layer, case, nproc=n)
+        checked = f"a weight of {case['outputs']} × {case['inputs']} on {n} ranks, batch {case['batch']}"
+        for rank, seen in enumerate(of_ranks):
+            judge_layer(checked, case, rank, n, seen)
+
+
+def judge_layer(checked, case, rank, n, seen):
+    where, all_of = f"{rank} of {n}", [layer_of(case, number) for number in range(n)]
+    weight, x, gradient = all_of[rank]
+    truth = x @ weight.T
+    if not close(seen["y"], truth):
+        cause = "y = x @ weight.T, with all rows of the weight, in the order of the ranks"
+        raise Wrong(f"{checked}: y", rank=where, expected=truth, got=seen["y"], cause=cause)
+    if not close(seen["x"], gradient @ weight):
+        cause = "the gradient of x is gradient @ weight, with the whole weight, gathered again"
+        means = sum(g @ weight for _, _, g in all_of)
+        if close(seen["x"], means) or close(seen["x"], means / n):
+            cause = (
+                "each rank has an x of its own, so its gradient is this rank's own, too: it is not averaged"
+            )
+        elif close(seen["x"], gradient @ weight / n):
+            cause = (
+                "the gradient of x is this rank's own: only the weight's is divided by the number of ranks"
+            )
+        raise Wrong(
+            f"{checked}: the gradient of x",
+            rank=where,
+            expected=gradient @ weight,
+            got=seen["x"],
+            cause=cause,
+        )
+    judge_shard(checked, rank, n, seen["shard"], all_of)
+    needed = weight.nbytes
+    allowed = seen["y"].nbytes + ROOM
+    if seen["kept"] > allowed:
+        cause = "something is kept for backward that need not be: x and the shard are there anyway"
+        if seen["kept"] >= allowed - ROOM + needed:
+            cause = "the whole weight is still there: save x and the shard, and gather again in backward"
+        raise Wrong(f"{checked}: what forward leaves", rank=where, expected=f"y, {seen['y'].nbytes:,} bytes",
+                    got=f"{seen['kept']:,} bytes", cause=cause)  # fmt: skip
+    for phase, times in {"forward": 1, "backward": 2}.items():
+        sent = sum(COSTS.get(name, 1) * size for name, size in seen[phase])
+        if sent > times * needed * 1.1 + ROOM:
+            kinds = ", ".join(name for name, _ in seen[phase])
+            cause = "forward gathers the weight once, backward gathers it once and scatters its gradient once"
+            if "allreduce" in kinds:
+                cause = "an all_reduce gives all ranks all rows of the gradient: reduce_scatter sends half of that"
+            elif phase == "backward" and kinds.count("allgather") > 1 and "reduce_scatter" not in kinds:
+                cause = "gathering everybody's gradients sends n times as much as reduce_scatter, and keeps them all"
+            raise Wrong(f"{checked}: what {phase} sends", rank=where, got=f"{sent:,} bytes, by {kinds}",
+                        expected=f"{times} times the weight, {times * needed:,} bytes", cause=cause)  # fmt: skip
+
+
+def judge_shard(checked, rank, n, got, all_of):
+    whole = sum(gradient.T @ x for _, x, gradient in all_of) / n
+    truth = whole.chunk(n)[rank]
+    if close(got, truth):
+        return
+    _, x, gradient = all_of[rank]
+    cause = "it is the mean over ranks of gradient.T @ x, of which this rank gets its rows"
+    if close(got, n * truth):
+        cause = "this is the sum over ranks: divide by their number, as DDP does"
+    elif close(got, (gradient.T @ x).chunk(n)[rank]) or close(got, (gradient.T @ x).chunk(n)[rank] / n):
+        cause = "this is of this rank's batch only: the other ranks' batches went through the same weight"
+    elif any(close(got, part) for part in whole.chunk(n)):
+        cause = "these are another rank's rows: rank r has the r-th part of the weight, and of its gradient"
+    elif isinstance(got, torch.Tensor) and got.shape == truth.shape and not got.any():
+        cause = "it is zero: reduce_scatter(own, parts) writes to its first argument; return that"
+    raise Wrong(
+        f"{checked}: the gradient of the shard", rank=f"{rank} of {n}", expected=truth, got=got, cause=cause
+    )
