@@ -53,7 +53,6 @@ def own_processes():
     some = [
         "torchrun --nproc_per_node 2 ddp_course/lesson04.py --epochs 1",
         "python -m ddp_course.lesson05 --epochs 1",
-        "torchrun --nproc_per_node 2 ddp_course/lesson08.py --epochs 1",
     ]
     assert set(some) <= set(commands())
     return commands() if THOROUGH else some
