@@ -4,6 +4,7 @@ Each is shown in full in the lesson that teaches it: environment and process gro
 device in lesson 04.
 """
 
+import itertools
 import os
 import socket
 from contextlib import contextmanager
@@ -83,6 +84,9 @@ def stay_on_this_machine():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
 
 
+_groups = itertools.count()  # that this process has asked to join
+
+
 def rendezvous():
     """Where this process meets the others, as arguments for `init_process_group`.
 
@@ -93,14 +97,16 @@ def rendezvous():
     rank, _, world_size, local_world_size = torchrun_environment()
     if "RANK" not in os.environ:
         return {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    attempt, group = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)), next(_groups)
     served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by torchrun, and not by rank 0
-    if attempt == 0 or not served or world_size > local_world_size:
+    if attempt == group == 0 or not served or world_size > local_world_size:
         return {}
-    # torchrun keeps its store when it restarts the ranks: the addresses of the dead ones are still in it, under the
-    # names at which the new ones look for each other. On one machine all ranks know a prefix that is new.
+    # torchrun keeps its store when it restarts the ranks, or when they leave a group and join another: the addresses of
+    # before are still in it, under the names at which the new ones look for each other. On one machine all ranks know a
+    # prefix that is new.
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    return {"store": dist.PrefixStore(f"attempt {attempt}", store), "rank": rank, "world_size": world_size}
+    store = dist.PrefixStore(f"attempt {attempt}, group {group}", store)
+    return {"store": store, "rank": rank, "world_size": world_size}
 
 
 def host_store():

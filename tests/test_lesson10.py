@@ -99,6 +99,32 @@ def test_what_is_no_text_gives_one_line(tmp_path):
         assert "\n" not in str(error.value)
 
 
+def dies_while_making(kind):
+    def make(folder):
+        (folder / "train.bin").write_text("half of i")
+        os._exit(9)
+
+    corpus.made_once(kind, "name", make)
+
+
+def test_what_was_being_made_when_it_failed_or_was_killed_is_made_anew(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def fails(folder):
+        (folder / "train.bin").write_text("half of i")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        corpus.made_once("corpus", "name", fails)
+    assert not (tmp_path / "runs" / "corpus" / "name").exists()
+    with pytest.raises(RankError, match="exit code 9"):
+        launch(dies_while_making, "corpus", nproc=1)
+    assert not (tmp_path / "runs" / "corpus" / "name").exists()
+    made = corpus.made_once("corpus", "name", lambda folder: (folder / "train.bin").write_text("all of it"))
+    assert made == tmp_path / "runs" / "corpus" / "name" and (made / "train.bin").read_text() == "all of it"
+    assert corpus.made_once("corpus", "name", fails) == made  # it is there: nothing is made
+
+
 def load_at_once(text):
     train, *_ = corpus.load(text)
     return len(train)
