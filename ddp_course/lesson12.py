@@ -69,7 +69,10 @@ class ShardedOptimizer:
 
 
 def reduce_to_owners(parameters, owners):
-    """ZeRO-2: as soon as backward has made a gradient, its mean goes to the parameter's owner; the others drop theirs."""
+    """ZeRO-2: as soon as backward has made a gradient, its mean goes to the parameter's owner; the others drop theirs.
+
+    For one backward in each step: what the owner has is a mean already, and must not be added to before it is used.
+    """
 
     def gradient_is_ready(parameter, owner):
         parameter.grad /= dist.get_world_size()
@@ -88,13 +91,13 @@ class Gathered(torch.autograd.Function):
     """Forward: a flat parameter out of all ranks' shards. Backward: this rank's shard of its mean gradient."""
 
     @staticmethod
-    def forward(ctx, shard, owner):
-        ctx.owner = owner
+    def forward(ctx, shard, sharded):
+        ctx.sharded = sharded
         return gather(shard)
 
     @staticmethod
     def backward(ctx, gradient):
-        ctx.owner.again = None  # backward has been through this module: free its weights
+        ctx.sharded.again = None  # backward has been through this module: free its weights
         own = gradient.chunk(dist.get_world_size())[dist.get_rank()].clone()
         dist.reduce_scatter(own, list(gradient.chunk(dist.get_world_size())), dist.ReduceOp.AVG)
         return own, None
@@ -201,7 +204,11 @@ def fsdp(network, device):
         fully_shard(block, mesh=mesh)
     fully_shard(network, mesh=mesh)  # what is left: embeddings and the last norm
     optimizer = torch.optim.AdamW(network.parameters(), **ADAM)  # not before: there are other parameters now
-    return network, optimizer, partial(get_model_state_dict, network, options=StateDictOptions(True))
+    return (
+        network,
+        optimizer,
+        partial(get_model_state_dict, network, options=StateDictOptions(full_state_dict=True)),
+    )
 
 
 def fsdp_by_hand(network, device):
@@ -231,9 +238,8 @@ def held(model, optimizer):
 
     A gradient that is a view counts with all that it is a view of, once.
     """
-    optimizer = getattr(
-        optimizer, "optim", getattr(optimizer, "optimizer", optimizer)
-    )  # within a sharded one
+    for inner in ("optim", "optimizer"):  # the one within a sharded one, torch's or ours
+        optimizer = getattr(optimizer, inner, optimizer)
     parameters = list(model.parameters())
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     states = [value for state in optimizer.state.values() for value in state.values()]
@@ -300,7 +306,7 @@ def train(args, rank, world_size, device):
         "batch_size": args.batch_size, "parameters": sum(value.numel() for value in network.parameters()),
         "weight_bytes": state.weights, "gradient_bytes": state.gradients, "optimizer_bytes": state.optimizer,
         "train_loss": round(losses[-1], 4), "seconds": round(seconds, 2),
-        "samples_per_second": round(len(losses) * args.batch_size * world_size / seconds),
+        "samples_per_second": round(args.epochs * len(sampler) * world_size / seconds),
         "params_sha256": runs.params_sha256(network),
     }  # fmt: skip
     if rank == 0:

@@ -77,17 +77,28 @@ def test_every_command_in_a_docstring_runs(command, workplace, no_mnist):
     assert result["world_size"] == ranks_of(arguments)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [line for line in commands() if line not in own_processes() and "--nproc " not in line],
-)
+def in_ranks_that_are_ready():
+    """The other commands; where time counts, one of each lesson, that with the most flags."""
+    others = [line for line in commands() if line not in own_processes() and "--nproc " not in line]
+    if THOROUGH:
+        return others
+    return [max((line for line in others if path.stem in line), key=len) for path in LESSONS]
+
+
+def lesson_and_flags(command):
+    lesson = importlib.import_module(f"ddp_course.{re.search('lesson[0-9]+', command)[0]}")
+    words = shlex.split(command)
+    return lesson, words[
+        next(place for place, word in enumerate(words) if lesson.__name__[-8:] in word) + 1 :
+    ]
+
+
+@pytest.mark.parametrize("command", in_ranks_that_are_ready())
 def test_and_so_do_the_others_with_the_same_ranks_and_flags(command, workplace, no_mnist, capsys):
     """In ranks that have imported torch already, and on few samples where the command does not say how many: that saves
     most of the time."""
-    lesson = importlib.import_module(f"ddp_course.{re.search('lesson[0-9]+', command)[0]}")
-    words = shlex.split(command)
-    nproc = ranks_of(words)
-    flags = words[next(place for place, word in enumerate(words) if lesson.__name__[-8:] in word) + 1 :]
+    lesson, flags = lesson_and_flags(command)
+    nproc = ranks_of(shlex.split(command))
     if not THOROUGH and "--train-samples" not in flags and "lesson02" not in command:
         flags += ["--train-samples", "384"]
     results = launch(lesson.main, [*flags, "--out", "out"], nproc=nproc, timeout=120)
@@ -95,6 +106,14 @@ def test_and_so_do_the_others_with_the_same_ranks_and_flags(command, workplace, 
     stored = json.loads((workplace / "out" / "result.json").read_text())
     assert stored == {name: results[0][name] for name in stored} and len(stored) >= len(results[0]) - 1
     assert "world_size" in capsys.readouterr().out
+
+
+def test_every_command_in_a_docstring_has_flags_that_its_lesson_knows():
+    for command in commands():
+        lesson, flags = lesson_and_flags(command)
+        assert lesson.arguments(flags).lesson == lesson.__name__[-2:]
+        with pytest.raises(UsageError, match="unrecognized arguments: --no-such-flag"):
+            lesson.arguments([*flags, "--no-such-flag"])
 
 
 def test_every_lesson_names_a_command_for_ranks_and_one_without():
