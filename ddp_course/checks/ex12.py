@@ -1,6 +1,9 @@
 """Exercise 12: what a rank keeps, an optimizer that owns a share, and a layer that has its weight while it computes."""
 
+import time
+
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ddp_course.checks.judge import Wrong, question, trying
@@ -10,6 +13,17 @@ from ddp_course.profiling import Watch, memory_timeline
 
 COSTS = {"allreduce": 2}  # what a ring sends, in units of what the ranks share; of all others once
 ROOM = 1024  # bytes, for what is small: counters of steps, flags
+
+
+def least_in_use(timeline, enough):
+    """The bytes in use now; or in a moment, since a thread of gloo's may still hold what it has just sent."""
+    patience = time.monotonic() + 1
+    while True:
+        torch.empty(0)  # one operation more, for the timeline
+        if timeline[-1] <= enough or time.monotonic() > patience:
+            return timeline[-1]
+        time.sleep(0.01)
+
 
 # ---- 1: what a rank keeps ----
 
@@ -124,6 +138,12 @@ def values(seed, number):
     return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in SHAPES]
 
 
+def share_of(parameters, n):
+    """The bytes of Adam's two averages, in 64 bits, that a rank may keep: those of its share and of one parameter more."""
+    sizes = [value.numel() for value in parameters]
+    return 2 * 8 * (sum(sizes) / n + max(sizes)) + ROOM
+
+
 def observe_optimizer(kind, seed, lr, steps):
     """Take steps on ranks; the parameters after each, what is kept, what was sent, and whether gradients are gone."""
     with process_group(timeout=4):
@@ -139,8 +159,7 @@ def observe_optimizer(kind, seed, lr, steps):
                     optimizer.step()
                     optimizer.zero_grad()
                 left.append(sum(one.grad is not None and bool(one.grad.any()) for one in parameters))
-            torch.empty(0)  # one operation more, for the timeline
-            kept = timeline[-1]
+            kept = least_in_use(timeline, share_of(parameters, dist.get_world_size()))
         for parameter in parameters:
             history.append(parameter.detach().clone())
         sent = [[entry["name"], entry["whole"]] for entry in watched.log]
@@ -197,8 +216,7 @@ def judge_optimizer(checked, rank, n, seen, expected, seed, lr, steps):
         cause = "zero_grad is for all parameters: those of the others have gradients here, too"
         raise Wrong(f"{checked}, after zero_grad()", rank=where, expected="no gradients",
                     got=f"{max(seen['left'])} parameters with one", cause=cause)  # fmt: skip
-    sizes = [value.numel() for value in expected]
-    share = 2 * 8 * (sum(sizes) / n + max(sizes)) + ROOM
+    sizes, share = [value.numel() for value in expected], share_of(expected, n)
     if seen["kept"] > share:
         cause = (
             "a rank keeps more than its share: parameters are to be shared out about evenly, by their sizes"
@@ -238,8 +256,7 @@ def observe_layer(kind, case):
         x.requires_grad_()
         with memory_timeline() as timeline, Watch() as watched:
             y = kind.apply(x, shard)
-            torch.empty(0)
-            kept = timeline[-1]
+            kept = least_in_use(timeline, enough=y.nbytes + ROOM)
             forward = [[entry["name"], entry["whole"]] for entry in watched.log]
             watched.log.clear()
             y.backward(gradient)
