@@ -16,7 +16,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 		"The course needs Python 3.11, 3.12 or 3.13, this is %d.%d: make PYTHON=python3.12 ..." % sys.version_info[:2])'
 	@echo "Installing the course into .venv: some minutes the first time, torch is large."
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable ".[test]"
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable ".[deepspeed,test]"
 	@$(BIN)/python -m ddp_course.doctor pair
 	@touch $@
 

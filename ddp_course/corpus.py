@@ -113,8 +113,11 @@ def files_of(data):
     wanted, left_out = ({".py"}, NOT_THE_LIBRARY) if data == "python" else (TEXT, {"__pycache__"})
     if not top.is_dir():
         raise UsageError(f"--data {data} is no folder: name one with text files, or python")
-    found = [path for path in top.rglob("*") if path.suffix in wanted and path.is_file()]
-    found = [path for path in found if not left_out & set(path.relative_to(top).parts)]
+    found = []
+    for folder, folders, names in os.walk(top):
+        folders[:] = set(folders) - left_out  # what is left out is not even looked at: it may be large
+        paths = [Path(folder, name) for name in set(names) - left_out]
+        found += [path for path in paths if path.suffix in wanted and path.is_file()]
     if len(found) < 2:
         raise UsageError(
             f"--data {data} has {len(found)} text files ({', '.join(sorted(TEXT))}), and 2 are needed"

@@ -79,9 +79,15 @@ def loopback_interface():
 
 def stay_on_this_machine():
     """Where all ranks are on one machine, have gloo talk through its loopback interface only."""
-    place = torchrun_environment()
-    if place.world_size == place.local_world_size and loopback_interface():
+    if _on_one_machine() and loopback_interface():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
+
+
+def _on_one_machine():
+    """Whether all ranks are: at an address that only this machine can reach, they must be."""
+    place = torchrun_environment()
+    alone = place.world_size == place.local_world_size
+    return alone or os.environ["MASTER_ADDR"] in ("127.0.0.1", "localhost")
 
 
 _groups = itertools.count()  # that this process has asked to join
@@ -94,28 +100,35 @@ def rendezvous():
     gets a store of its own, and needs neither address nor port.
     """
     stay_on_this_machine()
-    rank, _, world_size, local_world_size = torchrun_environment()
+    rank, _, world_size, _ = torchrun_environment()
     if "RANK" not in os.environ:
         return {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     attempt, group = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)), next(_groups)
     served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by torchrun, and not by rank 0
-    if attempt == group == 0 or not served or world_size > local_world_size:
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if not _on_one_machine():
+        return {}
+    if not served and group == 0 and address in ("127.0.0.1", "localhost"):
+        # rank 0 is to serve it, and would listen on all interfaces
+        store = host_store(port) if rank == 0 else dist.TCPStore(address, port, is_master=False)
+        return {"store": store, "rank": rank, "world_size": world_size}
+    if attempt == group == 0 or not served:
         return {}
     # torchrun keeps its store when it restarts the ranks, or when they leave a group and join another: the addresses of
     # before are still in it, under the names at which the new ones look for each other. On one machine all ranks know a
     # prefix that is new.
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    store = dist.TCPStore(address, port, is_master=False)
     store = dist.PrefixStore(f"attempt {attempt}, group {group}", store)
     return {"store": store, "rank": rank, "world_size": world_size}
 
 
-def host_store():
-    """A TCPStore on a free loopback port (`.port`), served by this process, for any number of ranks to join.
+def host_store(port=0):
+    """A TCPStore on a loopback port (`.port`), 0 for a free one, served by this process, for any number of ranks to join.
 
     A TCPStore that opens its own socket listens on every interface, whatever host name it is given; one that is given
     a listening socket keeps to that.
     """
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = socket.create_server(("127.0.0.1", port))
     address = listener.getsockname()
     return dist.TCPStore(*address, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 

@@ -448,6 +448,37 @@ def step_timelines(recordings):
         plt.show()
 
 
+def pipelines(schedules):
+    """Who computes which micro-batch when. schedules: {title: for each stage its [(kind, micro-batch, begin, seconds)]}.
+
+    kind: 'forward' or 'backward'.
+    """
+    colors = {"forward": "#9db8dc", "backward": RANK_COLORS[0]}
+    end = max(
+        begin + length for stages in schedules.values() for spans in stages for *_, begin, length in spans
+    )
+    rows = [len(stages) for stages in schedules.values()]
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            len(rows), 1, figsize=(8.5, 0.9 + sum(0.5 + 0.32 * count for count in rows)), sharex=True, squeeze=False,
+            gridspec_kw={"height_ratios": rows},
+        )  # fmt: skip
+        for axis, (title, stages) in zip(axes.flat, schedules.items()):
+            for rank, spans in enumerate(stages):
+                for kind, number, begin, length in spans:
+                    axis.barh(rank, 1e3 * length, 0.8, 1e3 * begin, color=colors[kind], edgecolor="white")
+                    ink = "white" if kind == "backward" else INK
+                    middle = 1e3 * (begin + length / 2)
+                    axis.text(middle, rank, number, ha="center", va="center", color=ink, fontsize=9)
+            axis.set(title=title, ylim=(len(stages) - 0.5, -0.5), xlim=(0, 1e3 * end))
+            axis.set_yticks(range(len(stages)), [f"rank {rank}" for rank in range(len(stages))])
+            axis.grid(axis="y", visible=False)
+        boxes = [plt.Rectangle((0, 0), 1, 1, color=color) for color in colors.values()]
+        axes[0, 0].legend(boxes, colors, ncols=2, loc="lower right", bbox_to_anchor=(1, 1), borderpad=0)
+        axes[-1, 0].set_xlabel("time since the step began (ms)")
+        plt.show()
+
+
 def sample_map(owners, title):
     """Which rank sees which sample. owners: by row (say, epoch), by sample, the list of ranks that see it (often one)."""
     with plt.rc_context(STYLE):

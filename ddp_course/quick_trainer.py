@@ -6,6 +6,8 @@ imports it in time, as lesson 11 does; all others need not wait for it.
 
 import sys
 
+import ddp_course.quick_accelerate  # noqa: F401
+
 hide = "bitsandbytes" not in sys.modules
 if hide:
     sys.modules["bitsandbytes"] = None  # an import of it raises ImportError, for which peft is prepared

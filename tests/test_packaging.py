@@ -25,7 +25,8 @@ def pins():
 
 
 def requirements():
-    return [Requirement(text) for text in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]]
+    extras = [text for extra in PROJECT["optional-dependencies"].values() for text in extra]
+    return [Requirement(text) for text in PROJECT["dependencies"] + extras]
 
 
 def test_every_package_that_we_name_is_pinned_within_its_range():
@@ -51,10 +52,10 @@ def test_what_is_installed_by_make_is_what_is_pinned():
 
 
 def test_make_conda_and_ci_install_with_the_same_constraints():
-    install = '--constraint constraints.txt --editable ".[test]"'
+    install = '--constraint constraints.txt --editable ".[deepspeed,test]"'
     assert install in (COURSE / "Makefile").read_text()
     environment = yaml.safe_load((COURSE / "environment.yml").read_text())
-    assert environment["dependencies"][-1] == {"pip": ["-c constraints.txt", "-e .[test]"]}
+    assert environment["dependencies"][-1] == {"pip": ["-c constraints.txt", "-e .[deepspeed,test]"]}
     workflow = yaml.safe_load((COURSE / ".github/workflows/test.yml").read_text())
     commands = [step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step]
     assert commands == ["make test"]

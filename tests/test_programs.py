@@ -25,6 +25,7 @@ from ddp_course.launch import launch
 
 LESSONS = sorted((COURSE / "ddp_course").glob("lesson[0-9][0-9].py"))
 TORCHRUN = {"torchrun": [sys.executable, "-m", "torch.distributed.run"], "python": [sys.executable]}
+TORCHRUN["deepspeed"] = [sys.executable, "-m", "deepspeed.launcher.runner"]
 
 
 def commands():
@@ -61,7 +62,12 @@ def own_processes():
 def ranks_of(words):
     """How many ranks a command starts."""
     return next(
-        (int(words[words.index(flag) + 1]) for flag in ("--nproc_per_node", "--nproc") if flag in words), 1
+        (
+            int(words[words.index(flag) + 1])
+            for flag in ("--nproc_per_node", "--nproc", "--num_gpus")
+            if flag in words
+        ),
+        1,
     )
 
 
@@ -386,7 +392,7 @@ def test_ctrl_c_alone_ends_quietly(workplace):
 
 def loaded_by(*modules):
     """Which of these heavy packages come along when a fresh process imports modules of the course."""
-    heavy = ["torch", "torchvision", "accelerate", "transformers", "peft", "bitsandbytes"]
+    heavy = ["torch", "torchvision", "accelerate", "transformers", "peft", "bitsandbytes", "deepspeed"]
     program = f"import sys, {', '.join(modules)}; print(*[name for name in {heavy} if name in sys.modules])"
     return python("-c", program).stdout.split()
 
@@ -404,7 +410,7 @@ def test_each_lesson_loads_what_it_teaches_and_nothing_heavier():
         "ddp_course.lesson11",
     ):  # 4 bits, and so bitsandbytes, only where asked for
         loaded = loaded_by(lesson)
-        assert "transformers" in loaded and "bitsandbytes" not in loaded
+        assert "transformers" in loaded and not {"bitsandbytes", "deepspeed"} & set(loaded)
 
 
 def test_nothing_below_knows_of_notebooks():

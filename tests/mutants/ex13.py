@@ -1,0 +1,326 @@
+"""Exercise 13: DeepSpeed."""
+
+import copy
+from itertools import combinations
+
+from mutants import right, wrong
+
+# ---- repair ----
+
+
+def mend(name, config, **other):
+    """The right repairs, but for those that `other` names: what to do instead."""
+    do = {
+        "arithmetic": lambda c: c.update(
+            gradient_accumulation_steps=c["train_batch_size"] // (8 * c["train_micro_batch_size_per_gpu"])
+        ),
+        "memory": lambda c: c.update(zero_optimization=c.pop("zero_optimisation")),
+        "clipping": lambda c: c.update(gradient_clipping=0.0),
+        "precision": lambda c: c.pop("fp16"),
+        "schedule": lambda c: c["scheduler"]["params"].update(warmup_min_lr=1e-7),
+    } | other
+    do[name](config)
+    return config
+
+
+@right("repair")
+def by_a_table(name, config):
+    return mend(name, config)
+
+
+@right("repair")
+def of_a_copy(name, config):
+    mended = copy.deepcopy(config)
+    if name == "arithmetic":
+        del mended["gradient_accumulation_steps"]  # DeepSpeed derives it
+    elif name == "precision":
+        mended["fp16"]["enabled"] = False
+    elif name == "clipping":
+        mended["gradient_clipping"] = 0
+    else:
+        mended = mend(name, mended)
+    return mended
+
+
+@wrong("repair", "micro batch .* = 128")
+def changes_nothing(name, config):
+    return config
+
+
+@wrong("repair", "return the repaired configuration")
+def returns_nothing(name, config):
+    mend(name, config)
+
+
+@wrong("repair", "what is left to change is the accumulation")
+def changes_the_batch(name, config):
+    return mend(name, config, arithmetic=lambda c: c.update(train_batch_size=128))
+
+
+@wrong("repair", "what is left to change is the accumulation|micro batch")
+def changes_the_micro_batch(name, config):
+    micro = lambda c: c.update(train_micro_batch_size_per_gpu=c["train_micro_batch_size_per_gpu"] // 2)
+    return mend(name, config, arithmetic=micro)
+
+
+@wrong("repair", "micro batch")
+def knows_the_first_number_only(name, config):
+    return mend(name, config, arithmetic=lambda c: c.update(gradient_accumulation_steps=2))
+
+
+@wrong("repair", "trains without ZeRO")
+def leaves_the_word(name, config):
+    return mend(name, config, memory=lambda c: None)
+
+
+@wrong("repair", "the misspelt one is still there")
+def leaves_both_words(name, config):
+    return mend(name, config, memory=lambda c: c.update(zero_optimization=c["zero_optimisation"]))
+
+
+@wrong("repair", "what stands in it was right")
+def another_stage(name, config):
+    def to_stage_0(c):
+        del c["zero_optimisation"]
+        c["zero_optimization"] = {"stage": 0}
+
+    return mend(name, config, memory=to_stage_0)
+
+
+@wrong("repair", "left out, gradient_clipping is 1.0")
+def says_nothing_of_clipping(name, config):
+    return mend(name, config, clipping=lambda c: None)
+
+
+@wrong("repair", "0 does not clip")
+def clips_at_one(name, config):
+    return mend(name, config, clipping=lambda c: c.update(gradient_clipping=1.0))
+
+
+@wrong("repair", "exactly one of the two")
+def keeps_both_precisions(name, config):
+    return mend(name, config, precision=lambda c: None)
+
+
+@wrong("repair", "exactly one of the two")
+def keeps_fp16(name, config):
+    return mend(name, config, precision=lambda c: c.pop("bf16"))
+
+
+@wrong("repair", "first two updates")
+def sleeps_at_first(name, config):
+    return mend(name, config, schedule=lambda c: None)
+
+
+@wrong("repair", "first two updates")
+def takes_out_the_number(name, config):
+    return mend(name, config, schedule=lambda c: c["scheduler"]["params"].pop("warmup_min_lr"))
+
+
+@wrong("repair", "first two updates")
+def begins_at_the_top(name, config):
+    return mend(name, config, schedule=lambda c: c["scheduler"]["params"].update(warmup_min_lr=1.0))
+
+
+@wrong("repair", "change what is wrong, and nothing else")
+def without_a_schedule(name, config):
+    return mend(name, config) | ({} if name == "schedule" else {"scheduler": None})
+
+
+@wrong("repair", "change what is wrong, and nothing else")
+def another_rate(name, config):
+    mended = mend(name, config)
+    mended["optimizer"]["params"]["lr"] = 1e-3
+    return mended
+
+
+# ---- batch_sizes ----
+
+
+def sizes(samples, micro, accumulation):
+    names = ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"]
+    return dict(zip(names, (samples, micro, accumulation)))
+
+
+@right("batch_sizes")
+def counts_down(samples, ranks, fits):
+    share, rest = divmod(samples, ranks)
+    if rest:
+        raise ValueError("not equally many")
+    micro = min(fits, share)
+    while share % micro:
+        micro -= 1
+    return sizes(samples, micro, share // micro)
+
+
+@right("batch_sizes")
+def counts_the_accumulation_up(samples, ranks, fits):
+    if samples % ranks:
+        raise ValueError(samples)
+    share, accumulation = samples // ranks, 1
+    while share % accumulation or share // accumulation > fits:
+        accumulation += 1
+    return sizes(samples, share // accumulation, accumulation)
+
+
+def derive(samples, ranks, micro_of, check=True):
+    """The three numbers, with this function's micro-batch for a share."""
+    if check and samples % ranks:
+        raise ValueError(samples)
+    share = samples // ranks
+    micro = micro_of(share)
+    return sizes(samples, micro, share // micro)
+
+
+def largest(share, fits):
+    return max(size for size in range(1, fits + 1) if share % size == 0)
+
+
+@wrong("batch_sizes", "The micro-batch must divide 36")
+def what_fits_and_nothing_else(samples, ranks, fits):
+    return derive(samples, ranks, lambda share: min(share, fits))
+
+
+@wrong("batch_sizes", "then there are fewest")
+def one_at_a_time(samples, ranks, fits):
+    return derive(samples, ranks, lambda share: 1)
+
+
+@wrong("batch_sizes", "then there are fewest")
+def powers_of_two(samples, ranks, fits):
+    return derive(samples, ranks, lambda share: max(n for n in (1, 2, 4) if share % n == 0 and n <= fits))
+
+
+@wrong("batch_sizes", "does not fit")
+def all_at_once(samples, ranks, fits):
+    return derive(samples, ranks, lambda share: share)
+
+
+@wrong("batch_sizes", "of all ranks")
+def of_one_rank(samples, ranks, fits):
+    found = derive(samples, ranks, lambda share: largest(share, fits))
+    return found | {"train_batch_size": samples // ranks}
+
+
+@wrong("batch_sizes", "cannot be shared equally")
+def rounds_the_share_down(samples, ranks, fits):
+    return derive(samples, ranks, lambda share: largest(share, fits), check=False)
+
+
+@wrong("batch_sizes", "and not .*: DeepSpeed would refuse it")
+def forgets_the_ranks(samples, ranks, fits):
+    if samples % ranks:
+        raise ValueError(samples)
+    micro = largest(samples, fits)
+    return sizes(samples, micro, samples // micro)
+
+
+@wrong("batch_sizes", "with the keys")
+def returns_a_tuple(samples, ranks, fits):
+    return tuple(counts_down(samples, ranks, fits).values())
+
+
+@wrong("batch_sizes", "a micro-batch of 1 always divides")
+def gives_up(samples, ranks, fits):
+    if samples % (ranks * fits):
+        raise ValueError(samples)
+    return sizes(samples, fits, samples // ranks // fits)
+
+
+@wrong("batch_sizes", "whole numbers from 1")
+def in_floats(samples, ranks, fits):
+    if samples % ranks:
+        raise ValueError(samples)
+    return sizes(samples, min(fits, samples / ranks), samples / ranks / min(fits, samples / ranks))
+
+
+# ---- place ----
+
+
+def slowest(costs, cuts):
+    return max(sum(costs[a:b]) for a, b in zip((0, *cuts), (*cuts, len(costs))))
+
+
+def lengths(costs, cuts):
+    return [b - a for a, b in zip((0, *cuts), (*cuts, len(costs)))]
+
+
+@right("place")
+def by_trying_all(costs, stages):
+    every = combinations(range(1, len(costs)), stages - 1)
+    return lengths(costs, min(every, key=lambda cuts: slowest(costs, cuts)))
+
+
+@right("place")
+def by_recursion(costs, stages):
+    def solve(begin, left):
+        if left == 1:
+            return sum(costs[begin:]), [len(costs) - begin]
+        options = []
+        for end in range(begin + 1, len(costs) - left + 2):
+            rest, found = solve(end, left - 1)
+            options.append((max(sum(costs[begin:end]), rest), [end - begin, *found]))
+        return min(options)
+
+    return solve(0, stages)[1]
+
+
+@right("place")
+def as_a_tuple(costs, stages):
+    return tuple(by_trying_all(costs, stages))
+
+
+@wrong("place", "equally many layers are not equally much work")
+def equally_many(costs, stages):
+    cuts = [len(costs) * stage // stages for stage in range(1, stages)]
+    return lengths(costs, cuts)
+
+
+@wrong("place", "sets the pace for all")
+def up_to_the_mean(costs, stages):
+    mean, found, load = sum(costs) / stages, [0], 0
+    for number, cost in enumerate(costs):
+        needed = stages - len(found)
+        if found[-1] and needed and (load + cost > mean or len(costs) - number == needed):
+            found.append(0)
+            load = 0
+        found[-1] += 1
+        load += cost
+    while len(found) < stages:
+        large = found.index(max(found))
+        found[large : large + 1] = [1, found[large] - 1]
+    return found
+
+
+@wrong("place", "stages, not")
+def as_few_as_it_takes(costs, stages):
+    limit, found, load = slowest(costs, next(combinations(range(1, len(costs)), stages - 1))), [0], 0
+    for cost in costs:
+        if load + cost > limit:
+            found.append(0)
+            load = 0
+        found[-1] += 1
+        load += cost
+    return found
+
+
+@wrong("place", "a rank without work")
+def leaves_one_idle(costs, stages):
+    return [len(costs)] + [0] * (stages - 1)
+
+
+@wrong("place", "each is on one stage")
+def leaves_out_the_last(costs, stages):
+    found = by_trying_all(costs, stages)
+    return [*found[:-1], found[-1] + 1]
+
+
+@wrong("place", "how many layers each stage has")
+def the_layers_themselves(costs, stages):
+    cuts = min(combinations(range(1, len(costs)), stages - 1), key=lambda cuts: slowest(costs, cuts))
+    return [costs[a:b] for a, b in zip((0, *cuts), (*cuts, len(costs)))]
+
+
+@wrong("place", "stages, not")
+def where_to_cut(costs, stages):
+    return list(min(combinations(range(1, len(costs)), stages - 1), key=lambda cuts: slowest(costs, cuts)))

@@ -1,0 +1,524 @@
+"""DeepSpeed: its stages against DDP, its configuration, its checkpoints, its launcher, and pipelines."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from functools import partial
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import COURSE, THOROUGH, descendants, python
+from torch import nn
+
+from ddp_course import UsageError, lesson12, lesson13, profiling
+from ddp_course.checks import ex13
+from ddp_course.distributed import process_group
+from ddp_course.launch import RankError, launch
+from ddp_course.models import GPT
+
+pytest.importorskip("deepspeed", reason="DeepSpeed is not installed here")
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+CPU = torch.device("cpu")
+SHAPE = {"vocabulary": 61, "context": 16, "layers": 3, "heads": 2, "width": 32}
+STEPS = 4
+
+
+def batches(each=2, micro_batches=1):
+    """Of this rank, for some steps: random tokens and targets."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (STEPS, micro_batches, 2, dist.get_world_size() * each, 8)
+    numbers = torch.randint(61, shape, generator=generator)
+    mine = numbers.chunk(dist.get_world_size(), dim=3)[dist.get_rank()]
+    return [tuple(pair) for step in mine for pair in step]
+
+
+def configuration(*flags, **more):
+    args = lesson13.arguments(["--batch-size", "2", "--precision", "fp32", *map(str, flags)])
+    return lesson13.configuration(args, dist.get_world_size()) | more
+
+
+def engine_for(*flags, **more):
+    torch.manual_seed(0)
+    return lesson13.start_engine(GPT(**SHAPE), configuration(*flags, **more), CPU)
+
+
+def with_ddp():
+    torch.manual_seed(0)
+    model, optimizer, parameters_of_all = lesson12.ddp(GPT(**SHAPE), CPU)
+    return lesson12.train_one_epoch(model, batches(), optimizer, CPU), parameters_of_all()
+
+
+def train_in_all_stages():
+    """Losses and parameters: of DDP, of each stage, and of stage 2 with the same batch in two micro-batches."""
+    with process_group():
+        results = {"ddp": with_ddp()}
+        for stage in range(4):
+            engine = engine_for("--stage", stage)
+            losses = lesson13.train_one_epoch(engine, batches(), CPU)
+            results[stage] = losses, lesson13.whole_parameters(engine)
+        engine = engine_for("--stage", 2, "--batch-size", 1, "--accumulate", 2)
+        halves = [[part[None] for part in pair] for batch in batches() for pair in zip(*batch)]
+        losses = lesson13.train_one_epoch(engine, halves, CPU)
+        losses = [sum(losses[place : place + 2]) / 2 for place in range(0, len(losses), 2)]
+        results["accumulated"] = losses, lesson13.whole_parameters(engine)
+        return results
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_each_stage_trains_as_ddp_does(nproc):
+    for rank, results in enumerate(launch(train_in_all_stages, nproc=nproc, timeout=150)):
+        losses, expected = results.pop("ddp")
+        assert len(results) == 5 and len(losses) == STEPS
+        for name, (of_stage, parameters) in results.items():
+            torch.testing.assert_close(of_stage, losses, rtol=1e-5, atol=1e-5, msg=f"{name}, rank {rank}")
+            assert {*expected} - {*parameters} <= {"head.weight"}
+            for key, value in parameters.items():  # Adam makes much of the rounding of small gradients
+                difference = (value - expected[key]).abs().max().item()
+                assert difference < 0.2 * 1e-3, (name, key)
+
+
+def observe_the_rest():
+    """What one launch is enough for: bytes, bf16, the schedule, clipping, configurations that are refused."""
+    seen = {"bytes": {}, "bf16": {}, "refused": {}}
+    with process_group():
+        parameters = sum(value.numel() for value in GPT(**SHAPE).parameters())
+        small = {"reduce_bucket_size": 1000, "allgather_bucket_size": 1000}
+        for precision in ("fp32", "bf16"):
+            for stage in range(4):
+                sharing = {"stage": stage, **small}
+                if stage == 3:
+                    few = {"stage3_max_live_parameters": 1000, "stage3_max_reuse_distance": 1000}
+                    sharing |= lesson13.buffers("small", 3) | few | {"reduce_bucket_size": 1000}
+                if stage == 1:
+                    sharing["use_multi_rank_bucket_allreduce"] = False
+                with profiling.memory_timeline() as timeline:
+                    engine = engine_for("--precision", precision, zero_optimization=sharing)
+                    lesson13.train_one_epoch(engine, batches(), CPU)
+                shared = profiling.count_bytes(partial(lesson13.train_one_epoch, engine, batches()[:1], CPU))
+                shared = {kind: size / parameters for kind, size in shared.items() if size > 100}
+                seen["bytes"][precision, stage] = timeline[-1] / parameters, shared
+                if precision == "bf16" and stage < 3:
+                    state = next(iter(engine.optimizer.optimizer.state.values()))
+                    seen["bf16"][stage] = state["step"].item()
+                engine.destroy()
+
+        engine, rates = engine_for("--warmup", 4), []
+        for batch in [*batches(), *batches()]:
+            rates.append(engine.get_lr()[0])
+            lesson13.train_one_epoch(engine, [batch], CPU)
+        seen["rates"] = rates
+
+        config = configuration("--stage", 0, optimizer={"type": "SGD", "params": {"lr": 0.1}})
+        del config["gradient_clipping"]
+        torch.manual_seed(0)
+        seen["clipping"] = lesson13.start_engine(GPT(**SHAPE), config, CPU).gradient_clipping()
+
+        wrong = {
+            "stage 5": {"zero_optimization": {"stage": 5}},
+            "unknown optimizer": {"optimizer": {"type": "Adamm", "params": {}}},
+            "batch": {"train_batch_size": 15},
+        }
+        for name, more in wrong.items():
+            try:
+                engine_for(**more)
+            except UsageError as error:
+                seen["refused"][name] = str(error)
+        own = nn.Linear(2, 2)
+        config = configuration("--learning-rate", 1e-3)
+        deepspeed = lesson13.load_deepspeed(CPU)
+        engine, *_ = deepspeed.initialize(
+            model=own, optimizer=torch.optim.AdamW(own.parameters(), lr=0.5), config=config
+        )
+        seen["twice"] = engine.get_lr()[0]
+        config = configuration()
+        config["zero_optimisation"] = config.pop("zero_optimization")
+        engine, *_ = deepspeed.initialize(model=nn.Linear(2, 2), config=config)
+        seen["misspelt"] = engine.zero_optimization_stage()
+    return seen
+
+
+def test_what_the_stages_keep_and_send_and_what_deepspeed_does_without_a_word():
+    n = 2
+    seen, *_ = launch(observe_the_rest, nproc=n, timeout=150)
+    bucket = 1000 / sum(value.numel() for value in GPT(**SHAPE).parameters())
+    for (precision, stage), (kept, shared) in seen["bytes"].items():
+        weight, copy = (4, 4 if stage else 0) if precision == "fp32" else (2, 4)
+        expected = {0: weight + copy + 8, 3: (2 * weight + copy + 8) / n + weight * bucket}
+        expected = expected.get(stage, weight + (copy + 8) / n)
+        assert kept == pytest.approx(expected, rel=0.03), (precision, stage)
+        kinds = {
+            0: {"allreduce": weight},
+            1: {"reduce": weight, "allgather": weight},  # of one owner each
+            2: {"allreduce": weight, "allgather": weight},  # of several owners, all-reduced together
+            3: {"reduce_scatter": weight, "allgather": 2 * weight},
+        }[stage]
+        assert shared.keys() == kinds.keys()
+        for kind, size in kinds.items():
+            slack = 0.2 if kind == "allgather" and stage == 3 else 0.01  # some are still there for backward
+            assert shared[kind] == pytest.approx(size, rel=slack), (precision, stage, kind)
+    # stage 0 counts a step that was none
+    assert seen["bf16"] == {0: STEPS + 2, 1: STEPS + 1, 2: STEPS + 1}
+    assert seen["rates"] == pytest.approx([1e-3 * min(1, max(0, step - 1) / 4) for step in range(2 * STEPS)])
+    assert seen["clipping"] == 1.0
+    assert "stage Input should be 0, 1, 2" in seen["refused"]["stage 5"]
+    assert "Adamm is not a supported DeepSpeed Optimizer" in seen["refused"]["unknown optimizer"]
+    assert "Check batch related parameters" in seen["refused"]["batch"]
+    assert seen["twice"] == 0.5 and seen["misspelt"] == 0
+
+
+# ---- the program ----
+
+
+def run_programs(out):
+    """The program in each stage; resumed, and undisturbed; in bf16; and lesson 12's DDP. All in one process group."""
+    with process_group() as (rank, world_size):
+
+        def program(lesson, name, *more):
+            args = lesson.arguments(
+                ["--train-samples", "32", "--batch-size", "4", "--out", f"{out}/{name}", *more]
+            )
+            return lesson.train(args, rank, world_size, CPU)
+
+        results = {f"stage {n}": program(lesson13, f"stage {n}", "--stage", str(n)) for n in range(4)}
+        results["ddp"] = program(lesson12, "ddp", "--sharding", "ddp")
+        resumed = ["--stage", "3", "--warmup", "3", "--epochs"]
+        program(lesson13, "resumed", *resumed, "1")
+        results["resumed"] = program(lesson13, "resumed", *resumed, "2", "--resume")
+        results["undisturbed"] = program(lesson13, "undisturbed", *resumed, "2")
+        results["bf16"] = program(lesson13, "bf16", "--precision", "bf16", "--accumulate", "2")
+        return results
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    out = tmp_path_factory.mktemp("out")
+    return out, launch(run_programs, out, nproc=2, timeout=200)[0]
+
+
+def test_the_program_trains_as_lesson_12_in_each_stage(programs):
+    _, results = programs
+    for stage in range(4):
+        result = results[f"stage {stage}"]
+        assert result["losses"] == pytest.approx(results["ddp"]["losses"], rel=1e-5)
+        assert result["stage"] == stage and result["updates"] == 4 and result["samples_an_update"] == 8
+    assert results["bf16"]["updates"] == 2 and results["bf16"]["samples_an_update"] == 16
+    assert results["bf16"]["losses"][0] == pytest.approx(results["ddp"]["losses"][0], rel=0.01)
+
+
+def test_resumed_equals_undisturbed(programs):
+    _, results = programs
+    resumed, undisturbed = results["resumed"], results["undisturbed"]
+    assert len(resumed["losses"]) == 8 and resumed["losses"] == undisturbed["losses"]
+    assert resumed["params_sha256"] == undisturbed["params_sha256"]
+    assert resumed["updates"] == undisturbed["updates"] == 8
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_the_shards_of_a_checkpoint_make_the_weights_that_were_trained(stage, programs):
+    out, results = programs
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    from ddp_course import corpus, runs
+    from ddp_course.lesson10 import SHAPES
+
+    whole = get_fp32_state_dict_from_zero_checkpoint(f"{out}/stage {stage}/checkpoints")
+    network = GPT(corpus.Bytes().vocabulary, **SHAPES["small"])
+    network.load_state_dict(whole)
+    assert runs.params_sha256(network) == results[f"stage {stage}"]["params_sha256"]
+    if stage == 3:
+        [shard] = (out / "stage 3" / "checkpoints").rglob("zero_pp_rank_0*model_states.pt")
+        with pytest.raises(RuntimeError, match=r"copying a param with shape torch.Size\(\[0\]\)"):
+            network.load_state_dict(torch.load(shard, weights_only=False)["module"])
+
+
+def test_a_wrong_configuration_and_a_missing_checkpoint_give_one_line(tmp_path):
+    config = tmp_path / "config.json"
+
+    def fails(text, *more):
+        config.write_text(text)
+        flags = ["--train-samples", "16", "--out", str(tmp_path / "out"), "--deepspeed_config", str(config)]
+        with pytest.raises(RankError, match="UsageError") as error:
+            launch(lesson13.main, [*flags, *more], nproc=2, timeout=60)
+        return str(error.value)
+
+    assert f"{config}, line 1, is no JSON: " in fails("{train_batch_size: 4}")
+    assert "must hold an object, in braces, and holds a list" in fails("[1, 2]")
+    assert "train_batch_size is 16, but micro batch 4 x accumulation 1 x 2 ranks = 8" in fails(
+        json.dumps(dict(zip(lesson13.BATCH, (16, 4, 1))))
+    )
+    good = {
+        "train_micro_batch_size_per_gpu": 4,
+        "optimizer": {"type": "AdamW", "params": {"torch_adam": True}},
+    }
+    good["zero_optimization"] = {"stage": 1, **lesson13.buffers("small", 1)}
+    assert "there is no checkpoint in" in fails(json.dumps(good), "--resume")
+    with pytest.raises(RankError, match="cannot read .*nothing.json: No such file or directory"):
+        launch(
+            lesson13.main,
+            ["--out", str(tmp_path), "--deepspeed_config", str(tmp_path / "nothing.json")],
+            nproc=1,
+        )
+
+
+def test_without_deepspeed_there_is_one_clear_line(tmp_path):
+    program = """
+import sys
+sys.modules["deepspeed"] = None  # as where it is not installed
+from ddp_course import lesson13, runs
+runs.start(lambda: lesson13.main(["--train-samples", "16", "--out", sys.argv[1]]))
+"""
+    done = python("-c", program, tmp_path)
+    assert done.returncode == 2
+    [line] = done.stderr.strip().splitlines()
+    assert line.endswith("lesson 13 needs deepspeed, which is not here: pip install deepspeed")
+
+
+# ---- the arithmetic of a batch ----
+
+
+@pytest.mark.parametrize(
+    "given, ranks, expected",
+    [
+        ((64, 4, None), 4, (64, 4, 4)),
+        ((64, None, 2), 4, (64, 8, 2)),
+        ((None, 4, 2), 4, (32, 4, 2)),
+        ((None, 4, None), 4, (16, 4, 1)),
+        ((64, None, None), 4, (64, 16, 1)),
+        ((64, 4, 4), 4, (64, 4, 4)),
+    ],
+)
+def test_two_numbers_of_a_batch_make_the_third_as_in_deepspeed(given, ranks, expected, monkeypatch):
+    config = {name: value for name, value in zip(lesson13.BATCH, given) if value is not None}
+    assert lesson13.check_batch(config, ranks) == expected
+    import deepspeed
+
+    monkeypatch.setattr(deepspeed.runtime.config.dist, "get_world_size", lambda *_: ranks)
+    monkeypatch.setattr(deepspeed.runtime.config.dist, "get_rank", lambda *_: 0)
+    theirs = deepspeed.DeepSpeedConfig(config)
+    assert tuple(getattr(theirs, name) for name in lesson13.BATCH) == expected
+
+
+@pytest.mark.parametrize(
+    "given, ranks, message",
+    [
+        ((48, 4, 4), 4, "train_batch_size is 48, but micro batch 4 x accumulation 4 x 4 ranks = 64"),
+        ((30, None, 4), 2, "train_batch_size is 30, but micro batch 3 x accumulation 4 x 2 ranks = 24"),
+        ((16, 8, 1), 1, "was it started with python, and not with torchrun"),
+        ((2, None, None), 4, "micro batch 0"),
+        ((None, None, 4), 2, "must say train_batch_size or train_micro_batch_size_per_gpu"),
+        ((64, "4", None), 4, "train_micro_batch_size_per_gpu is '4', and must be a whole number from 1"),
+        ((64, 0, None), 4, "train_micro_batch_size_per_gpu is 0"),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_explained(given, ranks, message):
+    config = {name: value for name, value in zip(lesson13.BATCH, given) if value is not None}
+    with pytest.raises(UsageError, match=message):
+        lesson13.check_batch(config, ranks)
+
+
+def start_the_exercises_engines():
+    """What DeepSpeed itself understands of the exercise's configurations, broken and repaired by the mutants' table."""
+    from mutants.ex13 import by_a_table
+
+    deepspeed, seen = None, {}
+    with process_group():
+        deepspeed = lesson13.load_deepspeed(CPU)
+        for state in ("broken", "repaired"):
+            for name, (_, config) in ex13.broken().items():
+                config = by_a_table(name, config) if state == "repaired" else config
+                config["optimizer"]["params"]["torch_adam"] = True
+                for one in lesson13.BATCH[: 1 if name != "arithmetic" else 0]:
+                    config[one] //= ex13.RANKS // 2  # these are for 8 ranks
+                try:
+                    engine, *_ = deepspeed.initialize(model=nn.Linear(4, 4), config=config)
+                except (AssertionError, ValueError) as error:
+                    seen[state, name] = str(error)
+                    continue
+                stage, clipped = engine.zero_optimization_stage(), engine.gradient_clipping()
+                seen[state, name] = {"stage": stage, "clipping": clipped, "rate": engine.get_lr()[0]}
+    return seen
+
+
+def test_deepspeed_sees_the_exercises_mistakes_and_repairs_as_the_check_does():
+    seen = launch(start_the_exercises_engines, nproc=2, timeout=120)[0]
+    good = {"stage": 2, "clipping": 0.0, "rate": pytest.approx(1e-6)}
+    assert seen["broken", "memory"] == good | {"stage": 0}
+    assert seen["broken", "clipping"] == good | {"clipping": 1.0}
+    assert "bfloat16 and fp16 modes cannot be simultaneously enabled" in seen["broken", "precision"]
+    assert seen["broken", "schedule"] == good | {"rate": 0.0}
+    for name in ("memory", "clipping", "precision"):
+        assert seen["repaired", name] == good, name
+    assert 0 < seen["repaired", "schedule"]["rate"] < 3e-4
+    # the batches are 8 ranks', and here are 2: told so, with the numbers
+    assert "64 != 4 * 4 * 2" in seen["broken", "arithmetic"]
+    assert "64 != 4 * 2 * 2" in seen["repaired", "arithmetic"]
+
+
+# ---- the launcher ----
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
+
+
+def listening(processes):
+    found = []
+    for process in processes:
+        try:
+            found += [one.laddr for one in process.net_connections() if one.status == psutil.CONN_LISTEN]
+        except psutil.Error:
+            pass  # it has just ended
+    return found
+
+
+def start(*words, out):
+    """DeepSpeed's launcher, with the program of lesson 13."""
+    program = [
+        COURSE / "ddp_course/lesson13.py",
+        "--stage",
+        "0",
+        "--train-samples",
+        "16",
+        "--batch-size",
+        "4",
+    ]
+    launcher = [sys.executable, "-m", "deepspeed.launcher.runner", *words, *program, "--out", out]
+    return subprocess.Popen(launcher, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def end(launchers):
+    """Wait for launchers to end: (exit codes, output of the first, addresses that they and their ranks listened on)."""
+    addresses, started = set(), set()
+    while any(launcher.poll() is None for launcher in launchers):
+        now = [child for launcher in launchers for child in descendants(launcher.pid)]
+        started |= set(now)
+        addresses |= {address.ip for address in listening(now)}
+        time.sleep(0.05)
+    assert not [child for child in started if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    outputs = [launcher.communicate()[0] for launcher in launchers]
+    return [launcher.returncode for launcher in launchers], outputs[0], addresses
+
+
+def two_machines(folder):
+    """Both are this one, under two names, and there is no ssh."""
+    (folder / "hosts").write_text("left slots=1\nright slots=1\n")
+    words = [
+        "--hostfile",
+        folder / "hosts",
+        "--no_ssh",
+        "--master_addr",
+        "127.0.0.1",
+        "--master_port",
+        free_port(),
+    ]
+    return [start(*words, "--node_rank", rank, out=folder / "out") for rank in "01"]
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_deepspeeds_launcher_starts_the_program_on_loopback_only_and_leaves_nothing(machines, tmp_path):
+    if machines == 1:
+        launchers = [start("--num_gpus", "2", "--master_port", free_port(), out=tmp_path / "out")]
+    else:
+        launchers = two_machines(tmp_path)
+    codes, output, addresses = end(launchers)
+    assert codes == [0] * machines, output
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["world_size"] == 2 and result["updates"] == 2
+    assert addresses == {"127.0.0.1"}
+    if THOROUGH:
+        wrong = start("--num_gpus", "2", "--master_port", free_port(), out=tmp_path / "hosts" / "out")
+        (tmp_path / "hosts").write_text("in the way")
+        [code], output, _ = end([wrong])
+        assert code == 2
+        assert "choose another folder with --out" in output and "Traceback" not in output
+
+
+# ---- pipelines ----
+
+
+def pipelines(micro_batches):
+    """The losses of some steps: of DeepSpeed's pipeline, and of torch's two schedules."""
+    from torch.distributed import pipelining
+
+    with process_group() as (rank, world_size):
+        deepspeed = lesson13.load_deepspeed(CPU)
+        pieces = pieces_of(micro_batches)
+        torch.manual_seed(0)
+        model = deepspeed.pipe.PipelineModule(
+            lesson13.layers(GPT(**SHAPE)), num_stages=world_size, loss_fn=lesson13.token_loss
+        )
+        sizes = dict(zip(lesson13.BATCH, (2 * micro_batches, 2, micro_batches)))
+        config = configuration(zero_optimization={"stage": 0}, **sizes)
+        engine, *_ = deepspeed.initialize(model=model, config=config)
+        stream = iter(deepspeed.utils.RepeatingLoader(pieces))
+        found = {"deepspeed": [engine.train_batch(stream).item() for _ in range(STEPS)]}
+        for kind in ("ScheduleGPipe", "Schedule1F1B"):
+            torch.manual_seed(0)
+            parts = lesson13.layers(GPT(**SHAPE))
+            cuts = [len(parts) * stage // world_size for stage in range(world_size + 1)]
+            part = nn.Sequential(*parts[cuts[rank] : cuts[rank + 1]])
+            stage = pipelining.PipelineStage(part, rank, world_size, CPU)
+            schedule = getattr(pipelining, kind)(stage, micro_batches, loss_fn=lesson13.token_loss)
+            optimizer = torch.optim.AdamW(part.parameters(), **lesson12.ADAM)
+            tokens, targets = (torch.cat(column) for column in zip(*pieces))
+            found[kind] = []
+            for _ in range(STEPS):
+                losses = []
+                optimizer.zero_grad()
+                last = {"target": targets} if rank == world_size - 1 else {}
+                schedule.step(*[tokens] * (rank == 0), **last, losses=losses)
+                optimizer.step()
+                found[kind].append(sum(loss.item() for loss in losses) / micro_batches)
+        return found
+
+
+def pieces_of(micro_batches):
+    numbers = torch.randint(61, (micro_batches, 2, 2, 8), generator=torch.Generator().manual_seed(2))
+    return [tuple(pair) for pair in numbers]
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_a_pipeline_trains_as_the_model_in_one_piece(stages):
+    torch.manual_seed(0)
+    model = nn.Sequential(*lesson13.layers(GPT(**SHAPE)))
+    optimizer = torch.optim.AdamW(model.parameters(), **lesson12.ADAM)
+    expected, pieces = [], pieces_of(4)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = sum(lesson13.token_loss(model(tokens), targets) for tokens, targets in pieces) / 4
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+    of_ranks = launch(pipelines, 4, nproc=stages, timeout=120)
+    assert of_ranks[0]["deepspeed"] == pytest.approx(expected, rel=1e-4)
+    for kind in ("ScheduleGPipe", "Schedule1F1B"):
+        assert of_ranks[-1][kind] == pytest.approx(expected, rel=1e-4), kind
+
+
+def test_the_layers_together_are_the_network():
+    torch.manual_seed(0)
+    network = GPT(**SHAPE)
+    tokens = torch.randint(61, (2, 8))
+    expected = network(tokens)
+    parts = nn.Sequential(*lesson13.layers(network))
+    torch.testing.assert_close(parts(tokens), expected)
+    assert len(parts) == SHAPE["layers"] + 2
+    assert network.head.weight is not network.token_embedding.weight
+
+
+@pytest.mark.parametrize("stages, micro_batches", [(1, 4), (2, 1), (2, 8), (4, 4), (8, 24)])
+def test_the_bubble_is_that_of_a_schedule_that_is_played_through(stages, micro_batches):
+    """GPipe, forwards only: a stage begins when it is free and its micro-batch has come."""
+    ends = [0] * stages
+    for _ in range(micro_batches):
+        arrives = 0
+        for stage in range(stages):
+            ends[stage] = arrives = max(ends[stage], arrives) + 1
+    assert 1 - micro_batches / ends[-1] == pytest.approx(lesson13.bubble(stages, micro_batches))
