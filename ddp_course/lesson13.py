@@ -25,6 +25,10 @@ from ddp_course.models import GPT
 
 MOST_ON_A_CPU = 512  # windows to train on, where nobody says how many
 BATCH = ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"]
+NO_COMPILER = (
+    "DeepSpeed compiles its own optimizer: that takes a C++ compiler, and ninja on the PATH; "
+    'or have torch\'s, with "torch_adam": true in the params of the optimizer'
+)
 
 # ---- the configuration ----
 
@@ -132,7 +136,7 @@ def load_deepspeed(device):
 def start_engine(network, config, device):
     """A DeepSpeed engine for a network: called, it computes; it has backward, step, and checkpoints.
 
-    Raises UsageError for a configuration that DeepSpeed refuses, with its words.
+    Raises UsageError for a configuration that DeepSpeed refuses, with its words, or cannot compile.
     """
     deepspeed = load_deepspeed(device)
     try:
@@ -140,6 +144,10 @@ def start_engine(network, config, device):
     except (AssertionError, ValueError) as error:
         reason = " ".join(str(error).split("For further information")[0].split())
         raise UsageError(f"DeepSpeed refuses the configuration: {reason}") from None
+    except RuntimeError as error:
+        if "JIT load" in str(error) or "building extension" in str(error):
+            raise UsageError(NO_COMPILER) from None
+        raise
     return engine
 
 

@@ -5,8 +5,10 @@ import os
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 from functools import partial
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,10 +17,11 @@ import torch.distributed as dist
 from conftest import COURSE, THOROUGH, descendants, python
 from torch import nn
 
-from ddp_course import UsageError, lesson12, lesson13, profiling
+from ddp_course import UsageError, corpus, lesson12, lesson13, profiling, runs
 from ddp_course.checks import ex13
 from ddp_course.distributed import process_group
 from ddp_course.launch import RankError, launch
+from ddp_course.lesson10 import SHAPES
 from ddp_course.models import GPT
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed here")
@@ -195,14 +198,16 @@ def run_programs(out):
         return results
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory):
-    out = tmp_path_factory.mktemp("out")
-    return out, launch(run_programs, out, nproc=2, timeout=200)[0]
+def test_the_program_trains_as_lesson_12_resumes_exactly_and_its_shards_make_what_was_trained(tmp_path):
+    """All of it from one launch, which takes its time."""
+    results, *_ = launch(run_programs, tmp_path, nproc=2, timeout=200)
+    trains_as_lesson_12(results)
+    resumed_equals_undisturbed(results["resumed"], results["undisturbed"])
+    for stage in (1, 2, 3):
+        its_shards_make_what_was_trained(tmp_path / f"stage {stage}", results[f"stage {stage}"], stage)
 
 
-def test_the_program_trains_as_lesson_12_in_each_stage(programs):
-    _, results = programs
+def trains_as_lesson_12(results):
     for stage in range(4):
         result = results[f"stage {stage}"]
         assert result["losses"] == pytest.approx(results["ddp"]["losses"], rel=1e-5)
@@ -211,28 +216,20 @@ def test_the_program_trains_as_lesson_12_in_each_stage(programs):
     assert results["bf16"]["losses"][0] == pytest.approx(results["ddp"]["losses"][0], rel=0.01)
 
 
-def test_resumed_equals_undisturbed(programs):
-    _, results = programs
-    resumed, undisturbed = results["resumed"], results["undisturbed"]
+def resumed_equals_undisturbed(resumed, undisturbed):
     assert len(resumed["losses"]) == 8 and resumed["losses"] == undisturbed["losses"]
     assert resumed["params_sha256"] == undisturbed["params_sha256"]
     assert resumed["updates"] == undisturbed["updates"] == 8
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_the_shards_of_a_checkpoint_make_the_weights_that_were_trained(stage, programs):
-    out, results = programs
+def its_shards_make_what_was_trained(folder, result, stage):
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-    from ddp_course import corpus, runs
-    from ddp_course.lesson10 import SHAPES
-
-    whole = get_fp32_state_dict_from_zero_checkpoint(f"{out}/stage {stage}/checkpoints")
     network = GPT(corpus.Bytes().vocabulary, **SHAPES["small"])
-    network.load_state_dict(whole)
-    assert runs.params_sha256(network) == results[f"stage {stage}"]["params_sha256"]
+    network.load_state_dict(get_fp32_state_dict_from_zero_checkpoint(str(folder / "checkpoints")))
+    assert runs.params_sha256(network) == result["params_sha256"]
     if stage == 3:
-        [shard] = (out / "stage 3" / "checkpoints").rglob("zero_pp_rank_0*model_states.pt")
+        [shard] = (folder / "checkpoints").rglob("zero_pp_rank_0*model_states.pt")
         with pytest.raises(RuntimeError, match=r"copying a param with shape torch.Size\(\[0\]\)"):
             network.load_state_dict(torch.load(shard, weights_only=False)["module"])
 
@@ -277,6 +274,33 @@ runs.start(lambda: lesson13.main(["--train-samples", "16", "--out", sys.argv[1]]
     assert done.returncode == 2
     [line] = done.stderr.strip().splitlines()
     assert line.endswith("lesson 13 needs deepspeed, which is not here: pip install deepspeed")
+
+
+@pytest.mark.parametrize("ninja", [False, True] if THOROUGH else [True])
+def test_without_a_compiler_there_is_one_clear_line(ninja, tmp_path):
+    tools = tmp_path / "tools"  # all that is on the PATH
+    tools.mkdir()
+    if ninja:
+        (tools / "ninja").symlink_to(Path(sysconfig.get_path("scripts"), "ninja"))
+    config = {
+        "train_micro_batch_size_per_gpu": 4,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "zero_optimization": {"stage": 0},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    variables = os.environ | {"PATH": str(tools), "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
+    words = [
+        "--train-samples",
+        "16",
+        "--out",
+        tmp_path / "out",
+        "--deepspeed_config",
+        tmp_path / "config.json",
+    ]
+    done = python("ddp_course/lesson13.py", *words, env=variables)
+    assert done.returncode == 2, done.stderr
+    assert "lesson13.py: DeepSpeed compiles its own optimizer" in done.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in done.stderr
 
 
 # ---- the arithmetic of a batch ----
@@ -421,7 +445,7 @@ def two_machines(folder):
     return [start(*words, "--node_rank", rank, out=folder / "out") for rank in "01"]
 
 
-@pytest.mark.parametrize("machines", [1, 2])
+@pytest.mark.parametrize("machines", [1, 2] if THOROUGH else [2])
 def test_deepspeeds_launcher_starts_the_program_on_loopback_only_and_leaves_nothing(machines, tmp_path):
     if machines == 1:
         launchers = [start("--num_gpus", "2", "--master_port", free_port(), out=tmp_path / "out")]
