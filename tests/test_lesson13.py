@@ -1,5 +1,6 @@
 """DeepSpeed: its stages against DDP, its configuration, its checkpoints, its launcher, and pipelines."""
 
+import importlib
 import json
 import os
 import socket
@@ -8,6 +9,7 @@ import sys
 import sysconfig
 import time
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -24,8 +26,7 @@ from ddp_course.launch import RankError, launch
 from ddp_course.lesson10 import SHAPES
 from ddp_course.models import GPT
 
-pytest.importorskip("deepspeed", reason="DeepSpeed is not installed here")
-
+pytestmark = pytest.mark.skipif(not find_spec("deepspeed"), reason="DeepSpeed is not installed here")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 CPU = torch.device("cpu")
 SHAPE = {"vocabulary": 61, "context": 16, "layers": 3, "heads": 2, "width": 32}
@@ -274,6 +275,22 @@ runs.start(lambda: lesson13.main(["--train-samples", "16", "--out", sys.argv[1]]
     assert done.returncode == 2
     [line] = done.stderr.strip().splitlines()
     assert line.endswith("lesson 13 needs deepspeed, which is not here: pip install deepspeed")
+
+
+def run_others(out):
+    """Train in Accelerate, in Trainer, and with an adapter; return which of them have imported DeepSpeed."""
+    found = []
+    for name, flags in {"07": ["--data", "digits"], "08": ["--data", "digits"], "11": []}.items():
+        lesson = importlib.import_module(f"ddp_course.lesson{name}")
+        few = ["--train-samples", "32", "--batch-size", "8", "--epochs", "1", "--out", f"{out}/{name}"]
+        lesson.main(few + flags)
+        found += [name] if "deepspeed" in sys.modules else []
+    return found
+
+
+def test_lessons_that_do_without_deepspeed_do_not_import_it(tmp_path):
+    """Accelerate would, wherever it is installed, to see whether a model is one of its engines."""
+    assert launch(run_others, tmp_path, nproc=1, timeout=150) == [[]]
 
 
 @pytest.mark.parametrize("ninja", [False, True] if THOROUGH else [True])
