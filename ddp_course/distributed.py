@@ -126,9 +126,13 @@ def host_store(port=0):
     """A TCPStore on a loopback port (`.port`), 0 for a free one, served by this process, for any number of ranks to join.
 
     A TCPStore that opens its own socket listens on every interface, whatever host name it is given; one that is given
-    a listening socket keeps to that.
+    a listening socket keeps to that. Raises UsageError where the port is taken.
     """
-    listener = socket.create_server(("127.0.0.1", port))
+    try:
+        listener = socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        problem = f"cannot listen on 127.0.0.1:{port}: {os.strerror(error.errno)}"
+        raise UsageError(f"{problem}; another run has it, perhaps: choose another master port") from None
     address = listener.getsockname()
     return dist.TCPStore(*address, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 

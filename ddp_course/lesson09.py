@@ -132,12 +132,18 @@ def load_checkpoint(checkpoint, settings):
     Raises UsageError where it was made by a run with other settings.
     """
     shared = torch.load(checkpoint / "shared.pt", map_location="cpu", weights_only=True)
-    for name, then in shared["settings"].items():
-        if settings[name] != then:
-            cure = "go on with that, or begin anew, without --resume or with another --out"
-            raise UsageError(f"{checkpoint} was made with {name} {then}, not {settings[name]}: {cure}")
+    check_settings(shared["settings"], settings, checkpoint)
     own = torch.load(checkpoint / f"rank{dist.get_rank()}.pt", map_location="cpu", weights_only=True)
     return shared, own
+
+
+def check_settings(made_with, settings, checkpoint):
+    """Raise UsageError where a checkpoint was made with other settings than today's: with the first that differs."""
+    for name in made_with | settings:
+        then, now = made_with.get(name), settings.get(name)
+        if then != now:
+            cure = "go on with that, or begin anew, without --resume or with another --out"
+            raise UsageError(f"{checkpoint} was made with {name} {then}, not {now}: {cure}")
 
 
 # ---- the program ----

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import time
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler
 
-from ddp_course import UsageError, corpus, runs
+from ddp_course import UsageError, corpus, lesson09, runs
 from ddp_course.distributed import backend_for, choose_device, process_group
 from ddp_course.lesson10 import SHAPES, loss_of
 from ddp_course.models import GPT
@@ -35,11 +36,8 @@ NO_COMPILER = (
 
 def configuration(args, world_size):
     """What DeepSpeed is told, a dict: what a JSON file of the same content would say."""
-    adamw = {
-        "lr": args.learning_rate,
-        "weight_decay": 0.01,
-        "torch_adam": True,
-    }  # torch's; its own it has to compile
+    # torch's AdamW: DeepSpeed's own would have to be compiled
+    adamw = {"lr": args.learning_rate, "weight_decay": 0.01, "torch_adam": True}
     config = {
         "train_batch_size": args.batch_size * args.accumulate * world_size,
         "train_micro_batch_size_per_gpu": args.batch_size,
@@ -104,7 +102,7 @@ def check_batch(config, world_size):
     elif accumulation is None:
         accumulation = whole // (micro * world_size) if whole else 1
     product = micro * accumulation * world_size
-    if whole not in (None, product) or product == 0:
+    if whole not in (None, product):
         ranks = f"{world_size} rank{'s' if world_size > 1 else ''}"
         cure = ": was it started with python, and not with torchrun?" if world_size == 1 else ""
         problem = f"micro batch {micro} x accumulation {accumulation} x {ranks} = {product}"
@@ -122,13 +120,10 @@ def load_deepspeed(device):
         import deepspeed
     except ModuleNotFoundError as error:
         raise UsageError(f"lesson 13 needs {error.name}, which is not here: pip install deepspeed") from None
-    deepspeed.utils.logger.setLevel(
-        logging.ERROR
-    )  # it warns of rates that it has asked for itself, too early
+    deepspeed.utils.logger.setLevel(logging.ERROR)  # it warns of what it has done itself
     if device.type == "cpu":
         # its own collectives, in shared memory, would need a compiler and a minute; gloo needs neither
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    os.environ.setdefault("LOCAL_RANK", "0")  # of a process that nobody has launched
     deepspeed.init_distributed(dist.get_backend(), verbose=False)
     return deepspeed
 
@@ -139,15 +134,23 @@ def start_engine(network, config, device):
     Raises UsageError for a configuration that DeepSpeed refuses, with its words, or cannot compile.
     """
     deepspeed = load_deepspeed(device)
+    if "optimizer" not in config:
+        raise UsageError("the configuration must say which optimizer")
+    alone = "LOCAL_RANK" not in os.environ
+    if alone:  # nobody has launched this process, but DeepSpeed insists
+        os.environ["LOCAL_RANK"] = "0"
     try:
         engine, *_ = deepspeed.initialize(model=network, config=config, dist_init_required=False)
-    except (AssertionError, ValueError) as error:
+    except (AssertionError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split("For further information")[0].split())
         raise UsageError(f"DeepSpeed refuses the configuration: {reason}") from None
     except RuntimeError as error:
         if "JIT load" in str(error) or "building extension" in str(error):
             raise UsageError(NO_COMPILER) from None
         raise
+    finally:
+        if alone:
+            del os.environ["LOCAL_RANK"]
     return engine
 
 
@@ -236,41 +239,47 @@ def main(argv=None):
     if "LOCAL_SIZE" in os.environ:  # what DeepSpeed's launcher calls it
         os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ["LOCAL_SIZE"])
     device = choose_device(args.device)
-    args.precision = args.precision or ("bf16" if device.type == "cuda" else "fp32")
     with process_group(backend_for(device)) as (rank, world_size):
         return train(args, rank, world_size, device)
 
 
 def train(args, rank, world_size, device):
     log = runs.open_folder(args.out)
-    config = (
-        read_configuration(args.deepspeed_config)
-        if args.deepspeed_config
-        else configuration(args, world_size)
-    )
+    args.precision = args.precision or ("bf16" if device.type == "cuda" else "fp32")
+    if args.deepspeed_config:
+        config = read_configuration(args.deepspeed_config)
+    else:
+        config = configuration(args, world_size)
     batch, micro_batch, accumulation = check_batch(config, world_size)
-    tokens, _, tokenizer, _ = corpus.load(args.data)
+    tokens, _, tokenizer, fingerprint = corpus.load(args.data)
     train_set = corpus.Windows(tokens, SHAPES[args.shape]["context"])
     most = len(train_set) if device.type == "cuda" else min(MOST_ON_A_CPU, len(train_set))
     train_set = train_set.some(args.train_samples or most)
-    runs.check_batch_size(micro_batch * accumulation, len(train_set), world_size)
+    # all ranks have equally many, and what is left over is dropped
+    equal = len(train_set) - len(train_set) % world_size or len(train_set)
+    runs.check_batch_size(micro_batch * accumulation, equal, world_size)
     sampler = DistributedSampler(train_set, world_size, rank, seed=args.seed, drop_last=True)
-    loader = DataLoader(train_set, micro_batch, sampler=sampler)
+    loader = DataLoader(train_set, micro_batch, sampler=sampler, drop_last=True)
+    # only whole updates: DeepSpeed would take the rest into the next epoch, and lose it in a --resume
+    per_epoch = len(loader) // accumulation * accumulation
 
     torch.manual_seed(args.seed)
     network = GPT(tokenizer.vocabulary, **SHAPES[args.shape]).to(device)
     engine = start_engine(network, config, device)
+    settings = {"ranks": world_size, "corpus": fingerprint, "train-samples": len(train_set)}
+    settings |= {"shape": args.shape, "seed": args.seed} | config
     folder, losses, done, seconds = args.out / "checkpoints", [], 0, 0.0
     if args.resume:
-        done, losses, seconds = load(engine, folder)
+        done, losses, seconds = load(engine, folder, settings)
         log.info(f"going on after epoch {done}")
     elif rank == 0:
         runs.empty_folder(folder)
+        runs.write_atomically(folder / "settings.json", json.dumps(settings))
 
     for epoch in range(done, args.epochs):
         sampler.set_epoch(epoch)
         begin = time.perf_counter()
-        losses += train_one_epoch(engine, loader, device)
+        losses += train_one_epoch(engine, islice(loader, per_epoch), device)
         seconds += time.perf_counter() - begin
         progress = {"epoch": epoch + 1, "losses": losses, "seconds": seconds}
         engine.save_checkpoint(str(folder), tag=f"epoch-{epoch + 1}", client_state=progress)
@@ -284,7 +293,7 @@ def train(args, rank, world_size, device):
         "epochs": args.epochs, "batch_size": micro_batch, "updates": engine.global_steps, "samples_an_update": batch,
         "parameters": sum(value.numel() for value in network.parameters()), "learning_rate": engine.get_lr()[0],
         "train_loss": round(losses[-1], 4), "seconds": round(seconds, 2),
-        "samples_per_second": round(args.epochs * len(sampler) * world_size / seconds),
+        "samples_per_second": round(len(losses) * micro_batch * world_size / seconds),
         "params_sha256": runs.params_sha256(network),
     }  # fmt: skip
     if rank == 0:
@@ -294,11 +303,16 @@ def train(args, rank, world_size, device):
     return result | {"losses": losses}
 
 
-def load(engine, folder):
-    """Go on from the newest checkpoint; return (epochs that are done, their losses, their seconds)."""
-    path, progress = engine.load_checkpoint(str(folder))
-    if path is None:
+def load(engine, folder, settings):
+    """Go on from the newest checkpoint; return (epochs that are done, their losses, their seconds).
+
+    Raises UsageError where there is none, or where it was made with other settings, other ranks among them: DeepSpeed
+    would fail on most of these, and go on with some.
+    """
+    if not (folder / "latest").exists():
         raise UsageError(f"there is no checkpoint in {folder} to --resume from")
+    lesson09.check_settings(json.loads((folder / "settings.json").read_text()), settings, folder)
+    _, progress = engine.load_checkpoint(str(folder))
     return progress["epoch"], progress["losses"], progress["seconds"]
 
 

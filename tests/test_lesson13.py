@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -127,6 +128,7 @@ def observe_the_rest():
             "stage 5": {"zero_optimization": {"stage": 5}},
             "unknown optimizer": {"optimizer": {"type": "Adamm", "params": {}}},
             "batch": {"train_batch_size": 15},
+            "no object": {"zero_optimization": 2},
         }
         for name, more in wrong.items():
             try:
@@ -173,6 +175,7 @@ def test_what_the_stages_keep_and_send_and_what_deepspeed_does_without_a_word():
     assert "stage Input should be 0, 1, 2" in seen["refused"]["stage 5"]
     assert "Adamm is not a supported DeepSpeed Optimizer" in seen["refused"]["unknown optimizer"]
     assert "Check batch related parameters" in seen["refused"]["batch"]
+    assert "DeepSpeed refuses the configuration: " in seen["refused"]["no object"]
     assert seen["twice"] == 0.5 and seen["misspelt"] == 0
 
 
@@ -191,11 +194,15 @@ def run_programs(out):
 
         results = {f"stage {n}": program(lesson13, f"stage {n}", "--stage", str(n)) for n in range(4)}
         results["ddp"] = program(lesson12, "ddp", "--sharding", "ddp")
-        resumed = ["--stage", "3", "--warmup", "3", "--epochs"]
+        # 8 micro-batches each: two updates an epoch, and two micro-batches that are left over
+        resumed = ["--stage", "3", "--warmup", "3", "--accumulate", "3", "--train-samples", "64", "--epochs"]
         program(lesson13, "resumed", *resumed, "1")
         results["resumed"] = program(lesson13, "resumed", *resumed, "2", "--resume")
         results["undisturbed"] = program(lesson13, "undisturbed", *resumed, "2")
         results["bf16"] = program(lesson13, "bf16", "--precision", "bf16", "--accumulate", "2")
+        with pytest.raises(UsageError) as error:
+            program(lesson13, "stage 2", "--stage", "1", "--resume")
+        results["another stage"] = str(error.value)
         return results
 
 
@@ -206,6 +213,21 @@ def test_the_program_trains_as_lesson_12_resumes_exactly_and_its_shards_make_wha
     resumed_equals_undisturbed(results["resumed"], results["undisturbed"])
     for stage in (1, 2, 3):
         its_shards_make_what_was_trained(tmp_path / f"stage {stage}", results[f"stage {stage}"], stage)
+    pattern = r"checkpoints was made with zero_optimization {'stage': 2, .*}, not {'stage': 1, "
+    assert re.search(pattern, results["another stage"])
+    refusal, loss = launch(run_alone, tmp_path, nproc=1, timeout=60)[0]
+    assert "checkpoints was made with ranks 2, not 1: go on with that, or begin anew" in refusal
+    assert loss < 5
+
+
+def run_alone(out):
+    """Nobody has launched this process: what lesson 13 needs to say of that must not stay for the next lesson."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
+    flags = ["--train-samples", "32", "--batch-size", "8", "--out"]
+    with pytest.raises(UsageError) as error:
+        lesson13.main([*flags, f"{out}/stage 2", "--stage", "2", "--resume"])
+    return str(error.value), lesson12.main([*flags, f"{out}/alone"])["train_loss"]
 
 
 def trains_as_lesson_12(results):
@@ -218,9 +240,9 @@ def trains_as_lesson_12(results):
 
 
 def resumed_equals_undisturbed(resumed, undisturbed):
-    assert len(resumed["losses"]) == 8 and resumed["losses"] == undisturbed["losses"]
+    assert len(resumed["losses"]) == 2 * 2 * 3 and resumed["losses"] == undisturbed["losses"]
     assert resumed["params_sha256"] == undisturbed["params_sha256"]
-    assert resumed["updates"] == undisturbed["updates"] == 8
+    assert resumed["updates"] == undisturbed["updates"] == 2 * 2
 
 
 def its_shards_make_what_was_trained(folder, result, stage):
@@ -255,6 +277,8 @@ def test_a_wrong_configuration_and_a_missing_checkpoint_give_one_line(tmp_path):
         "optimizer": {"type": "AdamW", "params": {"torch_adam": True}},
     }
     good["zero_optimization"] = {"stage": 1, **lesson13.buffers("small", 1)}
+    without = {name: value for name, value in good.items() if name != "optimizer"}
+    assert "the configuration must say which optimizer" in fails(json.dumps(without))
     assert "there is no checkpoint in" in fails(json.dumps(good), "--resume")
     with pytest.raises(RankError, match="cannot read .*nothing.json: No such file or directory"):
         launch(

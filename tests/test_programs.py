@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -231,6 +232,14 @@ def test_a_garbled_environment_is_named(monkeypatch):
         monkeypatch.setenv(name, "first")
     with pytest.raises(UsageError, match="must be whole numbers"):
         distributed.torchrun_environment()
+
+
+def test_a_port_that_another_run_has_gives_one_line(workplace):
+    with socket.create_server(("127.0.0.1", 0)) as another:
+        port = another.getsockname()[1]
+        place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        done = start(env=os.environ | place | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+    assert_one_line(done, f"cannot listen on 127.0.0.1:{port}: Address already in use; another run has it")
 
 
 def test_without_an_environment_a_process_is_alone(monkeypatch):
