@@ -113,6 +113,13 @@ def observe_the_rest():
                     seen["bf16"][stage] = state["step"].item()
                 engine.destroy()
 
+        for stage in range(1, 4):
+            with profiling.memory_timeline() as timeline:
+                engine = engine_for("--stage", stage)
+                lesson13.train_one_epoch(engine, batches(), CPU)
+            seen["peak", stage] = max(timeline)
+            engine.destroy()
+
         engine, rates = engine_for("--warmup", 4), []
         for batch in [*batches(), *batches()]:
             rates.append(engine.get_lr()[0])
@@ -168,6 +175,10 @@ def test_what_the_stages_keep_and_send_and_what_deepspeed_does_without_a_word():
         for kind, size in kinds.items():
             slack = 0.2 if kind == "allgather" and stage == 3 else 0.01  # some are still there for backward
             assert shared[kind] == pytest.approx(size, rel=slack), (precision, stage, kind)
+    block = sum(value.numel() for value in GPT(**SHAPES["small"]).blocks[0].parameters())
+    for stage in range(1, 4):
+        assert lesson13.buffers("small", stage)["reduce_bucket_size"] == block
+        assert seen["peak", stage] < 10e6, stage  # bytes, where the default bucket has 2 GB
     # stage 0 counts a step that was none
     assert seen["bf16"] == {0: STEPS + 2, 1: STEPS + 1, 2: STEPS + 1}
     assert seen["rates"] == pytest.approx([1e-3 * min(1, max(0, step - 1) / 4) for step in range(2 * STEPS)])
