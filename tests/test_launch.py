@@ -1,6 +1,7 @@
 """launch() and its promises: real ranks, their results, output and errors, and nothing left behind."""
 
 import io
+import itertools
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 from conftest import COURSE, THOROUGH, descendants, python, wait_until
 
+from ddp_course import distributed
 from ddp_course.distributed import host_store, process_group
 from ddp_course.launch import RankError, RankTimeout, launch, rank_environment, start_server
 
@@ -518,6 +520,23 @@ def test_a_hosted_store_answers():
     store = host_store()
     store.set("key", "value")
     assert dist.TCPStore("127.0.0.1", store.port, is_master=False).get("key") == b"value"
+
+
+def test_ranks_that_torchrun_has_restarted_do_not_meet_the_addresses_of_those_before(monkeypatch):
+    """torchrun keeps its store. Whether a stale address is read is a matter of chance, so look at the store."""
+    server = host_store()
+    for name, value in rank_environment(0, 2, server.port).items():
+        monkeypatch.setenv(name, value)
+    seen = []
+    for attempt in (1, 2, 3):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
+        monkeypatch.setattr(distributed, "_groups", itertools.count())  # as in a new process
+        for _ in range(2):  # it joins a group, leaves it, and joins another
+            store = distributed.rendezvous()["store"]
+            seen.append(store.check(["address"]))
+            store.set("address", "here")
+            assert store.check(["address"])
+    assert seen == [False] * 6
 
 
 # ---- many at once ----
