@@ -26,10 +26,12 @@ def seconds(work, *args):
     return time.perf_counter() - begin
 
 
+def rounds_in_turn(rounds, **works):
+    """Time functions in turn, so that whatever else the machine does hits all alike; for each round {name: seconds}."""
+    return [{name: seconds(work) for name, work in works.items()} for _ in range(rounds)]
+
+
 def in_turn(rounds, **works):
-    """Time functions in turn, so that whatever else the machine does hits all alike; the median seconds of each."""
-    times = {name: [] for name in works}
-    for _ in range(rounds):
-        for name, work in works.items():
-            times[name].append(seconds(work))
-    return {name: statistics.median(of_one) for name, of_one in times.items()}
+    """The median seconds of each of these functions, timed in turn."""
+    times = rounds_in_turn(rounds, **works)
+    return {name: statistics.median(of_one[name] for of_one in times) for name in works}
