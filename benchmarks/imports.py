@@ -29,6 +29,7 @@ STANDS_ON = {
     "ddp_course.lesson07": "accelerate",
     "ddp_course.lesson08": "ddp_course.quick_trainer",
     "ddp_course.lesson11": "ddp_course.quick_trainer",
+    "ddp_course.lesson12": "torch.distributed.fsdp",
 }  # the others: torch
 
 
