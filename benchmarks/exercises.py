@@ -65,7 +65,7 @@ def repeat(repeats):
 
 
 def grade(folder):
-    """Grade a submission with all of our own answers; return its points and how many there are."""
+    """Grade a submission with all of our own answers, into report.json in the folder."""
     shutil.copytree(exercises.project_folder() / "solutions", folder / "ours")
     for path in (folder / "ours").iterdir():
         notebook = exercises.read(path)
@@ -96,7 +96,15 @@ def main():
     times, others = repeat(repeats)
     with tempfile.TemporaryDirectory() as folder:
         grading = seconds(grade, Path(folder))
-        [(points, questions)] = json.loads((Path(folder) / "report.json").read_text())["totals"].values()
+        report_card = json.loads((Path(folder) / "report.json").read_text())
+    [(points, questions)] = report_card["totals"].values()
+    [ours] = report_card["submissions"].values()
+    lost = {
+        f"{number} {name}": result
+        for number, results in ours.items()
+        for name, result in results.items()
+        if not result["points"]
+    }
     idle = [statistics.median(of_one) for of_one in times[False].values()]
     report(
         [
@@ -108,6 +116,7 @@ def main():
         ],
         times={"idle": times[False], "all cores busy": times[True]},
         not_passed=others,
+        lost_when_graded=lost,
     )
 
 

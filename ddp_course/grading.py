@@ -21,7 +21,7 @@ import nbformat
 import psutil
 
 from ddp_course import UsageError, exercises
-from ddp_course.checks.judge import GRADER_ERROR, NOT_ATTEMPTED, PASSED
+from ddp_course.checks.judge import GRADER_ERROR, NOT_ATTEMPTED, PASSED, TIMED_OUT
 
 MOST_SECONDS = 90  # for one question, all told; a check itself ends within ten
 
@@ -95,8 +95,17 @@ def grade(path, workers=None):
                 damage = str(error)
             for task in tasks:
                 jobs.append((submission, number, task, cells.get(task.cell.id), damage))
-    with inheriting_orphans(), ThreadPoolExecutor(workers or min(4, os.cpu_count() or 1)) as pool:
-        results = list(pool.map(lambda job: grade_one(references[job[1]], *job[1:]), jobs))
+
+    def grade_job(job):
+        return grade_one(references[job[1]], *job[1:])
+
+    with inheriting_orphans():
+        with ThreadPoolExecutor(workers or min(4, os.cpu_count() or 1)) as pool:
+            results = list(pool.map(grade_job, jobs))
+        # beside others, or while the machine was slow, a right answer may have been late: it gets another try, alone
+        for place, job in enumerate(jobs):
+            if results[place]["status"] == TIMED_OUT:
+                results[place] = grade_job(job)
     for (submission, number, task, *_), result in zip(jobs, results):
         report[submission][number][task.name] = result
     return report

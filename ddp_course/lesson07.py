@@ -14,7 +14,7 @@ from accelerate.utils import DataLoaderConfiguration, DistributedDataParallelKwa
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-import ddp_course.quick_accelerate  # noqa: F401, or it would look for DeepSpeed models
+import ddp_course.quick_accelerate  # noqa: F401, or it would import DeepSpeed and datasets
 from ddp_course import data, runs
 from ddp_course.distributed import choose_device, stay_on_this_machine, torchrun_environment
 from ddp_course.models import ConvNet

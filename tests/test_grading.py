@@ -115,6 +115,25 @@ def test_a_right_a_half_done_a_cheating_and_a_hanging_submission_in_one_call(cou
     assert "6131" not in [word for p in psutil.process_iter(["cmdline"]) for word in p.info["cmdline"] or ()]
 
 
+LATE_ONCE = """
+import pathlib, time
+if not pathlib.Path(MARKER).exists():
+    pathlib.Path(MARKER).touch()
+    time.sleep(600)
+"""
+
+
+def test_a_right_answer_that_was_late_once_gets_another_try(course):  # noqa: F811
+    """As one that is graded beside others on a busy machine."""
+    [ours] = [task for task in solution_tasks("03") if task.name == "average_gradients"]
+    late = LATE_ONCE.replace("MARKER", repr(str(course / "marker")))
+    submit(course / "late", {ours.name: late + exercises.answer_of(ours.cell.source)})
+    done = grade("late")
+    report = json.loads((course / "report.json").read_text())
+    assert report["submissions"]["late"]["03"][ours.name]["status"] == "passed", done.stdout
+    assert (course / "marker").exists()
+
+
 def test_a_damaged_submission_gains_nothing_and_stops_nobody(course):  # noqa: F811
     submit(course / "all" / "a", {})
     [path] = (course / "all" / "a").iterdir()
@@ -193,9 +212,11 @@ def test_a_report_that_has_no_folder_is_refused_before_anything_is_graded(course
 
 def test_answers_without_cell_ids_are_graded(course, monkeypatch):  # noqa: F811
     submit(course / "a", {"bucketed": "mine = 1"}, without_ids)
-    monkeypatch.setattr(grading, "grade_one", lambda _reference, _number, _task, answer, _damage: answer)
+    monkeypatch.setattr(
+        grading, "grade_one", lambda _reference, _number, _task, answer, _damage: {"status": answer}
+    )
     answers = grading.grade("a")["a"]["03"]
-    assert list(answers) == QUESTIONS and answers["bucketed"] == "mine = 1"
+    assert list(answers) == QUESTIONS and answers["bucketed"]["status"] == "mine = 1"
 
 
 def test_a_grader_that_cannot_run_says_so_and_takes_no_points_away_in_silence(course):  # noqa: F811

@@ -175,3 +175,21 @@ def test_notebook_launcher_starts_it_in_a_fresh_kernel(workplace):
         timeout=100,
     )
     assert json.loads((workplace / "result.json").read_text())["world_size"] == 2
+
+
+def test_its_ranks_import_no_library_of_which_accelerate_only_wants_a_type(tmp_path):
+    """DeepSpeed and datasets take seconds, on each rank, and are there for other lessons."""
+    options = [*DIGITS, "--train-samples", "128", "--epochs", "1", "--out", str(tmp_path)]
+    program = f"""
+from ddp_course.launch import launch
+
+def loaded():
+    import sys
+    from ddp_course import lesson07
+    lesson07.main({options!r})
+    return sorted({{"datasets", "deepspeed"}} & set(sys.modules))
+
+print(launch(loaded, nproc=2))
+"""
+    done = python("-c", program)  # with ranks of its own: those of the tests begin with all lessons' imports
+    assert done.stdout.splitlines()[-1] == "[[], []]", done.stderr

@@ -11,8 +11,10 @@ from torch.nn import functional as F
 from ddp_course.checks.ex04 import Numbered, a_look, same_as, two_numbers
 from ddp_course.checks.judge import Wrong, question, trying
 from ddp_course.checks.training import equal, fill, state, unwrapped
+from ddp_course.launch import start_server
 
-# Accelerate is imported on the ranks only: the process that judges need not wait for it.
+# Accelerate is imported on the ranks only: the process that judges need not wait for it. They begin with it, and without
+# DeepSpeed: else each would import both, within the seconds that it has.
 
 WIDTH, CLASSES = Numbered(1, seed=0).inputs.shape[1] - 1, 3
 LEARNING_RATE = 0.1  # in question 3
@@ -206,6 +208,7 @@ def trainings(train, cases, batch_size, epochs, rate, seed):
 )
 def check_train(answer, draw):
     """All ranks end where one process does that takes the joined batches of each update, in any window."""
+    start_server("ddp_course.quick_accelerate")  # where none runs yet
     for n in (2, 3):
         batch_size, epochs, seed = draw.randint(4, 5), 2, draw.randrange(10**6)
         rate, window = draw.uniform(0.1, 0.3), draw.choice([2, 3])
@@ -313,6 +316,7 @@ def guesses_of(data, seed):
 )
 def check_accuracy(answer, draw):
     """Exactly how many are right, of exactly all samples, on every process; the network stays as it was."""
+    start_server("ddp_course.quick_accelerate")  # where none runs yet
     for n in (2, 3):
         batch_size, seed = draw.randint(5, 7), draw.randrange(10**6)
         joined = n * batch_size
@@ -436,6 +440,7 @@ def copies(together, samples, batch_size, seed):
 )
 def check_together(answer, draw):
     """The accelerator counts all processes, they share the samples, and end where one process does."""
+    start_server("ddp_course.quick_accelerate")  # where none runs yet
     for n in (2, 3):
         batch_size, seed = draw.randint(3, 5), draw.randrange(10**6)
         samples = n * batch_size * draw.randint(4, 6)
