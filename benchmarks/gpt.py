@@ -4,7 +4,7 @@ python benchmarks/gpt.py
 """
 
 import math
-from statistics import median
+from statistics import mean, median
 
 import torch
 from claims import claim, report, rounds_in_turn
@@ -121,17 +121,21 @@ def measure(shape, batch, rounds=9):
     }  # fmt: skip
 
 
+def on_each_core(shape, batch):
+    """What a rank measures, in the mean over two of them, each with a core of its own: as the lesson trains."""
+    ranks = launch(measure, shape, batch, nproc=2, timeout=200)
+    return {figure: mean(rank[figure] for rank in ranks) for figure in ranks[0]}
+
+
 def main():
-    small, medium = (
-        launch(measure, *given, nproc=1, timeout=120)[0] for given in (("small", 16), ("medium", 8))
-    )
+    small, medium = on_each_core("small", 16), on_each_core("medium", 8)
     report(
         [
             claim(
                 "a GPT of 4 x 128, tokens/s, times the plain recipe's", small["times as fast"], at_least=1.1
             ),
-            claim("a GPT of 4 x 128, share of the matrix products' FLOP/s", small["share"], at_least=0.35),
-            claim("a GPT of 6 x 256, share of the matrix products' FLOP/s", medium["share"], at_least=0.45),
+            claim("a GPT of 4 x 128, share of the matrix products' FLOP/s", small["share"], at_least=0.4),
+            claim("a GPT of 6 x 256, share of the matrix products' FLOP/s", medium["share"], at_least=0.5),
         ],
         small=small,
         medium=medium,
