@@ -122,7 +122,7 @@ def measure(shape, batch, rounds=9):
 
 
 def on_each_core(shape, batch):
-    """What a rank measures, in the mean over two of them, each with a core of its own: as the lesson trains."""
+    """What a rank measures, in the mean over two of them, each with a core of its own, as the lesson's have."""
     ranks = launch(measure, shape, batch, nproc=2, timeout=200)
     return {figure: mean(rank[figure] for rank in ranks) for figure in ranks[0]}
 

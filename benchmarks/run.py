@@ -46,7 +46,6 @@ def main():
         table = Table(name, "measured", "claimed", "")
         if done.stdout.strip():
             reports[name] = json.loads(done.stdout)
-            write_atomically(results, json.dumps(reports, indent=2).encode())
         else:
             table.add_row("could not be measured", "-", "-", "[red]does not hold[/]")
         for claim in reports.get(name, {}).get("claims", []):
@@ -54,6 +53,7 @@ def main():
             verdict = "holds" if claim["holds"] else "[red]does not hold[/]"
             table.add_row(claim["figure"], str(claim["measured"]), bound, verdict)
         console.print(table)
+        write_atomically(results, json.dumps(reports, indent=2).encode())
     console.print("All of it: runs/benchmarks.json")
     sys.exit(1 if failed else 0)
 

@@ -13,8 +13,8 @@ from ddp_course.checks.judge import Wrong, question, trying
 from ddp_course.checks.training import equal, fill, state, unwrapped
 from ddp_course.launch import start_server
 
-# Accelerate is imported on the ranks only: the process that judges need not wait for it. They begin with it, and without
-# DeepSpeed: else each would import both, within the seconds that it has.
+# Accelerate is imported on the ranks only: the process that judges need not wait for it. They begin with it, without
+# DeepSpeed and datasets: else each would import all three, within the seconds that it has.
 
 WIDTH, CLASSES = Numbered(1, seed=0).inputs.shape[1] - 1, 3
 LEARNING_RATE = 0.1  # in question 3
