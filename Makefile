@@ -14,6 +14,9 @@ setup: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info[:2] <= (3, 13) else \
 		"The course needs Python 3.11, 3.12 or 3.13, this is %d.%d: make PYTHON=python3.12 ..." % sys.version_info[:2])'
+	@$(PYTHON) -c 'import os, shutil, sys; free = shutil.disk_usage(".").free / 1e9; \
+		sys.exit(None if free > 7 or os.path.exists(".venv") or sys.platform != "linux" else \
+		"The course needs 7 GB of disk, and 3 more while it installs: here %.1f GB are free." % free)'
 	@echo "Installing the course into .venv: some minutes the first time, torch is large."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable ".[deepspeed,test]"

@@ -17,6 +17,7 @@ import json
 import linecache
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.util
 import os
 import re
 import shutil
@@ -124,7 +125,7 @@ def start_server(*more):
     if start_method() == "forkserver" and multiprocessing.parent_process() is None:
         multiprocessing.get_context("forkserver").set_forkserver_preload([*PRELOADED, *more])
         keep_freed_memory()
-        with _main_module_hidden():
+        with _main_module_hidden(), _spawned_apart():
             multiprocessing.forkserver.ensure_running()
 
 
@@ -462,6 +463,26 @@ def _main_module_hidden():
             yield
         finally:
             main.update(hidden)
+
+
+@contextmanager
+def _spawned_apart():
+    """Have the fork server and multiprocessing's resource tracker run in process groups of their own.
+
+    The tracker ignores SIGTERM. A Jupyter kernel that shuts down sends SIGTERM to all its children in its own group and
+    waits until they have gone, which this one never does; 2.5 s later the kernel itself is killed, and leaves its
+    temporary folders behind.
+    """
+    spawn = multiprocessing.util.spawnv_passfds
+
+    def spawn_apart(path, arguments, descriptors):
+        return spawn(path, [*arguments[:-1], f"import os; os.setpgid(0, 0); {arguments[-1]}"], descriptors)
+
+    multiprocessing.util.spawnv_passfds = spawn_apart
+    try:
+        yield
+    finally:
+        multiprocessing.util.spawnv_passfds = spawn
 
 
 # ---- in each rank ----

@@ -16,5 +16,4 @@ def remove_socket_folder():
         shutil.rmtree(folder, ignore_errors=True)
 
 
-os.setpgid(0, 0)
 atexit.register(remove_socket_folder)  # the ranks leave by os._exit, which skips this

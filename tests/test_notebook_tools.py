@@ -6,6 +6,7 @@ import textwrap
 import pytest
 from conftest import descendants, wait_until
 from IPython.core.interactiveshell import InteractiveShell
+from jupyter_client.manager import start_new_kernel
 
 from ddp_course import lesson01, lesson03, lesson04, models, notebook
 from ddp_course.launch import RankError, launch
@@ -181,6 +182,22 @@ def test_a_fresh_kernel_that_hangs_is_stopped_with_all_that_it_has_started():
     with pytest.raises(TimeoutError, match="did not end within 1.5 s, and its kernel was stopped"):
         fresh_kernel(child, "while True: pass", timeout=1.5)
     assert wait_until(lambda: set(descendants()) <= set(before))
+
+
+def test_a_kernel_that_is_shut_down_takes_its_temporary_folders_along(tmp_path):
+    """Jupyter kills a kernel that takes more than 2.5 s to leave, and what is killed leaves its folders behind."""
+    manager, client = start_new_kernel()
+    try:
+        for cell in (f"import sys; sys.path[:0] = {sys.path!r}", "%load_ext ddp_course.notebook"):
+            assert client.execute_interactive(cell)["content"]["status"] == "ok"
+        client.execute_interactive(
+            f"import tempfile; folder = tempfile.TemporaryDirectory(dir={str(tmp_path)!r})"
+        )
+        assert list(tmp_path.iterdir())
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel()
+    assert not list(tmp_path.iterdir())
 
 
 LAUNCHES = """

@@ -5,6 +5,7 @@ import importlib
 import os
 import re
 import shutil
+import tempfile
 
 import nbformat
 import pytest
@@ -75,8 +76,20 @@ QUICKLY = ("01", "02", "05", "09")  # the others take a minute and more each, th
 RUN = NOTEBOOKS if THOROUGH else [path for path in NOTEBOOKS if path.name[:2] in QUICKLY]
 
 
+@pytest.fixture
+def nothing_left(monkeypatch):
+    """A folder for temporary files in which nothing may be left but torchrun's folders for logs, which it never removes."""
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own have names too long for a socket
+        monkeypatch.setenv("TMPDIR", folder)
+        yield
+        left = [
+            name for name in os.listdir(folder) if not name.startswith(("torchelastic_", "torchinductor_"))
+        ]
+        assert not left, left
+
+
 @pytest.mark.parametrize("path", RUN, ids=lambda path: path.stem)
-def test_it_runs_on_other_ranks_and_data_than_it_is_stored_with(path, course, monkeypatch):
+def test_it_runs_on_other_ranks_and_data_than_it_is_stored_with(path, course, nothing_left, monkeypatch):
     """Quickly: with MNIST the first one only, with 3 ranks some of them; `make lessons` runs them all, as they are."""
     number = path.name[:2]
     on_mnist = ["01", "02", "03", "04"] if THOROUGH else ["01"]

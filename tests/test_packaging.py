@@ -3,6 +3,7 @@
 import importlib.metadata
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -72,21 +73,28 @@ def test_all_name_the_same_versions_of_python():
     assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == ["3.11", "3.13"]
 
 
-def test_a_python_that_is_too_old_or_too_new_gets_one_line(tmp_path):
-    """Planted: a python that says it is 3.9, in a copy where nothing is installed."""
+@pytest.mark.parametrize(
+    "planted, line",
+    [
+        (
+            "import sys; sys.version_info = (3, 9, 1)",
+            "The course needs Python 3.11, 3.12 or 3.13, this is 3.9: make PYTHON=python3.12 ...",
+        ),
+        (
+            "import shutil; shutil.disk_usage = lambda path: shutil._ntuple_diskusage(9e9, 8.2e9, 0.8e9)",
+            "The course needs 7 GB of disk, and 3 more while it installs: here 0.8 GB are free.",
+        ),
+    ],
+)
+def test_a_wrong_python_and_a_full_disk_get_one_line_before_anything_is_installed(planted, line, tmp_path):
+    """Planted: a python that says it is 3.9, or that the disk is full, in a copy where nothing is installed."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         (tmp_path / name).write_text((COURSE / name).read_text())
-    fake = tmp_path / "python3.9"
-    fake.write_text(
-        '#!/bin/sh\nexec python3 -c "import sys; sys.version_info = (3, 9, 1); exec(sys.argv[1])" "$2"\n'
-    )
+    fake = tmp_path / "fake-python"
+    fake.write_text(f'#!/bin/sh\nexec {sys.executable} -c "import sys; {planted}; exec(sys.argv[1])" "$2"\n')
     fake.chmod(0o755)
     done = subprocess.run(["make", "setup", f"PYTHON={fake}"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode != 0
-    assert (
-        done.stderr.splitlines()[0]
-        == "The course needs Python 3.11, 3.12 or 3.13, this is 3.9: make PYTHON=python3.12 ..."
-    )
+    assert done.returncode == 2 and done.stderr.splitlines()[0] == line
     assert not (tmp_path / ".venv").exists()
 
 
