@@ -7,9 +7,7 @@ reloaded before the next cell.
 """
 
 import ast
-import atexit
 import difflib
-import gc
 import html
 import io
 import re
@@ -140,7 +138,6 @@ def load_ipython_extension(shell):
     """What `%load_ext ddp_course.notebook` does."""
     warnings.filterwarnings("ignore", "IProgress not found")  # of progress bars as widgets: text will do
     _keep_signals(shell)
-    atexit.register(gc.freeze)  # or a kernel that leaves looks for garbage in all of torch, for seconds
     start_server()
     shell.register_magic_function(ranks, magic_kind="cell")
     shell.run_line_magic("load_ext", "autoreload")
