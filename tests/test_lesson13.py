@@ -313,9 +313,9 @@ runs.start(lambda: lesson13.main(["--train-samples", "16", "--out", sys.argv[1]]
 
 
 def run_others(out):
-    """Train in Accelerate, in Trainer, and with an adapter; return which of them have imported DeepSpeed."""
+    """Train in Trainer, and with an adapter; return which of them have imported DeepSpeed."""
     found = []
-    for name, flags in {"07": ["--data", "digits"], "08": ["--data", "digits"], "11": []}.items():
+    for name, flags in {"08": ["--data", "digits"], "11": []}.items():
         lesson = importlib.import_module(f"ddp_course.lesson{name}")
         few = ["--train-samples", "32", "--batch-size", "8", "--epochs", "1", "--out", f"{out}/{name}"]
         lesson.main(few + flags)
@@ -324,7 +324,7 @@ def run_others(out):
 
 
 def test_lessons_that_do_without_deepspeed_do_not_import_it(tmp_path):
-    """Accelerate would, wherever it is installed, to see whether a model is one of its engines."""
+    """Accelerate would, wherever it is installed, to see whether a model is one of its engines; see test_lesson07, too."""
     assert launch(run_others, tmp_path, nproc=1, timeout=150) == [[]]
 
 
