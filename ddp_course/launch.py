@@ -471,7 +471,7 @@ def _spawned_apart():
 
     The tracker ignores SIGTERM. A Jupyter kernel that shuts down sends SIGTERM to all its children in its own group and
     waits until they have gone, which this one never does; 2.5 s later the kernel itself is killed, and leaves its
-    temporary folders behind.
+    temporary folders behind. Why the server: see ddp_course/server.py.
     """
     spawn = multiprocessing.util.spawnv_passfds
 

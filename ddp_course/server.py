@@ -1,7 +1,7 @@
 """To be imported by launch's fork server alone. Sees to it that the server tidies up when its caller is killed.
 
 A caller that is killed cannot remove the folder with the server's socket. The server notices that it is alone and
-leaves, so it can, if it lives that long: Jupyter kills a kernel together with its whole process group.
+leaves, so it can. It lives that long in a process group of its own, for Jupyter kills a kernel's whole group: see launch.
 """
 
 import atexit
