@@ -41,10 +41,10 @@ class PlainAttention(nn.Module):
 
 
 class PlainGELU(nn.Module):
-    """The formula, operation by operation, as in GPT-2's own code."""
+    """The formula, operation by operation, as in BERT's own code."""
 
     def forward(self, x):
-        return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+        return 0.5 * x * (1.0 + torch.erf(x / math.sqrt(2.0)))
 
 
 class PlainBlock(nn.Module):
@@ -128,14 +128,15 @@ def on_each_core(shape, batch):
 
 
 def main():
-    small, medium = on_each_core("small", 16), on_each_core("medium", 8)
+    small, medium = on_each_core("small", 64), on_each_core("medium", 16)
     report(
         [
             claim(
                 "a GPT of 4 x 128, tokens/s, times the plain recipe's", small["times as fast"], at_least=1.1
             ),
-            claim("a GPT of 4 x 128, share of the matrix products' FLOP/s", small["share"], at_least=0.4),
-            claim("a GPT of 6 x 256, share of the matrix products' FLOP/s", medium["share"], at_least=0.5),
+            # 0.55 and 0.70 on a machine at rest
+            claim("a GPT of 4 x 128, share of the matrix products' FLOP/s", small["share"], at_least=0.5),
+            claim("a GPT of 6 x 256, share of the matrix products' FLOP/s", medium["share"], at_least=0.62),
         ],
         small=small,
         medium=medium,

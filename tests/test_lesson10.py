@@ -154,8 +154,9 @@ def test_it_computes_what_transformers_gpt2_computes():
 
     ours = GPT(vocabulary=61, context=16, layers=2, heads=2, width=8).double().eval()
     settings = GPT2Config(
-        vocab_size=61, n_positions=16, n_layer=2, n_head=2, n_embd=8, bos_token_id=0, eos_token_id=0
-    )
+        vocab_size=61, n_positions=16, n_layer=2, n_head=2, n_embd=8, bos_token_id=0, eos_token_id=0,
+        activation_function="gelu",
+    )  # fmt: skip
     theirs = GPT2LMHeadModel(settings).double().eval()
     names = {
         "token_embedding": "transformer.wte",
