@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import THOROUGH
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -119,7 +120,7 @@ def observe_bytes():
         return seen
 
 
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("n", [2, 4] if THOROUGH else [4])
 def test_what_a_rank_keeps_and_sends_is_what_the_formulas_say(n):
     """All of it from one run, which takes its time."""
     of_ranks = launch(observe_bytes, nproc=n, timeout=200)
