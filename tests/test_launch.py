@@ -557,7 +557,7 @@ def test_launches_from_threads_do_not_mix():
 
 def test_a_lesson_started_many_times_at_once_does_not_clash(tmp_path):
     """Two processes start lesson 04 some times each, on two ranks, all into one folder: all come to one result."""
-    times = 10 if THOROUGH else 5
+    times = 10 if THOROUGH else 3
     arguments = [
         "--data",
         "digits",
