@@ -1,7 +1,7 @@
 """To be imported by launch's fork server alone. Sees to it that the server tidies up when its caller is killed.
 
-A caller that is killed cannot remove the folder with the server's socket. The server notices that it is alone and
-leaves, so it can. It lives that long in a process group of its own, for Jupyter kills a kernel's whole group: see launch.
+A caller that is killed cannot remove the folder with the server's socket. The server notices that it is alone, removes
+it, and leaves. Jupyter kills a kernel's whole process group, so the server has a group of its own: see launch.
 """
 
 import atexit

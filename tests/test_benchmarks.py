@@ -5,7 +5,10 @@ import json
 import sys
 
 import pytest
+import torch
 from conftest import COURSE, python
+
+from ddp_course.models import GPT
 
 HERE = COURSE / "benchmarks"
 sys.path.append(str(HERE))
@@ -36,3 +39,14 @@ def test_an_unknown_benchmark_gives_one_line():
     done = python(HERE / "run.py", "launching")
     assert done.returncode == 2
     assert "there is no benchmark launching: choose from imports" in done.stderr.splitlines()[-1]
+
+
+def test_the_plain_recipe_computes_what_lesson_10_does():
+    """Else comparing their times would say nothing."""
+    size = {"context": 16, "layers": 2, "heads": 2, "width": 8}
+    ours, plain = GPT(**size).double(), importlib.import_module("gpt").PlainGPT(256, **size).double()
+    for value, same in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.nn.init.normal_(value, std=0.5)
+        same.data.copy_(value)
+    tokens = torch.randint(256, (3, 16))
+    torch.testing.assert_close(plain(tokens), ours(tokens))
