@@ -91,11 +91,23 @@ def load_model(args, device):
     if args.method == "full":
         return model
     if args.method == "qlora":
+        keep_layout(model)
         model = prepare_model_for_kbit_training(model, gradient_checkpointing_kwargs=NON_REENTRANT)
     adapters = LoraConfig(
         task_type="CAUSAL_LM", r=8, lora_alpha=32, lora_dropout=args.dropout, target_modules=TARGETS
     )
     return get_peft_model(model, adapters)
+
+
+def keep_layout(model):
+    """Have an evaluation leave packed weights as they are.
+
+    On CPUs with AVX512-BF16 instructions, bitsandbytes lays them out anew for the first one, for a faster product that has
+    no backward pass: whoever evaluates and then trains gets next to no gradients, and one warning.
+    """
+    for layer in model.modules():
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            layer.support_avx512bf16_for_cpu = False
 
 
 def merge(base, adapter, folder):

@@ -4,6 +4,7 @@ Trainer imports peft, and peft imports bitsandbytes wherever that is installed. 
 imports it in time, as lesson 11 does; all others need not wait for it.
 """
 
+import logging
 import sys
 
 import ddp_course.quick_accelerate  # noqa: F401
@@ -16,3 +17,6 @@ try:
 finally:
     if hide:
         del sys.modules["bitsandbytes"]
+
+# on some CPUs it says for each process that imports it that it looked for another library; it needs none
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

@@ -19,6 +19,7 @@ from ddp_course import UsageError, base_model, chats, corpus, lesson11
 from ddp_course.distributed import process_group
 from ddp_course.launch import RankError, launch, start_server
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # as the lesson does
 EXACT = ["--dropout", "0", "--precision", "fp32", "--device", "cpu"]
 
 
@@ -163,6 +164,21 @@ def test_n_ranks_train_as_one(method, nproc, batch_size, base, questions, tmp_pa
     torch.testing.assert_close(many, one, rtol=1e-3, atol=1e-3)
     assert results[0]["loss_after"] == pytest.approx(alone["loss_after"], abs=2e-3)
     assert len({result["params_sha256"] for result in results}) == 1
+
+
+def test_in_4_bits_it_trains_as_on_the_same_weights_unpacked(base, questions, tmp_path):
+    """On any CPU; see keep_layout."""
+    args = lesson11.arguments(["--method", "qlora", *EXACT])
+    args.base = base
+    unpacked = lesson11.load_model(args, torch.device("cpu")).unload().dequantize()
+    unpacked.save_pretrained(tmp_path / "unpacked")
+    AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "unpacked")
+    options = [*EXACT, "--train-samples", "120", "--accumulate", "1"]
+    [packed, _], losses = run(base, questions, tmp_path / "4", *options, "--method", "qlora")
+    [whole, _], expected = run(tmp_path / "unpacked", questions, tmp_path / "32", *options)
+    torch.testing.assert_close(losses, expected, rtol=1e-3, atol=1e-3)
+    assert packed["loss_after"] == pytest.approx(whole["loss_after"], abs=2e-3)
+    assert packed["loss_after"] < packed["loss_before"] - 0.3
 
 
 def evaluates_first():
