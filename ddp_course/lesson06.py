@@ -2,7 +2,7 @@
 
 torchrun --nproc_per_node 2 ddp_course/lesson06.py --accumulate 4 --batch-size 16 --epochs 1
 torchrun --nproc_per_node 2 ddp_course/lesson06.py --precision bf16 --train-samples 256 --epochs 1
-python ddp_course/lesson06.py --precision fp16 --train-samples 256 --epochs 1
+python ddp_course/lesson06.py --precision fp16 --train-samples 128 --epochs 1
 """
 
 import itertools

@@ -161,7 +161,8 @@ def test_the_program_trains_alike_however_the_batch_is_cut(tmp_path):
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_it_trains_in_16_bits(precision, tmp_path):
-    options = ["--train-samples", "64", "--epochs", "3", "--batch-size", "16", "--accumulate", "2"]
+    # few: some CPUs have no fast backward pass for convolutions in fp16
+    options = ["--train-samples", "32", "--epochs", "2", "--batch-size", "4", "--accumulate", "2"]
     results, losses, state = run(tmp_path, 2, *options, "--precision", precision)
     assert losses[-1] < losses[0] - 0.2
     assert {value.dtype for value in state.values()} == {torch.float32}
