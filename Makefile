@@ -30,7 +30,7 @@ test: setup
 	@$(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1
 
 thorough: setup
-	@DDP_COURSE_THOROUGH=1 $(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1
+	@DDP_COURSE_THOROUGH=1 $(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1 --timeout=900
 
 SUBMISSION ?= exercises
 grade: setup

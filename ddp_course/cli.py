@@ -113,12 +113,13 @@ def run(
     nproc: int = typer.Option(1, min=1, help="how many ranks"),
 ):
     """Run a lesson's program with torchrun. All other flags are the lesson's own."""
+    script = find(lesson_scripts(), lesson)  # before torch is imported: who mistypes need not wait
+
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args
     from torch.distributed.run import run as torchrun
 
-    script = find(lesson_scripts(), lesson)
     # wrong flags end here, in one line
     importlib.import_module(f"ddp_course.{script.stem}").arguments(context.args)
     command = ["--nproc_per_node", str(nproc), os.path.relpath(script), *context.args]
@@ -153,6 +154,9 @@ def execute(
     store: bool = typer.Option(False, "--store", help="keep the outputs in lessons/, for all readers to see"),
 ):
     """Run lessons' notebooks from top to bottom with papermill, and say how each went."""
+    there = exercises.notebooks("solutions") if solutions else lesson_notebooks()
+    chosen = [find(there, number) for number in lesson or there]
+
     import papermill
 
     given = {"nproc": nproc, "data": data, "train_samples": train_samples, "epochs": epochs}
@@ -160,8 +164,6 @@ def execute(
     if store and parameters:
         raise UsageError(f"--store keeps what readers will see: run it without {', '.join(parameters)}")
 
-    there = exercises.notebooks("solutions") if solutions else lesson_notebooks()
-    chosen = [find(there, number) for number in lesson or there]
     folder = project_folder() / "runs" / "notebooks"
     folder.mkdir(parents=True, exist_ok=True)
     table = Table("lesson", "seconds", "verdict")

@@ -66,6 +66,14 @@ def share_what_is_made_once(folder):
         (folder / "runs" / kind).symlink_to(COURSE / "runs" / kind)
 
 
+def remember_that_there_is_no_mnist(folder):
+    """As a failed download does, in a working folder: to try one takes seconds, and test_data.py does."""
+    (folder / "data").mkdir()
+    (folder / "data" / "mnist-not-downloaded.txt").write_text(
+        "MNIST could not be downloaded: no network here"
+    )
+
+
 def no_network():
     """Environment variables with which downloads fail at once, on a machine with and without a network."""
     return {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")}

@@ -22,7 +22,7 @@ for module in pkgutil.iter_modules(mutants.__path__):
 RIGHT = [candidate for candidate in mutants.CANDIDATES if candidate.pattern is None]
 WRONG = [candidate for candidate in mutants.CANDIDATES if candidate.pattern is not None]
 if not THOROUGH:
-    RIGHT, WRONG = RIGHT[::4], WRONG[::7]
+    RIGHT, WRONG = RIGHT[::5], WRONG[::9]
 SECONDS = 20 if "PYTEST_XDIST_WORKER" in os.environ else 10  # there, other tests use the cores as well
 
 

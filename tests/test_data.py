@@ -1,19 +1,17 @@
 """The data sets: what they hold, that they are verified, and that they are had whole or not at all."""
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import no_network, python
+from conftest import no_network, remember_that_there_is_no_mnist
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from ddp_course import UsageError, data
+from ddp_course.launch import launch
 
 
 def test_digits_are_scikit_learns():
@@ -186,6 +184,7 @@ def test_without_a_network_auto_is_digits_and_says_why_and_does_not_try_again(wo
 
 
 def test_other_ranks_than_the_first_do_not_say_it_again(workplace, capsys, monkeypatch):
+    remember_that_there_is_no_mnist(workplace)
     monkeypatch.setenv("RANK", "1")
     data.load("auto")
     assert capsys.readouterr().out == ""
@@ -207,27 +206,18 @@ def test_a_data_folder_that_cannot_be_written_to_is_named(tmp_path, monkeypatch)
     assert data.load("auto")[0].name == "digits"
 
 
-DOWNLOAD = """
-import shutil, sys, time
-from pathlib import Path
-from ddp_course import data
-folder, source = map(Path, sys.argv[1:])
-def fetch(into, patience):
-    with open(folder / "fetched", "a") as file:
-        file.write("x")
-    time.sleep(1)
-    shutil.copytree(source / "MNIST", into / "MNIST")
-data.download_mnist(folder, fetch=fetch)
-print(len(data.load_mnist(folder)[0]))
-"""
-
-
 def test_of_many_processes_one_downloads_and_all_find_it(mnist, tmp_path):
-    processes = [
-        subprocess.Popen([sys.executable, "-c", DOWNLOAD, tmp_path, mnist], stdout=subprocess.PIPE, text=True)
-        for _ in range(4)
-    ]
-    assert [process.communicate(timeout=100)[0] for process in processes] == ["60000\n"] * 4
+    def fetch(into, patience):
+        with open(tmp_path / "fetched", "a") as file:
+            file.write("x")
+        time.sleep(1)
+        shutil.copytree(mnist / "MNIST", into / "MNIST")
+
+    def download():
+        data.download_mnist(tmp_path, fetch=fetch)
+        return len(data.load_mnist(tmp_path)[0])
+
+    assert launch(download, nproc=4) == [60000] * 4
     assert (tmp_path / "fetched").read_text() == "x"
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".lock") == ["MNIST", "fetched"]
 
@@ -249,16 +239,7 @@ def test_a_download_that_fails_half_way_leaves_nothing_and_can_be_repeated(mnist
     assert len(data.load_mnist(tmp_path)[1]) == 10000
 
 
-def test_all_ranks_come_to_the_same_choice(workplace):
-    """Two ranks under torchrun, no network, nothing remembered: digits, and one line."""
-    script = workplace / "choose.py"
-    script.write_text(
-        "import json, os; from ddp_course import data; print(json.dumps([os.environ['RANK'], data.choose()]))"
-    )
-    done = python("-m", "torch.distributed.run", "--nproc_per_node", "2", script, timeout=100)
-    lines = sorted(done.stdout.replace("][", "]\n[").split("\n"))
-    assert sorted(json.loads(line) for line in lines if line.startswith("[")) == [
-        ["0", "digits"],
-        ["1", "digits"],
-    ]
-    assert done.stdout.count("data: digits") == 1
+def test_all_ranks_come_to_the_same_choice(workplace, capsys):
+    """No network, nothing remembered: digits, and one line."""
+    assert launch(data.choose) == ["digits", "digits"]
+    assert capsys.readouterr().out.count("data: digits") == 1

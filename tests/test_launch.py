@@ -442,7 +442,7 @@ def alive(pid):
         return False
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def hanging(tmp_path_factory):
     """Three programs that hang, started together, since each takes some seconds to start."""
     programs = [Hanging(tmp_path_factory.mktemp(name)) for name in ("a", "b", "c")]
@@ -455,8 +455,15 @@ def hanging(tmp_path_factory):
         program.process.stderr.close()
 
 
-def test_an_interrupt_leaves_nothing_and_says_where_the_ranks_stood(hanging):
-    program = hanging[0]
+def test_an_interrupt_or_the_death_of_the_caller_leaves_nothing(hanging):
+    an_interrupt_leaves_nothing_and_says_where_the_ranks_stood(hanging[0])
+    hanging[1].process.kill()
+    assert not hanging[1].has_left()
+    os.killpg(hanging[2].process.pid, signal.SIGKILL)  # as Jupyter does with a kernel that it restarts
+    assert not hanging[2].has_left()
+
+
+def an_interrupt_leaves_nothing_and_says_where_the_ranks_stood(program):
     program.process.send_signal(signal.SIGINT)
     _, stderr = program.process.communicate(timeout=20)
     assert program.process.returncode != 0
@@ -464,17 +471,6 @@ def test_an_interrupt_leaves_nothing_and_says_where_the_ranks_stood(hanging):
         assert f"rank {number} stood in hangs.py, line" in stderr
     assert "in hang: time.sleep(1000)" in stderr
     assert not program.has_left()
-
-
-def test_killing_the_caller_leaves_nothing(hanging):
-    hanging[1].process.kill()
-    assert not hanging[1].has_left()
-
-
-def test_killing_the_callers_process_group_leaves_nothing(hanging):
-    """As Jupyter does with a kernel that it restarts."""
-    os.killpg(hanging[2].process.pid, signal.SIGKILL)
-    assert not hanging[2].has_left()
 
 
 def listening_addresses(processes):
@@ -557,7 +553,7 @@ def test_launches_from_threads_do_not_mix():
 
 def test_a_lesson_started_many_times_at_once_does_not_clash(tmp_path):
     """Two processes start lesson 04 some times each, on two ranks, all into one folder: all come to one result."""
-    times = 10 if THOROUGH else 3
+    times = 10 if THOROUGH else 2
     arguments = [
         "--data",
         "digits",

@@ -17,7 +17,7 @@ from ddp_course.distributed import process_group
 from ddp_course.launch import RankError, launch
 from ddp_course.models import MLP, ConvNet
 
-DIGITS = ["--data", "digits", "--train-samples", "576", "--epochs", "2", "--no-dropout"]
+DIGITS = ["--data", "digits", "--train-samples", "288", "--epochs", "2", "--no-dropout"]
 CPU = torch.device("cpu")
 
 
@@ -50,7 +50,7 @@ def assert_same_training(losses, vector, alone):
 @pytest.mark.parametrize("nproc", [2, 3])
 def test_ranks_train_as_one_process_with_the_same_batch_of_all(nproc, alone, tmp_path):
     results, losses = run(lesson04, tmp_path, nproc, "--batch-size", str(48 // nproc))
-    assert len(losses) == 24
+    assert len(losses) == 12
     assert_same_training(losses, parameters(tmp_path), alone)
     assert len({result["params_sha256"] for result in results}) == 1
 
@@ -154,7 +154,7 @@ def test_padding_would_have_been_found():
     assert launch(padded, 101, nproc=2) == [102, 102]
 
 
-@pytest.mark.parametrize("nproc", [2, 3])
+@pytest.mark.parametrize("nproc", [2, 3] if THOROUGH else [3])
 def test_all_of_mnists_test_set_is_counted_once(nproc, mnist, tmp_path):
     options = ["--data", "mnist", "--train-samples", "192", "--epochs", "1", "--out", str(tmp_path)]
     results = launch(lesson04.main, options, nproc=nproc, timeout=120)
@@ -192,8 +192,8 @@ def test_the_result_has_all_that_the_contract_names(tmp_path):
         "gloo",
         "cpu",
     )
-    assert (result["train_samples"], result["test_samples"], len(losses)) == (576, 360, 2 * 9)
-    assert result["train_loss"] == pytest.approx(sum(losses[9:]) / 9, abs=1e-4)
+    assert (result["train_samples"], result["test_samples"], len(losses)) == (288, 360, 2 * 5)
+    assert result["train_loss"] == pytest.approx(sum(losses[5:]) / 5, abs=1e-4)
 
 
 def test_the_fingerprint_is_that_of_the_saved_parameters(tmp_path):

@@ -170,7 +170,8 @@ def test_notebook_launcher_starts_it_in_a_fresh_kernel(workplace):
         f"import sys; sys.path[:0] = {sys.path!r}",
         "from accelerate import notebook_launcher\nfrom ddp_course import lesson07",
         "import torch; torch.set_num_threads(1)",
-        f"notebook_launcher(lesson07.main, ({options!r},), num_processes=2, rdzv_backend='c10d', "
+        "import time\ndef train(options):\n    time.sleep(1)\n    lesson07.main(options)",  # as in the notebook
+        f"notebook_launcher(train, ({options!r},), num_processes=2, rdzv_backend='c10d', "
         "rdzv_endpoint='127.0.0.1:0')",
         timeout=100,
     )

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import COURSE, THOROUGH, wait_until
+from conftest import COURSE, wait_until
 from torch import nn
 
 from ddp_course import lesson09, runs
@@ -99,7 +99,7 @@ def undisturbed(tmp_path_factory):
     return out, seconds
 
 
-# ---- a hundred kills, or half of them ----
+# ---- a hundred kills ----
 
 
 def dies_writing(file, offset, checkpoint):
@@ -134,10 +134,9 @@ def dies_writing(file, offset, checkpoint):
 
 @pytest.mark.parametrize("file", ["rank0.pt", "rank1.pt", "shared.pt", "manifest.json"])
 def test_killed_at_spread_out_bytes_of_its_files_it_ends_bit_for_bit_the_same(file, undisturbed, tmp_path):
-    """Twenty kills for each of the four files; `make test` makes ten. Every fifth one comes a checkpoint later, so that the
-    run gets on."""
+    """Twenty kills for each of the four files. Every fifth one comes a checkpoint later, so that the run gets on."""
     size = (undisturbed[0] / "checkpoints" / "step-00000002" / file).stat().st_size
-    places = 19 if THOROUGH else 9
+    places = 19
     offsets = [*(round(place / (places - 1) * (size - 1)) for place in range(places)), None]
     for attempt, offset in enumerate(offsets):
         plant = dies_writing(file, offset, checkpoint=2 if attempt % 5 == 4 else 1)
@@ -172,7 +171,7 @@ def test_killed_at_random_moments_on_any_rank_it_ends_bit_for_bit_the_same(undis
     expected, seconds = outcome(undisturbed[0]), undisturbed[1]
     seed = random.randrange(10**6)
     draw, kills, runs_made = random.Random(seed), 0, 0
-    while kills < (20 if THOROUGH else 10):
+    while kills < 20:
         out, attempt = tmp_path / str(runs_made), 0
         while attempt < 15:
             killer = kill_later(out, attempt, draw.randrange(2), draw.uniform(0, 0.8 * seconds))
