@@ -29,7 +29,7 @@ def average_gradients(module):
 """.replace("QUESTIONS", str(QUESTIONS))
 FORKS = """
 import os, subprocess, time
-subprocess.Popen(["sleep", "6131"], env={}, start_new_session=True)
+subprocess.Popen(["sleep", "SECONDS"], env={}, start_new_session=True)
 for _ in range(3):
     if os.fork() == 0:
         os.setsid()
@@ -38,6 +38,7 @@ for _ in range(3):
 class Overlapped:
     pass
 """
+SECONDS = str(10**6 + os.getpid())  # no other process has it among its arguments
 
 
 def grade(path, **options):
@@ -82,7 +83,11 @@ def test_a_right_a_half_done_a_cheating_and_a_hanging_submission_in_one_call(cou
     submit(there / "cheating", {"average_gradients": PATCHES, "overlapped": "import os\nos._exit(0)"}, forge)
     submit(
         there / "hanging",
-        {"average_gradients": "while True:\n    pass", "overlapped": FORKS, "bucketed": ours["bucketed"]},
+        {
+            "average_gradients": "while True:\n    pass",
+            "overlapped": FORKS.replace("SECONDS", SECONDS),
+            "bucketed": ours["bucketed"],
+        },
     )
     summary = course / "summary.md"
     done = grade("submissions", env=os.environ | {"GITHUB_STEP_SUMMARY": str(summary)})
@@ -112,7 +117,7 @@ def test_a_right_a_half_done_a_cheating_and_a_hanging_submission_in_one_call(cou
         ]
 
     assert wait_until(lambda: not left()), left()
-    assert "6131" not in [word for p in psutil.process_iter(["cmdline"]) for word in p.info["cmdline"] or ()]
+    assert SECONDS not in [word for p in psutil.process_iter(["cmdline"]) for word in p.info["cmdline"] or ()]
 
 
 LATE_ONCE = """
