@@ -42,14 +42,17 @@ def observe_layers(kind, cases):
 
 
 def observe_numbers(lora, layer, x, case):
-    lora(x).pow(2).sum().backward()
+    output = lora(x)
+    if output.requires_grad:
+        output.pow(2).sum().backward()
     flows = any(value.grad is not None and value.grad.abs().sum() > 0 for value in trained_of(lora).values())
+    all_zeros = not any(value.detach().any() for value in trained_of(lora).values())
     values = []
     with torch.no_grad():
         for place, value in enumerate(trained_of(lora).values()):
             value.copy_(some(*value.shape, seed=case["seed"] + 2 + place))
             values.append(value.clone())
-    seen = {"flows": flows, "values": values, "output": lora(x)}
+    seen = {"flows": flows, "all zeros": all_zeros, "values": values, "output": lora(x)}
     merged = lora.merged()
     return seen | {
         "kind": "Linear" if type(merged) is nn.Linear else type(merged).__name__,
@@ -162,7 +165,7 @@ def judge_layer(case, seen):
     if not close(seen["begin"], layer(x)):
         cause = "it has to begin as the layer that it was: let B begin as zeros, so that B A is zero"
         raise Wrong(checked, expected=layer(x), got=seen["begin"], cause=cause)
-    if not seen["flows"]:
+    if seen["all zeros"]:
         cause = "where A and B both begin as zeros, each one's gradient is a product with the other, and zero for ever"
         raise Wrong(checked, expected="a gradient in the first step", got="zeros", cause=cause)
     change = thin(seen["values"], case)
@@ -180,6 +183,9 @@ def judge_layer(case, seen):
         if close(seen["output"], alpha / r * x @ change.T):
             cause = "W x + b is missing: what A and B give is added to what the layer gives"
         raise Wrong(checked, expected=truth, got=seen["output"], cause=cause)
+    if not seen["flows"]:
+        cause = "no gradient comes to A and B: forward detaches what they give, or computes it under no_grad"
+        raise Wrong(checked, expected="a gradient in the first step", got="none, or zeros", cause=cause)
     if seen["kind"] != "Linear" or not seen["new"]:
         got = seen["kind"] if seen["kind"] != "Linear" else "the layer that it was given, changed"
         cause = (

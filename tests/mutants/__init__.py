@@ -7,7 +7,7 @@
     def forgets_to_divide(module): ...
 
 The last text is a pattern that the verdict must match: the cause, not only the verdict, has to be right. An answer of
-several functions is a function without arguments, `several=True`, that returns them all.
+several functions is a function without arguments, `several=True`, that returns them all. A status may be a pattern, too.
 """
 
 from typing import NamedTuple

@@ -134,6 +134,12 @@ class NoEffect(Base):
         return self.layer(x) + 0 * (x @ self.A.T @ self.B.T)
 
 
+@wrong("lora_layer", "no gradient comes to A and B")
+class LearnsNothing(Base):
+    def forward(self, x):
+        return self.layer(x) + self.scale * (x @ self.A.T @ self.B.T).detach()
+
+
 @wrong("lora_layer", "it has to begin as the layer|W x \\+ b is missing")
 class WithoutTheLayer(Base):
     def forward(self, x):
@@ -410,7 +416,7 @@ def right_gradient_wrong_number(logits, tokens, questions, lengths):
     return loss + (loss.detach() + 1)
 
 
-@wrong("answer_loss", ".", "timed out")
+@wrong("answer_loss", "two ranks brought tensors|some rank waits", "your code raised|timed out")
 def leaves_early_where_nothing_counts(logits, tokens, questions, lengths):
     labels = labels_of(tokens, questions, lengths)
     if (labels == -100).all():
