@@ -103,6 +103,7 @@ def lab(
         command += ["--allow-root"]  # in a container, where everybody is root
     server = subprocess.Popen(command, cwd=project_folder())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's: it asks whether to stop
+    signal.signal(signal.SIGTERM, lambda *_: server.terminate())  # who ends this ends the server
     raise typer.Exit(server.wait())
 
 

@@ -80,6 +80,20 @@ def test_wrong_use_gives_one_line(arguments, expected):
     assert line.startswith("ddp-course: ") and expected in line
 
 
+@pytest.mark.parametrize("command", ["run", "execute"])
+def test_who_mistypes_a_lesson_does_not_wait_for_imports(command):
+    program = f"""
+import sys
+from ddp_course import cli
+sys.argv[1:] = [{command!r}, "99"]
+try:
+    cli.main()
+finally:
+    print([name for name in ("torch", "papermill") if name in sys.modules])
+"""
+    assert python("-c", program, cwd=COURSE).stdout == "[]\n"
+
+
 def test_outside_of_the_course_notebooks_are_missed_in_one_line(tmp_path):
     done = course("lab", cwd=tmp_path)
     assert done.returncode == 2 and "start in the course folder" in done.stderr
@@ -124,14 +138,14 @@ def test_lab_opens_a_lesson_on_loopback_with_a_token():
         }
     finally:
         started = descendants(process.pid)
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(timeout=20)
-        process.stdout.close()
-    assert wait_until(
-        lambda: (
-            not [child for child in started if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
-        )
-    )
+        process.terminate()  # the command alone, not all that it has started
+        try:
+            assert process.wait(timeout=20) == 0
+            assert not psutil.wait_procs(started, timeout=10)[1]
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.stdout.close()
 
 
 # ---- the doctor ----

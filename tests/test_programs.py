@@ -413,6 +413,11 @@ def test_each_lesson_loads_what_it_teaches_and_nothing_heavier():
     assert not {"bitsandbytes", "deepspeed"} & set(loaded)
 
 
+def test_bitsandbytes_comes_without_a_word():
+    done = python("-c", "import ddp_course.quick_trainer, bitsandbytes")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_nothing_below_knows_of_notebooks():
     """Imports run one way: cli to launch and lessons, lessons to what is shared, no lesson to a later one."""
     for path in (COURSE / "ddp_course").glob("*.py"):
