@@ -46,7 +46,7 @@ class Images(Dataset):
     def __getitems__(self, indices):
         """A whole batch at once: images float32 (b, 1, 28, 28), labels int64 (b,)."""
         indices = torch.as_tensor(indices)
-        images = self.images[indices].unsqueeze(1).float().div_(255)
+        images = self.images.index_select(0, indices).unsqueeze(1).float().div_(255)
         return [WholeBatch((images.sub_(self.mean).div_(self.std), self.labels[indices]))]
 
     def first(self, count):

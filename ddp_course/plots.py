@@ -224,6 +224,7 @@ def bars(values, xlabel, title, unit=""):
         axis.invert_yaxis()
         axis.grid(axis="y", visible=False)
         axis.xaxis.set_major_formatter("{x:,.0f}" if max(values.values()) >= 1000 else "{x:,.4g}")
+        axis.locator_params(axis="x", nbins=5)  # numbers of six digits need room
         axis.set(xlabel=xlabel, title=title, xlim=(0, 1.15 * max(values.values())))
         plt.show()
 
