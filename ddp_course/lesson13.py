@@ -131,7 +131,8 @@ def load_deepspeed(device):
 def start_engine(network, config, device):
     """A DeepSpeed engine for a network: called, it computes; it has backward, step, and checkpoints.
 
-    Raises UsageError for a configuration that DeepSpeed refuses, with its words, or cannot compile.
+    Raises UsageError for a configuration that DeepSpeed refuses, with its words, or cannot compile; and for fp16 in
+    stage 0, where it divides gradients by a scale that the loss was not multiplied by (DeepSpeed's pull request 8393).
     """
     deepspeed = load_deepspeed(device)
     if "optimizer" not in config:
@@ -151,6 +152,8 @@ def start_engine(network, config, device):
     finally:
         if alone:
             del os.environ["LOCAL_RANK"]
+    if engine.fp16_enabled() and engine.zero_optimization_stage() == 0:
+        raise UsageError("fp16 goes wrong in stage 0: DeepSpeed does not scale the loss there; take stage 1")
     return engine
 
 

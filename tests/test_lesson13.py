@@ -88,6 +88,54 @@ def test_each_stage_trains_as_ddp_does(nproc):
                 assert difference < 0.2 * 1e-3, (name, key)
 
 
+def train_in_fp16():
+    """What DeepSpeed says where the processor cannot compute in fp16; else what each stage does with its loss scale."""
+    with process_group():
+        deepspeed = lesson13.load_deepspeed(CPU)
+        if not deepspeed.get_accelerator().is_fp16_supported():
+            with pytest.raises(UsageError) as error:
+                engine_for("--precision", "fp16")
+            return str(error.value)
+        seen = {}
+        for stage in (1, 2, 3):
+            too_large = {"enabled": True, "initial_scale_power": 40}
+            engine = engine_for("--stage", stage, "--precision", "fp16", fp16=too_large)
+            before, rows = lesson13.whole_parameters(engine), []
+            for batch in batches():
+                lesson13.train_one_epoch(engine, [batch], CPU)
+                rows.append((engine.optimizer.loss_scale, engine.skipped_steps))
+            after = lesson13.whole_parameters(engine)
+            seen[stage] = rows, all(torch.equal(before[name], after[name]) for name in before)
+        with pytest.raises(UsageError) as error:
+            engine_for("--stage", 0, "--precision", "fp16")
+        seen["refused"] = str(error.value)
+        for stage in (0, 1):  # what DeepSpeed makes of it, in one step
+            config = configuration(
+                "--stage", stage, "--precision", "fp16", optimizer={"type": "SGD", "params": {"lr": 1.0}}
+            )
+            torch.manual_seed(0)
+            engine, *_ = deepspeed.initialize(
+                model=GPT(**SHAPE), config=config | {"zero_allow_untested_optimizer": True}
+            )
+            before = lesson13.whole_parameters(engine)
+            lesson13.train_one_epoch(engine, batches()[:1], CPU)
+            after = lesson13.whole_parameters(engine)
+            seen["moved", stage] = max((after[name] - before[name]).abs().max().item() for name in before)
+        return seen
+
+
+def test_in_fp16_overflowing_steps_are_skipped_and_stage_0_is_refused():
+    for seen in launch(train_in_fp16, nproc=2, timeout=150):
+        if isinstance(seen, str):
+            assert "fp16 is not supported on your device" in seen
+            continue
+        for stage in (1, 2, 3):  # the first overflow is forgiven
+            assert seen[stage] == ([(2**40, 1), (2**39, 2), (2**38, 3), (2**37, 4)], True)
+        assert "take stage 1" in seen["refused"]
+        # if this fails, DeepSpeed scales the loss in stage 0, and start_engine need not refuse it any longer
+        assert seen["moved", 0] < seen["moved", 1] / 1000
+
+
 def observe_the_rest():
     """What one launch is enough for: bytes, bf16, the schedule, clipping, configurations that are refused."""
     seen = {"bytes": {}, "bf16": {}, "refused": {}}
