@@ -46,9 +46,10 @@ PRELOADED = [
 LIVE_AFTER = 3.0  # seconds after which output is shown as it comes, and not only at the end of the run
 LARGEST_FILE = 64 * 2**20  # bytes, in launch_untrusted
 GRACE = 0.3  # seconds that the other ranks get, once one has failed, to say what they have to say
-# What a rank says when another one has gone wrong.
-SYMPTOMS = ["Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting"]
-SYMPTOMS += ["Application timeout"]
+# What a rank says when another one has gone wrong: that it does not come, and then, that it has left.
+TIMEOUTS = ["Timed out waiting", "Application timeout"]
+HANG_UPS = ["Connection closed by peer", "Connection reset by peer", "Broken pipe"]
+SYMPTOMS = TIMEOUTS + HANG_UPS
 
 
 class RankError(RuntimeError):
@@ -259,7 +260,7 @@ class _Run:
         """What the ranks returned, in rank order; or the error that says why they did not."""
         failed = [ending for ending in self.endings if ending.failed]
         if failed:
-            first = min(failed, key=lambda ending: (ending.is_symptom, ending.time))
+            first = min(failed, key=lambda ending: (ending.is_hang_up, ending.is_timeout, ending.time))
             first = next(ending for ending in failed if ending is first or ending.fails_like(first))
             lines = [f"rank {first.rank} of {self.nproc} {first.story}\n"]
             for other in self.endings:
@@ -288,7 +289,8 @@ class _Ending:
         self.failed = self.died or bool(self.failure)
         self.time = self.failure["time"] if self.failure else 0.0  # who cannot say when was the first
         self.message = self.failure["message"] if self.failure else ""
-        self.is_symptom = any(symptom in self.message for symptom in SYMPTOMS)
+        self.is_timeout = any(words in self.message for words in TIMEOUTS)
+        self.is_hang_up = any(words in self.message for words in HANG_UPS)
         self.last_words = _read(folder / f"{rank}.stderr").decode(errors="replace").strip().splitlines()[-8:]
         self.stack = _main_thread(_read(folder / f"{rank}.stack").decode(errors="replace"))
 

@@ -273,6 +273,32 @@ def test_the_rank_that_raised_is_named_first_with_its_own_traceback(nproc, faili
         assert "ddp_course/launch.py" not in text and "multiprocessing" not in text
 
 
+def says(*words):
+    """A function for launch: each rank raises an error of its own, the last rank first."""
+
+    def work():
+        time.sleep(0.1 * (len(words) - rank()))
+        raise RuntimeError(words[rank()])
+
+    return work
+
+
+@pytest.mark.parametrize(
+    "words, first",
+    [
+        (["Timed out waiting 2000ms", "Connection closed by peer"], 0),
+        (["Connection closed by peer", "Timed out waiting 2000ms"], 1),
+        (["a reason", "Timed out waiting 2000ms"], 0),
+        (["Broken pipe", "Connection closed by peer"], 1),
+    ],
+)
+def test_reasons_come_before_timeouts_and_these_before_lost_connections(words, first):
+    with pytest.raises(RankError) as caught:
+        launch(says(*words))
+    assert caught.value.rank == first
+    assert f"meanwhile rank {1 - first} failed: RuntimeError: {words[1 - first]}" in str(caught.value)
+
+
 def test_a_raising_rank_is_reported_at_once():  # benchmarks/ measures how soon
     launch(sum_of_ones)
     begin = time.monotonic()
