@@ -40,7 +40,7 @@ class Images(Dataset):
         return len(self.labels)
 
     def __getitem__(self, index):
-        [(images, labels)] = self.__getitems__([index])
+        [(images, labels)] = self.__getitems__([range(len(self))[index]])  # which may be -1
         return images[0], labels[0]
 
     def __getitems__(self, indices):

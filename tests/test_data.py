@@ -38,6 +38,18 @@ def test_digits_are_split_for_good_and_scaled():
     assert test.labels[:10].tolist() == data.load("digits")[1].labels[:10].tolist()
 
 
+def test_one_image_is_found_as_in_a_list():
+    images = data.load_digits()[1]
+    every = [(image, int(label)) for image, label in images]  # ends with an IndexError, as for all sequences
+    assert len(every) == len(images) == 360
+    for index in (0, -1, -360, torch.tensor(359)):
+        image, label = images[index]
+        assert torch.equal(image, every[index][0]) and label == every[index][1]
+    for index in (360, -361):
+        with pytest.raises(IndexError):
+            images[index]
+
+
 def test_the_training_set_is_normalised():
     train, _ = data.load("digits", train_samples=1437)
     images, _ = next(iter(DataLoader(train, batch_size=1437)))

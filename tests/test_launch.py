@@ -277,8 +277,10 @@ def says(*words):
     """A function for launch: each rank raises an error of its own, the last rank first."""
 
     def work():
-        time.sleep(0.1 * (len(words) - rank()))
-        raise RuntimeError(words[rank()])
+        with process_group():
+            dist.barrier()
+            time.sleep(0.05 * (len(words) - rank()))
+            raise RuntimeError(words[rank()])
 
     return work
 
