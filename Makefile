@@ -20,7 +20,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@echo "Installing the course into .venv: some minutes the first time, torch is large."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable ".[deepspeed,test]"
-	@$(BIN)/python -m ddp_course.doctor pair
+	@$(BIN)/python -m ddp_course.school.doctor pair
 	@touch $@
 
 lessons: setup
@@ -37,7 +37,7 @@ grade: setup
 	@$(BIN)/ddp-course grade $(SUBMISSION)
 
 exercises: setup
-	@$(BIN)/python -m ddp_course.exercises
+	@$(BIN)/python -m ddp_course.school.exercises
 
 bench: setup
 	@$(BIN)/python benchmarks/run.py

@@ -1,4 +1,5 @@
-"""How long a training step takes with lesson 03's BucketedDDP, against torch's DistributedDataParallel.
+"""How long a training step takes with lesson 03's BucketedDDP, against torch's
+DistributedDataParallel.
 
 python benchmarks/bucketed_ddp.py
 """
@@ -11,10 +12,10 @@ from claims import claim, report, seconds
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_course.distributed import process_group
-from ddp_course.launch import launch
 from ddp_course.lesson03 import BucketedDDP
-from ddp_course.models import MLP, ConvNet
+from ddp_course.ranks.environment import process_group
+from ddp_course.ranks.launch import launch
+from ddp_course.scenery.models import MLP, ConvNet
 
 MODELS = {
     "ConvNet": ConvNet,
@@ -26,8 +27,9 @@ MODELS = {
 def training_step(model, finish):
     """A function that takes one step on a batch of 64.
 
-    The learning rate is so small that the numbers stay as they are. A model that has learnt the batch by heart has
-    gradients so small that they are denormal, and computes with them several times more slowly.
+    The learning rate is so small that the numbers stay as they are. A model that has
+    learnt the batch by heart has gradients so small that they are denormal, and
+    computes with them several times more slowly.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
     images, labels = torch.randn(64, 1, 28, 28), torch.randint(10, (64,))
@@ -42,7 +44,9 @@ def training_step(model, finish):
 
 
 def time_steps(name, rounds):
-    """The median seconds of (torch's step, ours), taken in turn, in the same processes."""
+    """The median seconds of (torch's step, ours), taken in turn, in the same
+    processes.
+    """
     with process_group():
         theirs = DistributedDataParallel(MODELS[name]())
         ours = BucketedDDP(MODELS[name]())

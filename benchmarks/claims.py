@@ -1,4 +1,6 @@
-"""What every benchmark prints: one JSON object, with each claim, what was measured, and whether the claim holds."""
+"""What every benchmark prints: one JSON object, with each claim, what was measured, and
+whether the claim holds.
+"""
 
 import json
 import statistics
@@ -7,10 +9,19 @@ import time
 
 
 def claim(figure, measured, *, at_least=None, at_most=None):
-    """One figure that the course claims, as a dict; ratios have no unit, all else has its unit in its name."""
-    holds = (at_least is None or measured >= at_least) and (at_most is None or measured <= at_most)
+    """One figure that the course claims, as a dict; ratios have no unit, all else has
+    its unit in its name.
+    """
+    holds = (at_least is None or measured >= at_least) and (
+        at_most is None or measured <= at_most
+    )
     bound = {"at_least": at_least} if at_most is None else {"at_most": at_most}
-    return {"figure": figure, "measured": float(f"{measured:.3g}"), **bound, "holds": holds}
+    return {
+        "figure": figure,
+        "measured": float(f"{measured:.3g}"),
+        **bound,
+        "holds": holds,
+    }
 
 
 def report(claims, **details):
@@ -27,8 +38,12 @@ def seconds(work, *args):
 
 
 def rounds_in_turn(rounds, **works):
-    """Time functions in turn, so that whatever else the machine does hits all alike; for each round {name: seconds}."""
-    return [{name: seconds(work) for name, work in works.items()} for _ in range(rounds)]
+    """Time functions in turn, so that whatever else the machine does hits all alike;
+    for each round {name: seconds}.
+    """
+    return [
+        {name: seconds(work) for name, work in works.items()} for _ in range(rounds)
+    ]
 
 
 def in_turn(rounds, **works):

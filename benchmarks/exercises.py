@@ -1,4 +1,5 @@
-"""How long the exercises' checks take on our own answers, whether they pass each time, and how long grading takes.
+"""How long the exercises' checks take on our own answers, whether they pass each time,
+and how long grading takes.
 
 python benchmarks/exercises.py
 python benchmarks/exercises.py --repeats 30
@@ -18,17 +19,22 @@ from pathlib import Path
 import nbformat
 from claims import claim, report, seconds
 
-from ddp_course import exercises
-from ddp_course.checks.judge import PASSED
-from ddp_course.launch import launch, start_server
+from ddp_course.ranks.launch import launch, start_server
+from ddp_course.school import exercises
+from ddp_course.school.judge import PASSED
 
-UNTIL_THE_PARENT_ENDS = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
+UNTIL_THE_PARENT_ENDS = (
+    "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
+)
 
 
 @contextmanager
 def all_cores_busy():
     """As many endless loops as there are cores."""
-    loops = [subprocess.Popen([sys.executable, "-c", UNTIL_THE_PARENT_ENDS]) for _ in range(os.cpu_count())]
+    loops = [
+        subprocess.Popen([sys.executable, "-c", UNTIL_THE_PARENT_ENDS])
+        for _ in range(os.cpu_count())
+    ]
     try:
         yield
     finally:
@@ -38,17 +44,24 @@ def all_cores_busy():
 
 
 def solutions():
-    """The Question and our own answer for each question: {"01 normalize": (question, answers)}."""
+    """The Question and our own answer for each question: {"01 normalize": (question,
+    answers)}.
+    """
     found = {}
     for number, path in exercises.notebooks("solutions").items():
         for task in exercises.tasks(exercises.read(path)):
             question = exercises.question(number, task)
-            found[question.title] = question, exercises.answers(task, exercises.answer_of(task.cell.source))
+            found[question.title] = (
+                question,
+                exercises.answers(task, exercises.answer_of(task.cell.source)),
+            )
     return found
 
 
 def repeat(repeats):
-    """Check our own answers, on an idle and on a busy machine in turn; the seconds of each, and what did not pass."""
+    """Check our own answers, on an idle and on a busy machine in turn; the seconds of
+    each, and what did not pass.
+    """
     times, others = {True: {}, False: {}}, []
 
     def check(title, question, answers):
@@ -60,12 +73,16 @@ def repeat(repeats):
         busy = round_ % 2 == 1
         with all_cores_busy() if busy else nullcontext():
             for title, (question, answers) in solutions().items():
-                times[busy].setdefault(title, []).append(seconds(check, title, question, answers))
+                times[busy].setdefault(title, []).append(
+                    seconds(check, title, question, answers)
+                )
     return times, others
 
 
 def grade(folder):
-    """Grade a submission with all of our own answers, into report.json in the folder."""
+    """Grade a submission with all of our own answers, into report.json in the
+    folder.
+    """
     shutil.copytree(exercises.project_folder() / "solutions", folder / "ours")
     for path in (folder / "ours").iterdir():
         notebook = exercises.read(path)
@@ -75,7 +92,7 @@ def grade(folder):
     command = [
         sys.executable,
         "-m",
-        "ddp_course.cli",
+        "ddp_course.school.command",
         "grade",
         folder / "ours",
         "--report",
@@ -87,11 +104,21 @@ def grade(folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--repeats", type=int, default=2, help="of each check, every other one with all cores busy"
+        "--repeats",
+        type=int,
+        default=2,
+        help="of each check, every other one with all cores busy",
     )
     repeats = parser.parse_args().repeats
-    # as `ddp-course check` and the exercises' first cells do; the first launch waits for the imports
-    start_server(*(name for path in exercises.notebooks().values() for name in exercises.preloads(path)))
+    # as `ddp-course check` and the exercises' first cells do; the first launch waits
+    # for the imports
+    start_server(
+        *(
+            name
+            for path in exercises.notebooks().values()
+            for name in exercises.preloads(path)
+        )
+    )
     launch(int)
     times, others = repeat(repeats)
     with tempfile.TemporaryDirectory() as folder:
@@ -109,9 +136,17 @@ def main():
     report(
         [
             claim("a check, the slowest, seconds", max(idle), at_most=10),
-            claim("a check, the median of all, seconds", statistics.median(idle), at_most=3),
+            claim(
+                "a check, the median of all, seconds",
+                statistics.median(idle),
+                at_most=3,
+            ),
             claim("right answers that did not pass", len(others), at_most=0),
-            claim("grading all exercises, seconds a question", grading / questions, at_most=12),
+            claim(
+                "grading all exercises, seconds a question",
+                grading / questions,
+                at_most=12,
+            ),
             claim("questions that gained their point", points, at_least=questions),
         ],
         times={"idle": times[False], "all cores busy": times[True]},

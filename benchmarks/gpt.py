@@ -1,4 +1,5 @@
-"""How fast lesson 10 trains: against the plain recipe that most public programs share, and against the hardware.
+"""How fast lesson 10 trains: against the plain recipe that most public programs share,
+and against the hardware.
 
 python benchmarks/gpt.py
 """
@@ -12,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from ddp_course import lesson10
-from ddp_course.launch import launch
-from ddp_course.models import GPT
+from ddp_course.ranks.launch import launch
+from ddp_course.scenery.models import GPT
 
 CPU = torch.device("cpu")
 PRODUCTS = 30
@@ -26,18 +27,26 @@ class PlainAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.c_attn, self.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.register_buffer("mask", torch.tril(torch.ones(context, context)).view(1, 1, context, context))
+        self.register_buffer(
+            "mask",
+            torch.tril(torch.ones(context, context)).view(1, 1, context, context),
+        )
 
     def forward(self, x):
         batch, tokens, width = x.shape
         parts = self.c_attn(x).split(width, dim=2)
         query, key, value = (
-            part.view(batch, tokens, self.heads, width // self.heads).transpose(1, 2) for part in parts
+            part.view(batch, tokens, self.heads, width // self.heads).transpose(1, 2)
+            for part in parts
         )
         scores = (query @ key.transpose(-2, -1)) / math.sqrt(key.size(-1))
-        scores = scores.masked_fill(self.mask[:, :, :tokens, :tokens] == 0, float("-inf"))
+        scores = scores.masked_fill(
+            self.mask[:, :, :tokens, :tokens] == 0, float("-inf")
+        )
         mixed = F.softmax(scores, dim=-1) @ value
-        return self.c_proj(mixed.transpose(1, 2).contiguous().view(batch, tokens, width))
+        return self.c_proj(
+            mixed.transpose(1, 2).contiguous().view(batch, tokens, width)
+        )
 
 
 class PlainGELU(nn.Module):
@@ -52,7 +61,9 @@ class PlainBlock(nn.Module):
         super().__init__()
         self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attn = PlainAttention(width, heads, context)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), PlainGELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), PlainGELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x):
         x = x + self.attn(self.ln_1(x))
@@ -62,9 +73,17 @@ class PlainBlock(nn.Module):
 class PlainGPT(nn.Module):
     def __init__(self, vocabulary, context, layers, heads, width):
         super().__init__()
-        self.wte, self.wpe = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-        self.h = nn.Sequential(*(PlainBlock(width, heads, context) for _ in range(layers)))
-        self.ln_f, self.lm_head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+        self.wte, self.wpe = (
+            nn.Embedding(vocabulary, width),
+            nn.Embedding(context, width),
+        )
+        self.h = nn.Sequential(
+            *(PlainBlock(width, heads, context) for _ in range(layers))
+        )
+        self.ln_f, self.lm_head = (
+            nn.LayerNorm(width),
+            nn.Linear(width, vocabulary, bias=False),
+        )
         self.lm_head.weight = self.wte.weight
         for value in self.parameters():
             if (
@@ -78,13 +97,21 @@ class PlainGPT(nn.Module):
 
 
 def flops_of_a_step(network, tokens, layers, width):
-    """6 for each parameter and token, and 12 x layers x width x context for each token: Chowdhery et al., "PaLM", 2022."""
-    used = sum(value.numel() for name, value in network.named_parameters() if "position" not in name)
+    """6 for each parameter and token, and 12 x layers x width x context for each token:
+    Chowdhery et al., "PaLM", 2022.
+    """
+    used = sum(
+        value.numel()
+        for name, value in network.named_parameters()
+        if "position" not in name
+    )
     return tokens.numel() * (6 * used + 12 * layers * width * tokens.shape[1])
 
 
 def measure(shape, batch, rounds=9):
-    """Seconds of a training step, ours and plain, and of a matrix product, in turn; and how much each computes."""
+    """Seconds of a training step, ours and plain, and of a matrix product, in turn; and
+    how much each computes.
+    """
     size = lesson10.SHAPES[shape]
     torch.manual_seed(0)
     tokens = torch.randint(256, (batch, size["context"]))
@@ -104,13 +131,18 @@ def measure(shape, batch, rounds=9):
     factors = torch.randn(1024, 1024), torch.randn(1024, 1024)
 
     def products():
-        """As many as take about as long as a step: what disturbs the machine for a moment hits both alike."""
+        """As many as take about as long as a step: what disturbs the machine for a
+        moment hits both alike.
+        """
         for _ in range(PRODUCTS):
             factors[0] @ factors[1]
 
     times = rounds_in_turn(rounds, **works, products=products)
     # within a round: the machine may be half as fast in the next one
-    middle = {name: median(of_one["ours"] / of_one[name] for of_one in times) for name in times[0]}
+    middle = {
+        name: median(of_one["ours"] / of_one[name] for of_one in times)
+        for name in times[0]
+    }
     ours = median(of_one["ours"] for of_one in times)
     needed = flops_of_a_step(networks["ours"], tokens, size["layers"], size["width"])
     of_the_products = PRODUCTS * 2 * 1024**3
@@ -122,7 +154,9 @@ def measure(shape, batch, rounds=9):
 
 
 def on_each_core(shape, batch):
-    """What a rank measures, in the mean over two of them, each with a core of its own, as the lesson's have."""
+    """What a rank measures, in the mean over two of them, each with a core of its own,
+    as the lesson's have.
+    """
     ranks = launch(measure, shape, batch, nproc=2, timeout=200)
     return {figure: mean(rank[figure] for rank in ranks) for figure in ranks[0]}
 
@@ -132,11 +166,21 @@ def main():
     report(
         [
             claim(
-                "a GPT of 4 x 128, tokens/s, times the plain recipe's", small["times as fast"], at_least=1.1
+                "a GPT of 4 x 128, tokens/s, times the plain recipe's",
+                small["times as fast"],
+                at_least=1.1,
             ),
             # 0.55 and 0.70 in most runs; with batches of 16 and 8, some hundredths less
-            claim("a GPT of 4 x 128, share of the matrix products' FLOP/s", small["share"], at_least=0.5),
-            claim("a GPT of 6 x 256, share of the matrix products' FLOP/s", medium["share"], at_least=0.62),
+            claim(
+                "a GPT of 4 x 128, share of the matrix products' FLOP/s",
+                small["share"],
+                at_least=0.5,
+            ),
+            claim(
+                "a GPT of 6 x 256, share of the matrix products' FLOP/s",
+                medium["share"],
+                at_least=0.62,
+            ),
         ],
         small=small,
         medium=medium,

@@ -1,4 +1,5 @@
-"""What it costs to import the course: nothing to speak of, and a lesson hardly more than what it teaches.
+"""What it costs to import the course: nothing to speak of, and a lesson hardly more
+than what it teaches.
 
 python benchmarks/imports.py
 """
@@ -20,35 +21,50 @@ print(json.dumps([time.perf_counter() - begin, "torch" in sys.modules]))
 
 
 def import_fresh(module):
-    """Import a module in a Python of its own; return the seconds, and whether torch came with it."""
+    """Import a module in a Python of its own; return the seconds, and whether torch
+    came with it.
+    """
     command = [sys.executable, "-c", IMPORT.format(module=module)]
     return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
 
 
 STANDS_ON = {
     "ddp_course.lesson07": "accelerate",
-    "ddp_course.lesson08": "ddp_course.quick_trainer",
-    "ddp_course.lesson11": "ddp_course.quick_trainer",
+    "ddp_course.lesson08": "transformers.trainer",
+    "ddp_course.lesson11": "transformers.trainer",
     "ddp_course.lesson12": "torch.distributed.fsdp",
 }  # the others: torch
 
 
 def main():
     folder = Path(__file__).parents[1] / "ddp_course"
-    lessons = [f"ddp_course.{path.stem}" for path in sorted(folder.glob("lesson[0-9][0-9].py"))]
-    modules = ["ddp_course", "torch", "transformers.trainer", *dict.fromkeys(STANDS_ON.values()), *lessons]
+    lessons = [
+        f"ddp_course.{path.stem}" for path in sorted(folder.glob("lesson[0-9][0-9].py"))
+    ]
+    modules = [
+        "ddp_course",
+        "torch",
+        *dict.fromkeys(STANDS_ON.values()),
+        *lessons,
+    ]
     seconds = {module: [] for module in modules}
     for _ in range(3):
         for module in modules:
             took, brought_torch = import_fresh(module)
-            assert brought_torch == (module != "ddp_course"), f"{module}: torch came: {brought_torch}"
+            assert brought_torch == (module != "ddp_course"), (
+                f"{module}: torch came: {brought_torch}"
+            )
             seconds[module].append(took)
     least = {
         module: min(times) for module, times in seconds.items()
     }  # all else is what the machine did besides
-    claims = [claim("import ddp_course, which brings no torch, seconds", least["ddp_course"], at_most=0.15)]
-    quick = least["ddp_course.quick_trainer"] / least["transformers.trainer"]
-    claims.append(claim("Trainer without bitsandbytes, in times of Trainer's import", quick, at_most=0.95))
+    claims = [
+        claim(
+            "import ddp_course, which brings no torch, seconds",
+            least["ddp_course"],
+            at_most=0.15,
+        )
+    ]
     for lesson in lessons:
         base = STANDS_ON.get(lesson, "torch")
         figure = f"import {lesson} against import {base}, times as long"

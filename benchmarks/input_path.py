@@ -1,4 +1,5 @@
-"""How much faster whole batches of MNIST come than one image at a time, through the same DataLoader and sampler.
+"""How much faster whole batches of MNIST come than one image at a time, through the
+same DataLoader and sampler.
 
 python benchmarks/input_path.py
 """
@@ -8,24 +9,32 @@ from claims import claim, in_turn, report
 from torch.utils.data import DataLoader, DistributedSampler
 from torchvision import datasets, transforms
 
-from ddp_course import UsageError, data
+from ddp_course import UsageError
+from ddp_course.scenery import images
 
 
 class OneByOne(datasets.MNIST):
-    """torchvision's MNIST, image by image with ToTensor and Normalize, over the images of one of our data sets."""
+    """torchvision's MNIST, image by image with ToTensor and Normalize, over the images
+    of one of our data sets.
+    """
 
     def __init__(self, images):
         normalize = transforms.Normalize((images.mean,), (images.std,))
         self.data, self.targets = images.images, images.labels
-        self.transform, self.target_transform = transforms.Compose([transforms.ToTensor(), normalize]), None
+        self.transform, self.target_transform = (
+            transforms.Compose([transforms.ToTensor(), normalize]),
+            None,
+        )
 
 
 def sixty_thousand_images():
-    """MNIST's training set; the digits, repeated until they are as many, where MNIST cannot be had."""
+    """MNIST's training set; the digits, repeated until they are as many, where MNIST
+    cannot be had.
+    """
     try:
-        return data.load("mnist", 60_000)[0], "mnist"
+        return images.load_images("mnist", 60_000)[0], "mnist"
     except UsageError:
-        digits, _ = data.load_digits()
+        digits, _ = images.load_digits()
         again = torch.arange(60_000) % len(digits)
         digits.images, digits.labels = digits.images[again], digits.labels[again]
         return digits, "digits, repeated"
@@ -47,9 +56,15 @@ def main():
     whole, name = sixty_thousand_images()
     one_by_one = OneByOne(whole)
     differing = 0
-    for (slow, slow_labels), (fast, fast_labels) in zip(epoch(one_by_one), epoch(whole), strict=True):
-        differing += not (torch.equal(slow, fast) and torch.equal(slow_labels, fast_labels))
-    medians = in_turn(5, one_by_one=lambda: read(one_by_one), whole_batches=lambda: read(whole))
+    for (slow, slow_labels), (fast, fast_labels) in zip(
+        epoch(one_by_one), epoch(whole), strict=True
+    ):
+        differing += not (
+            torch.equal(slow, fast) and torch.equal(slow_labels, fast_labels)
+        )
+    medians = in_turn(
+        5, one_by_one=lambda: read(one_by_one), whole_batches=lambda: read(whole)
+    )
     report(
         [
             claim("batches that are not equal bit for bit", differing, at_most=0),

@@ -1,4 +1,5 @@
-"""How much sooner `launch` is done than torchrun, and how soon it reports a rank that raised.
+"""How much sooner `launch` is done than torchrun, and how soon it reports a rank that
+raised.
 
 python benchmarks/launch_and_torchrun.py
 """
@@ -10,14 +11,24 @@ from pathlib import Path
 import two_ranks
 from claims import claim, in_turn, report
 
-from ddp_course.launch import RankError, launch
+from ddp_course.ranks.launch import RankError, launch
 
 
 def torchrun(task):
     """Two ranks from a shell, as one types it."""
-    command = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2", two_ranks.__file__, task]
+    command = [
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        two_ranks.__file__,
+        task,
+    ]
     subprocess.run(
-        [sys.executable, "-m", *command], check=True, cwd=Path(__file__).parent, capture_output=True
+        [sys.executable, "-m", *command],
+        check=True,
+        cwd=Path(__file__).parent,
+        capture_output=True,
     )
 
 
@@ -31,7 +42,9 @@ def launch_failing():
 
 
 def main():
-    launch(two_ranks.all_reduce)  # the first one waits for the fork server to import torch, once in a session
+    launch(
+        two_ranks.all_reduce
+    )  # the first one waits for the fork server to import torch, once in a session
     medians = in_turn(
         5,
         torchrun_all_reduce=lambda: torchrun("all_reduce"),
@@ -52,7 +65,11 @@ def main():
                 medians["torchrun_ddp_step"] / medians["launch_ddp_step"],
                 at_least=25,
             ),
-            claim("a rank that raised is reported, seconds", medians["launch_one_raises"], at_most=1.0),
+            claim(
+                "a rank that raised is reported, seconds",
+                medians["launch_one_raises"],
+                at_most=1.0,
+            ),
         ],
         median_seconds=medians,
     )

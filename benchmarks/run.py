@@ -1,4 +1,5 @@
-"""Measure every figure that the course claims: run each benchmark in turn, print its table, write runs/benchmarks.json.
+"""Measure every figure that the course claims: run each benchmark in turn, print its
+table, write runs/benchmarks.json.
 
 python benchmarks/run.py
 python benchmarks/run.py imports input_path
@@ -31,17 +32,27 @@ BENCHMARKS = [
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "benchmark", nargs="*", default=BENCHMARKS, metavar="benchmark", help=", ".join(BENCHMARKS)
+        "benchmark",
+        nargs="*",
+        default=BENCHMARKS,
+        metavar="benchmark",
+        help=", ".join(BENCHMARKS),
     )
     chosen = parser.parse_args().benchmark
     if unknown := set(chosen) - set(BENCHMARKS):
-        parser.error(f"there is no benchmark {', '.join(unknown)}: choose from {', '.join(BENCHMARKS)}")
+        parser.error(
+            f"there is no benchmark {', '.join(unknown)}: choose from {', '.join(BENCHMARKS)}"
+        )
 
     console, reports, failed = Console(highlight=False), {}, False
     results = HERE.parent / "runs" / "benchmarks.json"
     results.parent.mkdir(exist_ok=True)
-    for name in chosen:  # each is shown and kept as soon as it is known: all of them take half an hour
-        done = subprocess.run([sys.executable, HERE / f"{name}.py"], stdout=subprocess.PIPE, text=True)
+    for name in (
+        chosen
+    ):  # each is shown and kept as soon as it is known: all of them take half an hour
+        done = subprocess.run(
+            [sys.executable, HERE / f"{name}.py"], stdout=subprocess.PIPE, text=True
+        )
         failed |= done.returncode != 0
         table = Table(name, "measured", "claimed", "")
         if done.stdout.strip():
@@ -49,7 +60,11 @@ def main():
         else:
             table.add_row("could not be measured", "-", "-", "[red]does not hold[/]")
         for claim in reports.get(name, {}).get("claims", []):
-            bound = f"at least {claim['at_least']}" if "at_least" in claim else f"at most {claim['at_most']}"
+            bound = (
+                f"at least {claim['at_least']}"
+                if "at_least" in claim
+                else f"at most {claim['at_most']}"
+            )
             verdict = "holds" if claim["holds"] else "[red]does not hold[/]"
             table.add_row(claim["figure"], str(claim["measured"]), bound, verdict)
         console.print(table)

@@ -1,4 +1,6 @@
-"""What two ranks do in `launch_and_torchrun.py`, the same code under either launcher."""
+"""What two ranks do in `launch_and_torchrun.py`, the same code under either
+launcher.
+"""
 
 import sys
 
@@ -7,7 +9,7 @@ import torch.distributed as dist
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_course.models import ConvNet
+from ddp_course.scenery.models import ConvNet
 
 
 def all_reduce():

@@ -11,13 +11,16 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from ddp_course import UsageError, data, runs
-from ddp_course.distributed import choose_device, torchrun_environment
-from ddp_course.models import ConvNet
+from ddp_course import UsageError, runs
+from ddp_course.ranks.environment import choose_device, torchrun_environment
+from ddp_course.scenery.images import load_images
+from ddp_course.scenery.models import ConvNet
 
 
 def train_one_epoch(model, loader, optimizer, device):
-    """Take one optimizer step for each batch; return the loss of each step, a list of floats."""
+    """Take one optimizer step for each batch; return the loss of each step, a list of
+    floats.
+    """
     model.train()
     losses = []
     for images, labels in loader:
@@ -31,7 +34,9 @@ def train_one_epoch(model, loader, optimizer, device):
 
 @torch.no_grad()
 def evaluate(model, loader, device):
-    """Return how many of the loader's samples the model gets right, and how many there are."""
+    """Return how many of the loader's samples the model gets right, and how many there
+    are.
+    """
     model.eval()
     correct = seen = 0
     for images, labels in loader:
@@ -41,18 +46,20 @@ def evaluate(model, loader, device):
     return correct, seen
 
 
-def arguments(argv=None):
+def arguments(argv=()):
     return runs.parser(__file__, __doc__).parse_args(argv)
 
 
-def main(argv=None):
+def main(argv=()):
     args = arguments(argv)
     if torchrun_environment().world_size > 1:
-        raise UsageError("lesson 01 is for one process; lesson 04 trains one model on many")
+        raise UsageError(
+            "lesson 01 is for one process; lesson 04 trains one model on many"
+        )
     device = choose_device(args.device)
 
     log = runs.open_folder(args.out)
-    train_set, test_set = data.load(args.data, args.train_samples, device)
+    train_set, test_set = load_images(args.data, args.train_samples, device)
     runs.check_batch_size(args.batch_size, len(train_set), world_size=1)
     train_loader = DataLoader(train_set, args.batch_size, shuffle=True)
     test_loader = DataLoader(test_set, batch_size=250)
@@ -67,9 +74,13 @@ def main(argv=None):
         losses += train_one_epoch(model, train_loader, optimizer, device)
         seconds += time.perf_counter() - begin
         correct, seen = evaluate(model, test_loader, device)
-        log.info(f"epoch {epoch + 1}: loss {losses[-1]:.3f}, test accuracy {correct / seen:.1%}")
+        log.info(
+            f"epoch {epoch + 1}: loss {losses[-1]:.3f}, test accuracy {correct / seen:.1%}"
+        )
 
-    return runs.finish(args, device, model, train_set, losses, seconds, correct / seen, seen)
+    return runs.finish(
+        args, device, model, train_set, losses, seconds, correct / seen, seen
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ranks and collectives: who is who, what each collective moves, an all-reduce by hand, what it costs.
+"""Ranks and collectives: who is who, what a collective moves, and what it costs.
 
 torchrun --nproc_per_node 2 ddp_course/lesson02.py
 torchrun --nproc_per_node 4 ddp_course/lesson02.py --largest-mb 1
@@ -14,7 +14,12 @@ import torch
 import torch.distributed as dist
 
 from ddp_course import runs
-from ddp_course.distributed import backend_for, choose_device, process_group, torchrun_environment
+from ddp_course.ranks.environment import (
+    backend_for,
+    choose_device,
+    process_group,
+    torchrun_environment,
+)
 
 # ---- who holds what ----
 # A rank begins with n chunks. Chunk i of rank r is marked with a 1 at place (r, i) and 0 elsewhere:
@@ -50,7 +55,9 @@ def all_gather(chunk, rank, n):
 
 
 def reduce(chunks, rank, n):
-    dist.reduce(chunks, dst=0)  # on the other ranks, what is in `chunks` afterwards means nothing
+    dist.reduce(
+        chunks, dst=0
+    )  # on the other ranks, what is in `chunks` afterwards means nothing
     return chunks if rank == 0 else chunks[:0]
 
 
@@ -97,7 +104,9 @@ COLLECTIVES = [
 
 
 def before_and_after(collective):
-    """What this rank holds before and after a collective: two tensors (chunks, n * n marks)."""
+    """What this rank holds before and after a collective: two tensors (chunks, n * n
+    marks).
+    """
     rank, n = dist.get_rank(), dist.get_world_size()
     chunks = marked_chunks(rank, n)
     if collective in ONE_CHUNK_EACH:
@@ -108,17 +117,24 @@ def before_and_after(collective):
 
 
 def named(chunks, n):
-    """The marks in words: `A0 B1` are chunk 0 of rank 0 and chunk 1 of rank 1, `A0+B0` is a sum."""
+    """The marks in words: `A0 B1` are chunk 0 of rank 0 and chunk 1 of rank 1, `A0+B0`
+    is a sum.
+    """
     words = []
     for chunk in chunks:
-        owners = [f"{chr(ord('A') + place // n)}{place % n}" for place in chunk.nonzero().flatten().tolist()]
+        owners = [
+            f"{chr(ord('A') + place // n)}{place % n}"
+            for place in chunk.nonzero().flatten().tolist()
+        ]
         words.append("+".join(owners) or "-")
     return " ".join(words) or "-"
 
 
 @contextmanager
 def rank_zero_first():
-    """Let rank 0 through the `with` block alone; the others enter when it has left it."""
+    """Let rank 0 through the `with` block alone; the others enter when it has left
+    it.
+    """
     if dist.get_rank() != 0:
         dist.barrier()
     yield
@@ -130,13 +146,14 @@ def rank_zero_first():
 
 
 def ring_all_reduce(tensor, steps=None):
-    """Sum a contiguous tensor over all ranks, in place, round a ring; return the bytes this rank sent.
+    """Sum a contiguous tensor over all ranks, in place, round a ring; return the bytes
+    this rank sent.
 
-    Each rank only ever sends to the next one. In the first n - 1 steps the pieces are summed as they
-    go round, and each rank ends up with one finished piece; in the other n - 1 steps the finished
-    pieces go round. All in all a rank sends 2 (n - 1) / n of the tensor's bytes, hardly more for many
-    ranks than for few: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-    workstations", 2009.
+    Each rank only ever sends to the next one. In the first n - 1 steps the pieces are
+    summed as they go round, and each rank ends up with one finished piece; in the other
+    n - 1 steps the finished pieces go round. All in all a rank sends 2 (n - 1) / n of
+    the tensor's bytes, hardly more for many ranks than for few: Patarasuk and Yuan,
+    "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
 
     steps: stop after so many, to look inside.
     """
@@ -161,7 +178,8 @@ def ring_all_reduce(tensor, steps=None):
 
 
 def measure_all_reduce(sizes, rounds=30, device="cpu"):
-    """Time all_reduce of each size in bytes, over and over; return the shortest time of each (seconds).
+    """Time all_reduce of each size in bytes, over and over; return the shortest time of
+    each (seconds).
 
     The shortest, since whatever else the machine does can only add.
     """
@@ -178,26 +196,35 @@ def measure_all_reduce(sizes, rounds=30, device="cpu"):
 
 
 def fit_cost_line(sizes, seconds):
-    """Fit seconds = alpha + beta * bytes; return alpha (seconds) and beta (seconds a byte).
+    """Fit seconds = alpha + beta * bytes; return alpha (seconds) and beta (seconds a
+    byte).
 
-    Least squares of the relative error, since the sizes span several powers of ten. The model is
-    Roger Hockney's ("The communication challenge for MPP", 1994): alpha is the latency of a message,
-    1 / beta the bandwidth.
+    Least squares of the relative error, since the sizes span several powers of ten. The
+    model is Roger Hockney's ("The communication challenge for MPP", 1994): alpha is the
+    latency of a message, 1 / beta the bandwidth.
     """
     seconds = torch.tensor(seconds, dtype=torch.float64)
-    rows = torch.stack([torch.ones_like(seconds), torch.tensor(sizes, dtype=torch.float64)], dim=1)
-    rows /= seconds[:, None]  # then the right side is all ones, and every error is relative
-    alpha, beta = torch.linalg.lstsq(rows, torch.ones_like(seconds)[:, None]).solution.flatten()
+    rows = torch.stack(
+        [torch.ones_like(seconds), torch.tensor(sizes, dtype=torch.float64)], dim=1
+    )
+    rows /= seconds[
+        :, None
+    ]  # then the right side is all ones, and every error is relative
+    alpha, beta = torch.linalg.lstsq(
+        rows, torch.ones_like(seconds)[:, None]
+    ).solution.flatten()
     return alpha.item(), beta.item()
 
 
-def arguments(argv=None):
+def arguments(argv=()):
     parser = runs.parser(__file__, __doc__, trains=None)
-    parser.add_argument("--largest-mb", type=int, default=4, help="the largest message that is timed")
+    parser.add_argument(
+        "--largest-mb", type=int, default=4, help="the largest message that is timed"
+    )
     return parser.parse_args(argv)
 
 
-def main(argv=None):
+def main(argv=()):
     args = arguments(argv)
     device = choose_device(args.device)
     with process_group(backend_for(device)) as (rank, n):
@@ -226,12 +253,15 @@ def main(argv=None):
         sent = ring_all_reduce(by_ring)
         torch.testing.assert_close(by_ring, by_torch)
 
-        sizes = [2**power for power in range(10, 21) if 2**power <= args.largest_mb * 2**20] + [
-            args.largest_mb * 2**20
-        ]
+        sizes = [
+            2**power for power in range(10, 21) if 2**power <= args.largest_mb * 2**20
+        ] + [args.largest_mb * 2**20]
         seconds = measure_all_reduce(sizes, device=device)
         alpha, beta = fit_cost_line(sizes[::2], seconds[::2])
-        errors = [abs(alpha + beta * size - time) / time for size, time in zip(sizes[1::2], seconds[1::2])]
+        errors = [
+            abs(alpha + beta * size - time) / time
+            for size, time in zip(sizes[1::2], seconds[1::2])
+        ]
         result = {
             "lesson": args.lesson,
             "world_size": n,
@@ -247,7 +277,10 @@ def main(argv=None):
             runs.write_result(
                 args.out,
                 result,
-                [{"bytes": size, "seconds": time} for size, time in zip(sizes, seconds)],
+                [
+                    {"bytes": size, "seconds": time}
+                    for size, time in zip(sizes, seconds)
+                ],
             )
         return result
 

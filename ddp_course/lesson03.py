@@ -1,4 +1,4 @@
-"""DistributedDataParallel by hand, in three rungs: average after backward, during it, in buckets.
+"""DistributedDataParallel by hand: average after backward, during it, in buckets.
 
 torchrun --nproc_per_node 2 ddp_course/lesson03.py
 torchrun --nproc_per_node 3 ddp_course/lesson03.py --rung overlapped --epochs 1
@@ -15,10 +15,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from ddp_course import data, runs
-from ddp_course.distributed import backend_for, choose_device, process_group
+from ddp_course import runs
 from ddp_course.lesson01 import evaluate
-from ddp_course.models import ConvNet
+from ddp_course.ranks.environment import backend_for, choose_device, process_group
+from ddp_course.scenery.images import load_images
+from ddp_course.scenery.models import ConvNet
 
 
 def broadcast_from_rank_zero(module):
@@ -28,7 +29,9 @@ def broadcast_from_rank_zero(module):
 
 
 def average_gradients(module):
-    """Replace each gradient by its mean over the ranks. To be called after backward, by all ranks."""
+    """Replace each gradient by its mean over the ranks. To be called after backward, by
+    all ranks.
+    """
     for parameter in module.parameters():
         if parameter.grad is not None:
             dist.all_reduce(parameter.grad)
@@ -36,7 +39,9 @@ def average_gradients(module):
 
 
 class OverlappedDDP(nn.Module):
-    """Averages each gradient as soon as backward has made it, while backward goes on with the next."""
+    """Averages each gradient as soon as backward has made it, while backward goes on
+    with the next.
+    """
 
     def __init__(self, module):
         super().__init__()
@@ -55,17 +60,20 @@ class OverlappedDDP(nn.Module):
         self.in_flight.append(dist.all_reduce(parameter.grad, async_op=True))
 
     def finish_gradient_synchronization(self):
-        """Wait until every gradient is the mean over the ranks. To be called before `optimizer.step()`."""
+        """Wait until every gradient is the mean over the ranks. To be called before
+        `optimizer.step()`.
+        """
         for work in self.in_flight:
             work.wait()
         self.in_flight.clear()
 
 
 class BucketedDDP(OverlappedDDP):
-    """Averages gradients in buckets of `bucket_size_mb` MiB or a little more: few messages, large ones.
+    """Averages gradients in buckets of `bucket_size_mb` MiB or a little more: few
+    messages, large ones.
 
-    Backward makes gradients roughly from the last layer to the first, so the buckets are filled in
-    reverse order.
+    Backward makes gradients roughly from the last layer to the first, so the buckets
+    are filled in reverse order.
     """
 
     def __init__(self, module, bucket_size_mb=25.0):
@@ -73,7 +81,9 @@ class BucketedDDP(OverlappedDDP):
         self.buckets = []
         self.bucket_of = {}
         room = 0  # bytes until the bucket is full
-        trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        trainable = [
+            parameter for parameter in module.parameters() if parameter.requires_grad
+        ]
         for parameter in reversed(trainable):
             if room <= 0 or parameter.dtype != self.buckets[-1][0].dtype:
                 self.buckets.append([])
@@ -87,18 +97,24 @@ class BucketedDDP(OverlappedDDP):
         index = self.bucket_of[parameter]
         self.missing[index] -= 1
         if self.missing[index] == 0:
-            gradients = torch.cat([parameter.grad.flatten() for parameter in self.buckets[index]])
+            gradients = torch.cat(
+                [parameter.grad.flatten() for parameter in self.buckets[index]]
+            )
             gradients /= dist.get_world_size()
             work = dist.all_reduce(gradients, async_op=True)
             self.in_flight.append((work, gradients, self.buckets[index]))
 
     def finish_gradient_synchronization(self):
-        """Wait until every gradient is the mean over the ranks. To be called before `optimizer.step()`.
+        """Wait until every gradient is the mean over the ranks. To be called before
+        `optimizer.step()`.
 
-        Raises RuntimeError where a parameter did not get its gradient: its bucket has not been sent.
+        Raises RuntimeError where a parameter did not get its gradient: its bucket has
+        not been sent.
         """
         if any(self.missing):
-            raise RuntimeError("each parameter must get one gradient a step: freeze those that are not used")
+            raise RuntimeError(
+                "each parameter must get one gradient a step: freeze those that are not used"
+            )
         for work, gradients, bucket in self.in_flight:
             work.wait()
             sizes = [parameter.numel() for parameter in bucket]
@@ -109,7 +125,9 @@ class BucketedDDP(OverlappedDDP):
 
 
 def train_one_epoch(model, loader, optimizer, device, finish):
-    """Lesson 01's loop with one line more: `finish()` makes the gradients equal on all ranks."""
+    """Lesson 01's loop with one line more: `finish()` makes the gradients equal on all
+    ranks.
+    """
     model.train()
     losses = []
     for images, labels in loader:
@@ -120,33 +138,40 @@ def train_one_epoch(model, loader, optimizer, device, finish):
         optimizer.step()
         losses.append(loss.detach())
     losses = torch.stack(losses)
-    dist.all_reduce(losses, dist.ReduceOp.AVG)  # of the whole batch, and not of this rank's part
+    dist.all_reduce(
+        losses, dist.ReduceOp.AVG
+    )  # of the whole batch, and not of this rank's part
     return losses.tolist()
 
 
 def share_of(samples, epoch, rank, world_size, seed=0):
-    """The indices that this rank trains on in this epoch: of a common shuffle, every n-th.
+    """The indices that this rank trains on in this epoch: of a common shuffle, every
+    n-th.
 
-    What is left over when the ranks have equally many is left out: a rank with one batch more would
-    wait for ever.
+    What is left over when the ranks have equally many is left out: a rank with one
+    batch more would wait for ever.
     """
-    shuffled = torch.randperm(samples, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
+    shuffled = torch.randperm(
+        samples, generator=torch.Generator().manual_seed(seed + epoch)
+    ).tolist()
     return shuffled[: samples // world_size * world_size][rank::world_size]
 
 
-def arguments(argv=None):
+def arguments(argv=()):
     parser = runs.parser(__file__, __doc__)
-    parser.add_argument("--rung", choices=["after", "overlapped", "bucketed"], default="bucketed")
+    parser.add_argument(
+        "--rung", choices=["after", "overlapped", "bucketed"], default="bucketed"
+    )
     parser.add_argument("--bucket-size-mb", type=float, default=25.0)
     return parser.parse_args(argv)
 
 
-def main(argv=None):
+def main(argv=()):
     args = arguments(argv)
     device = choose_device(args.device)
     with process_group(backend_for(device)) as (rank, world_size):
         log = runs.open_folder(args.out)
-        train_set, test_set = data.load(args.data, args.train_samples, device)
+        train_set, test_set = load_images(args.data, args.train_samples, device)
         runs.check_batch_size(args.batch_size, len(train_set), world_size)
 
         torch.manual_seed(args.seed)
@@ -161,7 +186,9 @@ def main(argv=None):
             model = BucketedDDP(model, args.bucket_size_mb)
             finish = model.finish_gradient_synchronization
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        torch.manual_seed(args.seed + rank)  # the same model everywhere, but each rank its own dropout
+        torch.manual_seed(
+            args.seed + rank
+        )  # the same model everywhere, but each rank its own dropout
 
         losses, seconds = [], 0.0
         for epoch in range(args.epochs):
@@ -172,10 +199,13 @@ def main(argv=None):
             seconds += time.perf_counter() - begin
             log.info(f"epoch {epoch + 1}: loss {losses[-1]:.3f}")
 
-        # Every rank evaluates on all of the test set: right, and a waste. Lesson 04 shares the work.
+        # Every rank evaluates on all of the test set: right, and a waste. Lesson 04
+        # shares the work.
         correct, seen = evaluate(model, DataLoader(test_set, batch_size=250), device)
         model = getattr(model, "module", model)
-        return runs.finish(args, device, model, train_set, losses, seconds, correct / seen, seen)
+        return runs.finish(
+            args, device, model, train_set, losses, seconds, correct / seen, seen
+        )
 
 
 if __name__ == "__main__":

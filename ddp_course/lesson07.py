@@ -1,8 +1,8 @@
-"""The program of lesson 4 in Accelerate: prepare, backward, gather_for_metrics, save_state.
+"""The program of lesson 4 in Accelerate: prepare, backward, gather_for_metrics.
 
 torchrun --nproc_per_node 2 ddp_course/lesson07.py --epochs 1
-torchrun --nproc_per_node 3 ddp_course/lesson07.py --data digits --epochs 1 --learning-rate 2e-3 --accumulate 2
-python ddp_course/lesson07.py --epochs 1
+torchrun --nproc_per_node 3 ddp_course/lesson07.py --data digits --accumulate 2
+python ddp_course/lesson07.py --epochs 1 --learning-rate 2e-3
 """
 
 import os
@@ -14,21 +14,28 @@ from accelerate.utils import DataLoaderConfiguration, DistributedDataParallelKwa
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-import ddp_course.quick_accelerate  # noqa: F401, or it would import DeepSpeed and datasets
-from ddp_course import data, runs
-from ddp_course.distributed import choose_device, stay_on_this_machine, torchrun_environment
-from ddp_course.models import ConvNet
+from ddp_course import runs
+from ddp_course.ranks.environment import (
+    choose_device,
+    stay_on_this_machine,
+    torchrun_environment,
+)
+from ddp_course.scenery.images import load_images
+from ddp_course.scenery.models import ConvNet
 
 
 def train_one_epoch(model, loader, optimizer, accelerator):
-    """Lesson 01's loop, with the accelerator's backward. Return the mean loss of each batch."""
+    """Lesson 01's loop, with the accelerator's backward. Return the mean loss of each
+    batch.
+    """
     model.train()
     losses = []
     for images, labels in loader:  # on the right device already
         with accelerator.accumulate(model):
             loss = F.nll_loss(model(images), labels)
             accelerator.backward(loss)
-            optimizer.step()  # does nothing, and zero_grad neither, until the window is full
+            # does nothing, and zero_grad neither, until the window is full
+            optimizer.step()
             optimizer.zero_grad()
         losses.append(loss.detach())
     return accelerator.reduce(torch.stack(losses), "mean").tolist()
@@ -36,33 +43,45 @@ def train_one_epoch(model, loader, optimizer, accelerator):
 
 @torch.no_grad()
 def evaluate(model, loader, accelerator):
-    """Count, over all processes, how many samples the model gets right, and how many there are."""
+    """Count, over all processes, how many samples the model gets right, and how many
+    there are.
+    """
     model.eval()
     correct = seen = 0
     for images, labels in loader:
         predictions = model(images).argmax(dim=1)
-        predictions, labels = accelerator.gather_for_metrics((predictions, labels))  # without the padding
+        predictions, labels = accelerator.gather_for_metrics(
+            (predictions, labels)
+        )  # without the padding
         correct += (predictions == labels).sum().item()
         seen += len(labels)
     return correct, seen
 
 
-def arguments(argv=None):
+def arguments(argv=()):
     parser = runs.parser(__file__, __doc__)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--accumulate", type=runs.count, default=1, help="micro-batches an update (1)")
+    parser.add_argument(
+        "--accumulate", type=runs.count, default=1, help="micro-batches an update (1)"
+    )
     return parser.parse_args(argv)
 
 
-def main(argv=None):
+def main(argv=()):
     args = arguments(argv)
     device = choose_device(args.device)
     stay_on_this_machine()
-    os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))  # or Accelerate warns of it
+    os.environ.setdefault(
+        "OMP_NUM_THREADS", str(torch.get_num_threads())
+    )  # or Accelerate warns of it
     accelerator = Accelerator(
-        cpu=device.type == "cpu",  # without this, each process on a CPU trains alone, and does not say so
+        cpu=device.type
+        # without this, each process on a CPU trains alone, and does not say so
+        == "cpu",
         gradient_accumulation_steps=args.accumulate,
-        dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=args.seed),
+        dataloader_config=DataLoaderConfiguration(
+            use_seedable_sampler=True, data_seed=args.seed
+        ),
         kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
     )
     assert accelerator.num_processes == torchrun_environment().world_size
@@ -74,7 +93,7 @@ def main(argv=None):
 
 def train(args, accelerator):
     log = runs.open_folder(args.out)
-    train_set, test_set = data.load(args.data, args.train_samples, accelerator.device)
+    train_set, test_set = load_images(args.data, args.train_samples, accelerator.device)
     runs.check_batch_size(args.batch_size, len(train_set), accelerator.num_processes)
     train_loader = DataLoader(train_set, args.batch_size, shuffle=True)
     test_loader = DataLoader(test_set, batch_size=250)
@@ -85,22 +104,40 @@ def train(args, accelerator):
     model, optimizer, train_loader, test_loader = accelerator.prepare(
         model, optimizer, train_loader, test_loader
     )
-    torch.manual_seed(args.seed + accelerator.process_index)  # each rank its own dropout
+    torch.manual_seed(
+        args.seed + accelerator.process_index
+    )  # each rank its own dropout
 
     losses, seconds = [], 0.0
     for epoch in range(args.epochs):
-        train_loader.set_epoch(epoch)  # another shuffle in each epoch, the same on all ranks
+        train_loader.set_epoch(
+            epoch
+        )  # another shuffle in each epoch, the same on all ranks
         begin = time.perf_counter()
         losses += train_one_epoch(model, train_loader, optimizer, accelerator)
         seconds += time.perf_counter() - begin
         correct, seen = evaluate(model, test_loader, accelerator)
-        log.info(f"epoch {epoch + 1}: loss {losses[-1]:.3f}, test accuracy {correct / seen:.1%}")
+        log.info(
+            f"epoch {epoch + 1}: loss {losses[-1]:.3f}, test accuracy {correct / seen:.1%}"
+        )
 
-    accelerator.save_state(args.out / "state")  # parameters, optimizer, samplers, random states
-    accelerator.wait_for_everyone()  # save_state does not: another rank may come before the file is there
+    accelerator.save_state(
+        args.out / "state"
+    )  # parameters, optimizer, samplers, random states
+    # save_state does not: another rank may come before the file is there
+    accelerator.wait_for_everyone()
     accelerator.load_state(args.out / "state")
     network = accelerator.unwrap_model(model)
-    return runs.finish(args, accelerator.device, network, train_set, losses, seconds, correct / seen, seen)
+    return runs.finish(
+        args,
+        accelerator.device,
+        network,
+        train_set,
+        losses,
+        seconds,
+        correct / seen,
+        seen,
+    )
 
 
 if __name__ == "__main__":

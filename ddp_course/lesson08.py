@@ -1,8 +1,9 @@
-"""The program of lesson 4 in transformers' Trainer, with a model, data and a loss of our own.
+"""The program of lesson 4 in transformers' Trainer, with a model and loss of our own.
 
 torchrun --nproc_per_node 2 ddp_course/lesson08.py --epochs 1
-torchrun --nproc_per_node 3 ddp_course/lesson08.py --data digits --epochs 1 --learning-rate 2e-3 --accumulate 2
-python ddp_course/lesson08.py --epochs 1
+torchrun --nproc_per_node 2 ddp_course/lesson08.py --epochs 2 --resume
+torchrun --nproc_per_node 3 ddp_course/lesson08.py --data digits --accumulate 2
+python ddp_course/lesson08.py --epochs 1 --learning-rate 2e-3
 """
 
 import os
@@ -10,22 +11,26 @@ import shutil
 import time
 from pathlib import Path
 
-import ddp_course.quick_trainer  # noqa: F401, before transformers, which comes quicker then
-
-# isort: split
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from ddp_course import UsageError, data, runs
-from ddp_course.distributed import choose_device, stay_on_this_machine, torchrun_environment
-from ddp_course.models import ConvNet
+from ddp_course import UsageError, runs
+from ddp_course.ranks.environment import (
+    choose_device,
+    stay_on_this_machine,
+    torchrun_environment,
+)
+from ddp_course.scenery.images import load_images
+from ddp_course.scenery.models import ConvNet
 
 
 class Network(nn.Module):
-    """A network as Trainer calls it: by the names of its inputs, and with a dict as its result."""
+    """A network as Trainer calls it: by the names of its inputs, and with a dict as its
+    result.
+    """
 
     def __init__(self, network):
         super().__init__()
@@ -50,13 +55,17 @@ def mean_loss(outputs, labels, num_items_in_batch):
 
 
 def count_right(prediction):
-    """How many predictions are right, and how many there are: arrays of all ranks, without the padding."""
+    """How many predictions are right, and how many there are: arrays of all ranks,
+    without the padding.
+    """
     right = prediction.predictions.argmax(axis=-1) == prediction.label_ids
     return {"right": int(right.sum()), "counted": len(right)}
 
 
 class Progress(TrainerCallback):
-    """Logs a line after each epoch's evaluation, and notes in the history how long its training took."""
+    """Logs a line after each epoch's evaluation, and notes in the history how long its
+    training took.
+    """
 
     def __init__(self, log):
         self.log = log
@@ -68,8 +77,13 @@ class Progress(TrainerCallback):
         state.log_history.append({"epoch_seconds": time.perf_counter() - self.begin})
 
     def on_evaluate(self, args, state, control, metrics, **_):
-        loss, accuracy = logged(state, "loss")[-1], metrics["eval_right"] / metrics["eval_counted"]
-        self.log.info(f"epoch {state.epoch:.0f}: loss {loss:.3f}, test accuracy {accuracy:.1%}")
+        loss, accuracy = (
+            logged(state, "loss")[-1],
+            metrics["eval_right"] / metrics["eval_counted"],
+        )
+        self.log.info(
+            f"epoch {state.epoch:.0f}: loss {loss:.3f}, test accuracy {accuracy:.1%}"
+        )
 
 
 def logged(state, name):
@@ -77,11 +91,17 @@ def logged(state, name):
     return [entry[name] for entry in state.log_history if name in entry]
 
 
-def arguments(argv=None):
+def arguments(argv=()):
     parser = runs.parser(__file__, __doc__)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--accumulate", type=runs.count, default=1, help="micro-batches an update (1)")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
+    parser.add_argument(
+        "--accumulate", type=runs.count, default=1, help="micro-batches an update (1)"
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the newest checkpoint in --out",
+    )
     return parser.parse_args(argv)
 
 
@@ -111,12 +131,16 @@ def training_arguments(args, device):
     )
 
 
-def main(argv=None):
+def main(argv=()):
     args = arguments(argv)
     device = choose_device(args.device)
     stay_on_this_machine()
-    os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))  # or Accelerate warns of it
-    settings = training_arguments(args, device)  # joins the group, as Accelerator() does
+    os.environ.setdefault(
+        "OMP_NUM_THREADS", str(torch.get_num_threads())
+    )  # or Accelerate warns of it
+    settings = training_arguments(
+        args, device
+    )  # joins the group, as Accelerator() does
     try:
         assert settings.world_size == torchrun_environment().world_size
         return train(args, settings)
@@ -126,7 +150,7 @@ def main(argv=None):
 
 def train(args, settings):
     log = runs.open_folder(args.out)
-    train_set, test_set = data.load(args.data, args.train_samples, settings.device)
+    train_set, test_set = load_images(args.data, args.train_samples, settings.device)
     runs.check_batch_size(args.batch_size, len(train_set), settings.world_size)
     prepare_checkpoints(args, settings)
 
@@ -151,13 +175,19 @@ def train(args, settings):
     state, network = trainer.state, model.network
     losses, seconds = logged(state, "loss"), sum(logged(state, "epoch_seconds"))
     correct, seen = logged(state, "eval_right")[-1], logged(state, "eval_counted")[-1]
-    return runs.finish(args, settings.device, network, train_set, losses, seconds, correct / seen, seen)
+    return runs.finish(
+        args, settings.device, network, train_set, losses, seconds, correct / seen, seen
+    )
 
 
 def prepare_checkpoints(args, settings):
-    """Begin without the checkpoints of an earlier run, or see that there is one to go on from."""
+    """Begin without the checkpoints of an earlier run, or see that there is one to go
+    on from.
+    """
     if args.resume and not list(Path(settings.output_dir).glob("checkpoint-*")):
-        raise UsageError(f"there is no checkpoint in {settings.output_dir}: run without --resume first")
+        raise UsageError(
+            f"there is no checkpoint in {settings.output_dir}: run without --resume first"
+        )
     if not args.resume and settings.process_index == 0:
         shutil.rmtree(settings.output_dir, ignore_errors=True)
 

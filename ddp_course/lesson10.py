@@ -1,8 +1,8 @@
-"""Pretraining a GPT from scratch: tokens from a memory map, the usual recipe, and samples of what it has learnt.
+"""Pretraining a GPT from scratch: tokens, the usual recipe, and samples of its text.
 
 python ddp_course/lesson10.py --nproc 2 --train-samples 128 --batch-size 8
-torchrun --nproc_per_node 2 ddp_course/lesson10.py --train-samples 128 --batch-size 4 --accumulate 2
-python ddp_course/lesson10.py --train-samples 64 --batch-size 8 --resume
+python ddp_course/lesson10.py --nproc 2 --train-samples 128 --batch-size 8 --resume
+torchrun --nproc_per_node 2 ddp_course/lesson10.py --train-samples 64 --accumulate 2
 """
 
 import json
@@ -23,13 +23,26 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset
 
-from ddp_course import UsageError, corpus, lesson09, runs
-from ddp_course.distributed import backend_for, choose_device, host_store, process_group
+from ddp_course import UsageError, lesson09, runs
 from ddp_course.lesson06 import PRECISIONS, windows
-from ddp_course.lesson09 import ResumableSampler, random_states, save_checkpoint, set_random_states
-from ddp_course.models import GPT
+from ddp_course.lesson09 import (
+    ResumableSampler,
+    random_states,
+    save_checkpoint,
+    set_random_states,
+)
+from ddp_course.ranks.environment import (
+    backend_for,
+    choose_device,
+    host_store,
+    process_group,
+)
+from ddp_course.scenery.models import GPT
+from ddp_course.scenery.text import Windows, load_text
 
-SHAPES = {  # each head is 64 wide; small trains in minutes on two cores; gpt2 is GPT-2's smallest, of 124 million parameters
+# each head is 64 wide; small trains in minutes on two cores; gpt2 is GPT-2's smallest,
+# of 124 million parameters
+SHAPES = {
     "small": {"context": 128, "layers": 4, "heads": 2, "width": 128},
     "medium": {"context": 256, "layers": 6, "heads": 4, "width": 256},
     "gpt2": {"context": 1024, "layers": 12, "heads": 12, "width": 768},
@@ -41,28 +54,42 @@ MOST_ON_A_CPU = 8192  # windows to train on, where nobody says how many
 
 
 def learning_rate(step, steps, args):
-    """Of the update of this number, from 0: up a line to --learning-rate, then down a cosine to --last-rate.
+    """Of the update of this number, from 0: up a line to --learning-rate, then down a
+    cosine to --last-rate.
 
-    The cosine is that of I. Loshchilov and F. Hutter, "SGDR", 2017, without its restarts.
+    The cosine is that of I. Loshchilov and F. Hutter, "SGDR", 2017, without its
+    restarts.
     """
     if step < args.warmup:
-        return args.first_rate + (args.learning_rate - args.first_rate) * step / args.warmup
+        return (
+            args.first_rate
+            + (args.learning_rate - args.first_rate) * step / args.warmup
+        )
     done = (step - args.warmup) / max(1, steps - 1 - args.warmup)
-    return args.last_rate + (args.learning_rate - args.last_rate) * (1 + math.cos(math.pi * done)) / 2
+    return (
+        args.last_rate
+        + (args.learning_rate - args.last_rate) * (1 + math.cos(math.pi * done)) / 2
+    )
 
 
 def parameter_groups(model, weight_decay):
-    """Matrices shrink by weight decay; biases and the norms' factors, which are vectors, do not."""
+    """Matrices shrink by weight decay; biases and the norms' factors, which are
+    vectors, do not.
+    """
     matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() < 2]
-    return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return [
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
 
 
 def update(model, window, optimizer, rate, max_norm, precision, device):
-    """One optimizer step for a window of batches, at this learning rate; return its loss, the mean over all ranks.
+    """One optimizer step for a window of batches, at this learning rate; return its
+    loss, the mean over all ranks.
 
-    All batches of all ranks have equally many tokens, so here the mean of their means is the mean. max_norm: None does
-    not clip.
+    All batches of all ranks have equally many tokens, so here the mean of their means
+    is the mean. max_norm: None does not clip.
     """
     for group in optimizer.param_groups:
         group["lr"] = rate
@@ -89,7 +116,9 @@ def loss_of(model, tokens, targets, precision, device):
 
 @torch.no_grad()
 def evaluate(model, text, device, precision):
-    """The mean loss over all windows of a text, each rank a part of them. model: not wrapped."""
+    """The mean loss over all windows of a text, each rank a part of them. model: not
+    wrapped.
+    """
     model.eval()
     mine = range(dist.get_rank(), len(text), dist.get_world_size())
     total = torch.zeros(2, dtype=torch.float64, device=device)
@@ -105,66 +134,129 @@ def evaluate(model, text, device, precision):
 
 
 def start_ranks(args):
-    """Start --nproc ranks on this machine with mp.spawn, as torchrun would; return the job's result, on the first."""
+    """Start --nproc ranks on this machine with mp.spawn, as torchrun would; return the
+    job's result, on the first.
+    """
     cores = (os.cpu_count() or 1) // args.nproc
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores)))
-    store = host_store() if args.nnodes == 1 else None  # on loopback; else rank 0 listens on --master-port
+    store = (
+        host_store() if args.nnodes == 1 else None
+    )  # on loopback; else rank 0 listens on --master-port
     # what is wrong, the ranks will say themselves
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            mp.spawn(rank_main, (args, store.port if store else None, folder), nprocs=args.nproc)
+            mp.spawn(
+                rank_main,
+                (args, store.port if store else None, folder),
+                nprocs=args.nproc,
+            )
         except mp.ProcessExitedException as error:
             sys.exit(error.exit_code if error.exit_code in (2, 130) else 1)
-    return json.loads((args.out / "result.json").read_text()) if args.node_rank == 0 else None
+    return (
+        json.loads((args.out / "result.json").read_text())
+        if args.node_rank == 0
+        else None
+    )
 
 
 def rank_main(local_rank, args, own_port, folder):
-    """What mp.spawn calls in each process: set what torchrun would have set, and begin."""
-    rank, world_size = args.node_rank * args.nproc + local_rank, args.nnodes * args.nproc
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local_rank), "WORLD_SIZE": str(world_size)}
+    """What mp.spawn calls in each process: set what torchrun would have set, and
+    begin.
+    """
+    rank, world_size = (
+        args.node_rank * args.nproc + local_rank,
+        args.nnodes * args.nproc,
+    )
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(world_size),
+    }
     os.environ |= {"LOCAL_WORLD_SIZE": str(args.nproc), "MASTER_ADDR": args.master_addr}
     os.environ["MASTER_PORT"] = str(own_port or args.master_port)
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(bool(own_port))  # it is served by who has started us
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(
+        bool(own_port)
+    )  # it is served by who has started us
     os.environ["TORCHELASTIC_ERROR_FILE"] = f"{folder}/{local_rank}/error.json"
-    runs.start(lambda: join(args))
+    runs.start(lambda _: join(args))
 
 
-def arguments(argv=None):
+def arguments(argv=()):
     parser = runs.parser(__file__, __doc__, trains="text")
     parser.set_defaults(epochs=1, batch_size=16)
     number = {"type": runs.count}
-    parser.add_argument("--shape", choices=list(SHAPES), default="small", help="of the model (small)")
+    parser.add_argument(
+        "--shape", choices=list(SHAPES), default="small", help="of the model (small)"
+    )
     parser.add_argument("--tokenizer", choices=["bytes", "bpe"], default="bytes")
     parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--precision", choices=["fp32", "bf16"], help="bf16 on a GPU, else fp32")
-    parser.add_argument("--accumulate", **number, default=1, help="micro-batches an update (1)")
+    parser.add_argument(
+        "--precision", choices=["fp32", "bf16"], help="bf16 on a GPU, else fp32"
+    )
+    parser.add_argument(
+        "--accumulate", **number, default=1, help="micro-batches an update (1)"
+    )
     parser.add_argument("--learning-rate", type=float, default=2e-3)
-    parser.add_argument("--first-rate", type=float, default=1e-5, help="where the warm-up begins")
-    parser.add_argument("--last-rate", type=float, default=2e-4, help="where the cosine ends")
-    parser.add_argument("--warmup", **number, default=20, help="updates until --learning-rate (20)")
+    parser.add_argument(
+        "--first-rate", type=float, default=1e-5, help="where the warm-up begins"
+    )
+    parser.add_argument(
+        "--last-rate", type=float, default=2e-4, help="where the cosine ends"
+    )
+    parser.add_argument(
+        "--warmup", **number, default=20, help="updates until --learning-rate (20)"
+    )
     parser.add_argument("--weight-decay", type=float, default=0.1)
-    parser.add_argument("--max-norm", type=float, default=1.0, help="of gradients, after the warm-up (1.0)")
+    parser.add_argument(
+        "--max-norm",
+        type=float,
+        default=1.0,
+        help="of gradients, after the warm-up (1.0)",
+    )
     parser.add_argument("--eval-every", **number, default=50, help="updates (50)")
     parser.add_argument("--prompt", default="def ", help="what the samples go on from")
-    parser.add_argument("--sample-tokens", **number, default=160, help="how long they are (160)")
+    parser.add_argument(
+        "--sample-tokens", **number, default=160, help="how long they are (160)"
+    )
     parser.add_argument("--save-every", **number, default=100, help="updates (100)")
-    parser.add_argument("--keep", **number, default=2, help="how many checkpoints stay (2)")
     parser.add_argument(
-        "--resume", nargs="?", const="newest", help="from the newest whole checkpoint, or this step's"
+        "--keep", **number, default=2, help="how many checkpoints stay (2)"
     )
     parser.add_argument(
-        "--nproc", **number, default=1, help="ranks to start on this machine, without torchrun"
+        "--resume",
+        nargs="?",
+        const="newest",
+        help="from the newest whole checkpoint, or this step's",
     )
-    parser.add_argument("--nnodes", **number, default=1, help="machines, each of which starts this program")
-    parser.add_argument("--node-rank", type=int, default=0, help="which of them this is, from 0")
+    parser.add_argument(
+        "--nproc",
+        **number,
+        default=1,
+        help="ranks to start on this machine, without torchrun",
+    )
+    parser.add_argument(
+        "--nnodes",
+        **number,
+        default=1,
+        help="machines, each of which starts this program",
+    )
+    parser.add_argument(
+        "--node-rank", type=int, default=0, help="which of them this is, from 0"
+    )
     parser.add_argument("--master-addr", default="127.0.0.1", help="of machine 0")
-    parser.add_argument("--master-port", type=int, default=29500, help="where machine 0 listens")
+    parser.add_argument(
+        "--master-port", type=int, default=29500, help="where machine 0 listens"
+    )
     args = parser.parse_args(argv)
     if "RANK" in os.environ and args.nproc * args.nnodes > 1:
-        parser.error("torchrun has started the ranks already: leave out --nproc and --nnodes")
+        parser.error(
+            "torchrun has started the ranks already: leave out --nproc and --nnodes"
+        )
     if not 0 <= args.node_rank < args.nnodes:
-        parser.error(f"--node-rank {args.node_rank} is none of {args.nnodes} machines, which count from 0")
+        parser.error(
+            f"--node-rank {args.node_rank} is none of {args.nnodes} machines, which count from 0"
+        )
     if not args.prompt:
         parser.error("--prompt is empty: a sample needs something to go on from")
     if args.resume not in (None, "newest") and not args.resume.isdecimal():
@@ -172,7 +264,7 @@ def arguments(argv=None):
     return args
 
 
-def main(argv=None):
+def main(argv=()):
     args = arguments(argv)
     return join(args) if args.nproc * args.nnodes == 1 else start_ranks(args)
 
@@ -188,42 +280,68 @@ def join(args):
 
 def train(args, rank, world_size, device):
     log = runs.open_folder(args.out)
-    train_tokens, validation_tokens, tokenizer, fingerprint = corpus.load(args.data, args.tokenizer)
+    train_tokens, validation_tokens, tokenizer, fingerprint = load_text(
+        args.data, args.tokenizer
+    )
     shape = SHAPES[args.shape]
     train_set, validation_set = (
-        corpus.Windows(part, shape["context"]) for part in (train_tokens, validation_tokens)
+        Windows(part, shape["context"]) for part in (train_tokens, validation_tokens)
     )
     if not (len(train_set) and len(validation_set)):
         raise UsageError(
             f"--data {args.data} is too short: a window has {shape['context']} tokens, {args.shape} needs one"
         )
-    most = len(train_set) if device.type == "cuda" else min(MOST_ON_A_CPU, len(train_set))
+    most = (
+        len(train_set) if device.type == "cuda" else min(MOST_ON_A_CPU, len(train_set))
+    )
     train_set = train_set.some(args.train_samples or most)
     # all ranks have equally many, and what is left over is dropped
     equal = len(train_set) - len(train_set) % world_size or len(train_set)
     runs.check_batch_size(args.batch_size * args.accumulate, equal, world_size)
-    seen, unseen = (text.some(min(32, len(text))) for text in (train_set, validation_set))
-    sampler = ResumableSampler(train_set, world_size, rank, shuffle=True, seed=args.seed, drop_last=True)
-    loader = DataLoader(
-        train_set, args.batch_size, sampler=sampler, drop_last=True, generator=torch.Generator()
+    seen, unseen = (
+        text.some(min(32, len(text))) for text in (train_set, validation_set)
     )
-    per_epoch = len(loader) // args.accumulate  # whole windows only: so all batches count alike
+    sampler = ResumableSampler(
+        train_set, world_size, rank, shuffle=True, seed=args.seed, drop_last=True
+    )
+    loader = DataLoader(
+        train_set,
+        args.batch_size,
+        sampler=sampler,
+        drop_last=True,
+        generator=torch.Generator(),
+    )
+    per_epoch = (
+        len(loader) // args.accumulate
+    )  # whole windows only: so all batches count alike
     steps = args.epochs * per_epoch
-    precision = PRECISIONS[args.precision or ("bf16" if device.type == "cuda" else "fp32")]
+    precision = PRECISIONS[
+        args.precision or ("bf16" if device.type == "cuda" else "fp32")
+    ]
 
     torch.manual_seed(args.seed)
-    vocabulary = max(tokenizer.vocabulary, GPT2_VOCABULARY if args.shape == "gpt2" else 0)
+    vocabulary = max(
+        tokenizer.vocabulary, GPT2_VOCABULARY if args.shape == "gpt2" else 0
+    )
     network = GPT(vocabulary, dropout=args.dropout, **shape).to(device)
     model = DistributedDataParallel(
-        network, device_ids=[device] if device.type == "cuda" else None, gradient_as_bucket_view=True
+        network,
+        device_ids=[device] if device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
     )
     groups = parameter_groups(network, args.weight_decay)
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
     lesson09.arrange_buckets(model, torch.zeros(1, 1, dtype=torch.long, device=device))
-    torch.manual_seed(args.seed + rank)  # the same model everywhere, but each rank its own dropout
+    torch.manual_seed(
+        args.seed + rank
+    )  # the same model everywhere, but each rank its own dropout
 
     settings = settings_of(args, fingerprint, len(train_set), world_size)
-    position, history, folder = {"epoch": 0, "updates": 0, "seconds": 0.0}, [], args.out / "checkpoints"
+    position, history, folder = (
+        {"epoch": 0, "updates": 0, "seconds": 0.0},
+        [],
+        args.out / "checkpoints",
+    )
     if checkpoint := checkpoint_of(args, folder):
         shared, own = lesson09.load_checkpoint(checkpoint, settings)
         network.load_state_dict(shared["model"])
@@ -246,12 +364,22 @@ def train(args, rank, world_size, device):
             rate = learning_rate(step, steps, args)
             max_norm = args.max_norm if step >= args.warmup else None
             loss = update(model, window, optimizer, rate, max_norm, precision, device)
-            tokens = (step + 1) * args.accumulate * args.batch_size * world_size * shape["context"]
-            history.append({"step": step, "loss": loss, "learning_rate": rate, "tokens": tokens})
+            tokens = (
+                (step + 1)
+                * args.accumulate
+                * args.batch_size
+                * world_size
+                * shape["context"]
+            )
+            history.append(
+                {"step": step, "loss": loss, "learning_rate": rate, "tokens": tokens}
+            )
             position["updates"] += 1
             position["seconds"] += time.perf_counter() - begin
             if (step + 1) % args.eval_every == 0 or step + 1 == steps:
-                history[-1] |= look(network, seen, unseen, tokenizer, args, device, precision)
+                history[-1] |= look(
+                    network, seen, unseen, tokenizer, args, device, precision
+                )
                 log.info(report(history[-1]))
             if (step + 1) % args.save_every == 0 or step + 1 == steps:
                 shared = {
@@ -280,7 +408,9 @@ def train(args, rank, world_size, device):
 
 
 def look(network, seen, unseen, tokenizer, args, device, precision):
-    """What there is to see of a model: its loss on text that it has and has not trained on, and a sample of its own."""
+    """What there is to see of a model: its loss on text that it has and has not trained
+    on, and a sample of its own.
+    """
     losses = {
         name: evaluate(network, text, device, precision)
         for name, text in {"train_loss": seen, "validation_loss": unseen}.items()
@@ -293,19 +423,44 @@ def look(network, seen, unseen, tokenizer, args, device, precision):
 
 def report(row):
     losses = f"training text {row['train_loss']:.3f}, other text {row['validation_loss']:.3f}"
-    return f"update {row['step'] + 1}, {row['tokens']:,} tokens: {losses}\n{row['sample']}"
+    return (
+        f"update {row['step'] + 1}, {row['tokens']:,} tokens: {losses}\n{row['sample']}"
+    )
 
 
 def settings_of(args, fingerprint, train_samples, world_size):
     """What a run must share with the one that it goes on from."""
-    names = ["shape", "tokenizer", "seed", "epochs", "batch_size", "accumulate", "precision", "dropout"]
-    names += ["learning_rate", "first_rate", "last_rate", "warmup", "weight_decay", "max_norm", "eval_every"]
+    names = [
+        "shape",
+        "tokenizer",
+        "seed",
+        "epochs",
+        "batch_size",
+        "accumulate",
+        "precision",
+        "dropout",
+    ]
+    names += [
+        "learning_rate",
+        "first_rate",
+        "last_rate",
+        "warmup",
+        "weight_decay",
+        "max_norm",
+        "eval_every",
+    ]
     chosen = {name.replace("_", "-"): vars(args)[name] for name in names}
-    return chosen | {"corpus": fingerprint, "train-samples": train_samples, "ranks": world_size}
+    return chosen | {
+        "corpus": fingerprint,
+        "train-samples": train_samples,
+        "ranks": world_size,
+    }
 
 
 def checkpoint_of(args, folder):
-    """The checkpoint to go on from: the newest, or the one that --resume names; None to begin anew."""
+    """The checkpoint to go on from: the newest, or the one that --resume names; None to
+    begin anew.
+    """
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
     if args.resume in (None, "newest"):
         return lesson09.newest(folder) if args.resume or restarted else None

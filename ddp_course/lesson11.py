@@ -1,8 +1,8 @@
-"""Fine-tuning a language model with LoRA, the frozen model whole or in 4 bits: Trainer and peft.
+"""Fine-tuning a language model with LoRA, whole or in 4 bits: Trainer and peft.
 
 torchrun --nproc_per_node 2 ddp_course/lesson11.py --epochs 1 --train-samples 64
-torchrun --nproc_per_node 2 ddp_course/lesson11.py --method qlora --epochs 1 --train-samples 64
-python ddp_course/lesson11.py --method full --learning-rate 5e-4 --epochs 1 --train-samples 64
+torchrun --nproc_per_node 2 ddp_course/lesson11.py --method qlora --train-samples 64
+python ddp_course/lesson11.py --method full --learning-rate 5e-4 --train-samples 64
 """
 
 import math
@@ -10,9 +10,6 @@ import os
 import shutil
 import warnings
 
-import ddp_course.quick_trainer  # noqa: F401, before transformers, which comes quicker then
-
-# isort: split
 import datasets
 import torch
 import torch.distributed as dist
@@ -30,25 +27,34 @@ from transformers import (
 )
 from transformers.trainer_callback import PrinterCallback
 
-from ddp_course import base_model, chats, lesson08, runs
-from ddp_course.distributed import choose_device, stay_on_this_machine, torchrun_environment
+from ddp_course import lesson08, runs
 from ddp_course.lesson06 import PRECISIONS
 from ddp_course.lesson08 import logged, prepare_checkpoints
+from ddp_course.ranks.environment import (
+    choose_device,
+    stay_on_this_machine,
+    torchrun_environment,
+)
+from ddp_course.scenery.questions import load_questions, load_tokenizer
+from ddp_course.scenery.small_llama import small_llama
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]  # the four matrices of attention
 NON_REENTRANT = {"use_reentrant": False}
 
-# transformers 5.23 has begun to call it activation checkpointing; peft, and versions before that, have not
+# transformers 5.23 has begun to call it activation checkpointing; peft, and versions
+# before that, have not
 warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
 
 # ---- LoRA by hand ----
 
 
 class LoRALinear(nn.Module):
-    """A frozen linear layer, and beside it two thin matrices that learn: W x + b + (alpha / r) B A x.
+    """A frozen linear layer, and beside it two thin matrices that learn: W x + b +
+    (alpha / r) B A x.
 
-    Takes float (..., inputs), returns (..., outputs). E. J. Hu et al., "LoRA: Low-Rank Adaptation of Large Language
-    Models", 2021. B begins as zeros, so the layer begins as the one it was.
+    Takes float (..., inputs), returns (..., outputs). E. J. Hu et al., "LoRA: Low-Rank
+    Adaptation of Large Language Models", 2021. B begins as zeros, so the layer begins
+    as the one it was.
     """
 
     def __init__(self, layer, r=8, alpha=32, dropout=0.05):
@@ -73,17 +79,23 @@ class LoRALinear(nn.Module):
 
 
 def load_model(args, device):
-    """The model that is trained: whole, frozen with adapters, or frozen in 4 bits with adapters."""
+    """The model that is trained: whole, frozen with adapters, or frozen in 4 bits with
+    adapters.
+    """
     precision = PRECISIONS[args.precision]
     quantization = BitsAndBytesConfig(
         load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",  # 16 values, as they are spread in a normal distribution
-        bnb_4bit_use_double_quant=True,  # the scale of each block of 64 is quantised, too
+        # 16 values, as they are spread in a normal distribution
+        bnb_4bit_quant_type="nf4",
+        # the scale of each block of 64 is quantised, too
+        bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=precision,  # unpacked to this for each product
     )
     model = AutoModelForCausalLM.from_pretrained(
         args.base,
-        dtype=torch.float32 if args.method == "full" else precision,  # small steps get lost in 16 bits
+        dtype=torch.float32
+        if args.method == "full"
+        else precision,  # small steps get lost in 16 bits
         quantization_config=quantization if args.method == "qlora" else None,
         device_map={"": device},
     )
@@ -92,9 +104,15 @@ def load_model(args, device):
         return model
     if args.method == "qlora":
         keep_layout(model)
-        model = prepare_model_for_kbit_training(model, gradient_checkpointing_kwargs=NON_REENTRANT)
+        model = prepare_model_for_kbit_training(
+            model, gradient_checkpointing_kwargs=NON_REENTRANT
+        )
     adapters = LoraConfig(
-        task_type="CAUSAL_LM", r=8, lora_alpha=32, lora_dropout=args.dropout, target_modules=TARGETS
+        task_type="CAUSAL_LM",
+        r=8,
+        lora_alpha=32,
+        lora_dropout=args.dropout,
+        target_modules=TARGETS,
     )
     return get_peft_model(model, adapters)
 
@@ -102,8 +120,9 @@ def load_model(args, device):
 def keep_layout(model):
     """Have an evaluation leave packed weights as they are.
 
-    On CPUs with AVX512-BF16 instructions, bitsandbytes lays them out anew for the first one, for a faster product that has
-    no backward pass: whoever evaluates and then trains gets next to no gradients, and one warning.
+    On CPUs with AVX512-BF16 instructions, bitsandbytes lays them out anew for the first
+    one, for a faster product that has no backward pass: whoever evaluates and then
+    trains gets next to no gradients, and one warning.
     """
     for layer in model.modules():
         if hasattr(layer, "support_avx512bf16_for_cpu"):
@@ -111,7 +130,9 @@ def keep_layout(model):
 
 
 def merge(base, adapter, folder):
-    """Write the base model with an adapter's B A added to its weights: a model that needs no peft."""
+    """Write the base model with an adapter's B A added to its weights: a model that
+    needs no peft.
+    """
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     PeftModel.from_pretrained(model, adapter).merge_and_unload().save_pretrained(folder)
     AutoTokenizer.from_pretrained(adapter).save_pretrained(folder)
@@ -121,12 +142,18 @@ def merge(base, adapter, folder):
 
 
 def token_losses(logits, labels):
-    """The loss of each token, float (batch, tokens - 1); where there is nothing to guess, 0."""
-    return F.cross_entropy(logits[:, :-1].transpose(1, 2).float(), labels[:, 1:], reduction="none")
+    """The loss of each token, float (batch, tokens - 1); where there is nothing to
+    guess, 0.
+    """
+    return F.cross_entropy(
+        logits[:, :-1].transpose(1, 2).float(), labels[:, 1:], reduction="none"
+    )
 
 
 def mean_loss(prediction):
-    """The mean of all tokens that are to be guessed: Trainer's own is a mean of batches' means."""
+    """The mean of all tokens that are to be guessed: Trainer's own is a mean of
+    batches' means.
+    """
     counted = prediction.label_ids[:, 1:] != -100
     return {"token_loss": float(prediction.predictions[counted].mean())}
 
@@ -136,26 +163,51 @@ class Progress(lesson08.Progress):
 
     def on_evaluate(self, args, state, control, metrics, **_):
         loss = metrics["eval_token_loss"]
-        self.log.info(f"epoch {state.epoch or 0:.0f}: loss on held-out questions {loss:.3f}")
+        self.log.info(
+            f"epoch {state.epoch or 0:.0f}: loss on held-out questions {loss:.3f}"
+        )
 
 
-def arguments(argv=None):
+def arguments(argv=()):
     parser = runs.parser(__file__, __doc__, trains="questions")
     parser.set_defaults(epochs=2, batch_size=4)
     parser.add_argument("--method", choices=["lora", "qlora", "full"], default="lora")
     parser.add_argument(
-        "--model", help="a folder, or a name on the Hugging Face Hub; else a small one is made"
+        "--model",
+        help="a folder, or a name on the Hugging Face Hub; else a small one is made",
     )
     parser.add_argument(
-        "--precision", choices=["fp32", "bf16"], help="bf16 on a GPU and for qlora, else fp32"
+        "--precision",
+        choices=["fp32", "bf16"],
+        help="bf16 on a GPU and for qlora, else fp32",
     )
-    parser.add_argument("--dropout", type=float, default=0.05, help="in the adapters (0.05)")
-    parser.add_argument("--longest", type=runs.count, default=256, help="tokens; what is longer is cut (256)")
-    parser.add_argument("--accumulate", type=runs.count, default=8, help="micro-batches an update (8)")
-    parser.add_argument("--learning-rate", type=float, default=1e-2, help="2e-4 suits models of billions")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
     parser.add_argument(
-        "--merge", action="store_true", help="also write the base with the adapter merged into it"
+        "--dropout", type=float, default=0.05, help="in the adapters (0.05)"
+    )
+    parser.add_argument(
+        "--longest",
+        type=runs.count,
+        default=256,
+        help="tokens; what is longer is cut (256)",
+    )
+    parser.add_argument(
+        "--accumulate", type=runs.count, default=8, help="micro-batches an update (8)"
+    )
+    parser.add_argument(
+        "--learning-rate",
+        type=float,
+        default=1e-2,
+        help="2e-4 suits models of billions",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the newest checkpoint in --out",
+    )
+    parser.add_argument(
+        "--merge",
+        action="store_true",
+        help="also write the base with the adapter merged into it",
     )
     args = parser.parse_args(argv)
     if args.merge and args.method == "full":
@@ -183,7 +235,8 @@ def training_arguments(args, device):
         lr_scheduler_type="cosine",
         warmup_steps=0.05,  # of all updates
         eval_strategy="epoch",
-        eval_on_start=True,  # never trainer.evaluate() before train(): that would train without DDP
+        # never trainer.evaluate() before train(): that would train without DDP
+        eval_on_start=True,
         save_strategy="epoch",
         save_total_limit=1,
         logging_steps=1,
@@ -197,14 +250,19 @@ def training_arguments(args, device):
     )
 
 
-def main(argv=None):
+def main(argv=()):
     args = arguments(argv)
     device = choose_device(args.device)
-    args.precision = args.precision or ("bf16" if device.type == "cuda" or args.method == "qlora" else "fp32")
-    # before the ranks join each other: from then on, transformers lets rank 0 save, and no other
-    args.base = args.model or base_model.small_llama()
+    args.precision = args.precision or (
+        "bf16" if device.type == "cuda" or args.method == "qlora" else "fp32"
+    )
+    # before the ranks join each other: from then on, transformers lets rank 0 save, and
+    # no other
+    args.base = args.model or small_llama()
     stay_on_this_machine()
-    os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))  # or Accelerate warns of it
+    os.environ.setdefault(
+        "OMP_NUM_THREADS", str(torch.get_num_threads())
+    )  # or Accelerate warns of it
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     settings = training_arguments(args, device)  # joins the group
@@ -217,8 +275,8 @@ def main(argv=None):
 
 def train(args, settings):
     log = runs.open_folder(args.out)
-    tokenizer = chats.load_tokenizer(args.base)
-    train_set, test_set = chats.load_questions(args, tokenizer, settings)
+    tokenizer = load_tokenizer(args.base)
+    train_set, test_set = load_questions(args, tokenizer, settings)
     runs.check_batch_size(args.batch_size, len(train_set), settings.world_size)
     prepare_checkpoints(args, settings)
 
@@ -245,7 +303,9 @@ def train(args, settings):
 
 
 def save(trainer, folder):
-    """Write what was trained, the model or its adapter, whole or not at all. All ranks call it, and rank 0 writes."""
+    """Write what was trained, the model or its adapter, whole or not at all. All ranks
+    call it, and rank 0 writes.
+    """
     temporary = folder.with_name(f".{folder.name}")
     trainer.save_model(temporary)
     if trainer.args.process_index == 0:
@@ -254,7 +314,9 @@ def save(trainer, folder):
 
 
 def finish(args, trainer):
-    """Write the result, which says how much was trained, and how well held-out questions were answered before and after."""
+    """Write the result, which says how much was trained, and how well held-out
+    questions were answered before and after.
+    """
     model, settings, state = trainer.model, trainer.args, trainer.state
     trained = [value for value in model.parameters() if value.requires_grad]
     losses, seconds = logged(state, "loss"), sum(logged(state, "epoch_seconds"))

@@ -1,4 +1,6 @@
-"""What every lesson's program shares: its flags, its folder, its log, its result, and how it ends."""
+"""What every lesson's program shares: its flags, its folder, its log, its result, and
+how it ends.
+"""
 
 import argparse
 import hashlib
@@ -16,25 +18,35 @@ import torch
 import torch.distributed as dist
 
 from ddp_course import UsageError, project_folder
-from ddp_course.distributed import torchrun_environment
+from ddp_course.ranks.environment import torchrun_environment
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that says what is wrong with a flag in one line, as a UsageError."""
+    """An ArgumentParser that says what is wrong with a flag in one line, as a
+    UsageError.
+    """
 
     def error(self, message):
         raise UsageError(f"{message} (--help lists the flags)")
 
 
 def parser(file, doc, trains="images"):
-    """The flags that all lessons have, and those that all that train have; a lesson adds its own.
+    """The flags that all lessons have, and those that all that train have; a lesson
+    adds its own.
 
-    file, doc: the lesson's `__file__` and `__doc__`. trains: on 'images', 'text', 'questions', or None.
+    file, doc: the lesson's `__file__` and `__doc__`. trains: on 'images', 'text',
+    'questions', or None.
     """
     lesson = Path(file).stem
-    flags = Parser(prog=f"{lesson}.py", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags = Parser(
+        prog=f"{lesson}.py",
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     flags.set_defaults(lesson=lesson.removeprefix("lesson"))
-    flags.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto")
+    flags.add_argument(
+        "--device", choices=["auto", "cpu", "cuda", "mps"], default="auto"
+    )
     flags.add_argument(
         "--out",
         type=Path,
@@ -44,9 +56,16 @@ def parser(file, doc, trains="images"):
     flags.add_argument("--seed", type=int, default=0)
     if trains == "images":
         data_help = "auto is mnist where it is on the disk or can be had, else digits"
-        flags.add_argument("--data", choices=["auto", "digits", "mnist"], default="auto", help=data_help)
+        flags.add_argument(
+            "--data",
+            choices=["auto", "digits", "mnist"],
+            default="auto",
+            help=data_help,
+        )
     if trains == "text":
-        data_help = "python, for the sources of its standard library, or a folder of text files"
+        data_help = (
+            "python, for the sources of its standard library, or a folder of text files"
+        )
         flags.add_argument("--data", default="python", help=data_help)
     if trains == "questions":
         data_help = "questions, which the course makes, or a CSV file with the columns user and prompt"
@@ -77,9 +96,13 @@ def count(text):
 
 
 def check_batch_size(batch_size, samples, world_size):
-    """Raise UsageError where a batch is larger than the part of the training set that one rank has."""
+    """Raise UsageError where a batch is larger than the part of the training set that
+    one rank has.
+    """
     if samples < world_size:
-        raise UsageError(f"{samples} training samples are too few for {world_size} ranks")
+        raise UsageError(
+            f"{samples} training samples are too few for {world_size} ranks"
+        )
     share = -(-samples // world_size)
     if batch_size > share:
         split = f"{share} of {samples} samples on {world_size} ranks"
@@ -89,9 +112,11 @@ def check_batch_size(batch_size, samples, world_size):
 
 
 def open_folder(folder):
-    """Make the run's folder, see that it can be written to, and return the log, train.log there.
+    """Make the run's folder, see that it can be written to, and return the log,
+    train.log there.
 
-    Rank 0 logs from INFO, to the screen too; the other ranks only from WARNING, to the same file.
+    Rank 0 logs from INFO, to the screen too; the other ranks only from WARNING, to the
+    same file.
     """
     rank = torchrun_environment().rank
     try:
@@ -101,7 +126,9 @@ def open_folder(folder):
         raise UsageError(
             f"cannot write to {folder}: {error.strerror}; choose another folder with --out"
         ) from None
-    file.setFormatter(logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(message)s"))
+    file.setFormatter(
+        logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(message)s")
+    )
     log = logging.getLogger("ddp_course")
     log.setLevel(logging.INFO if rank == 0 else logging.WARNING)
     log.propagate = False
@@ -113,10 +140,14 @@ def open_folder(folder):
     return log
 
 
-def finish(args, device, model, train_set, losses, seconds, test_accuracy, test_samples):
-    """End a training run: rank 0 prints the result as a table, then writes result.json and metrics.jsonl.
+def finish(
+    args, device, model, train_set, losses, seconds, test_accuracy, test_samples
+):
+    """End a training run: rank 0 prints the result as a table, then writes result.json
+    and metrics.jsonl.
 
-    losses: the loss of each step. seconds: of training. Returns the result, a dict, on every rank.
+    losses: the loss of each step. seconds: of training. Returns the result, a dict, on
+    every rank.
     """
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     steps = len(losses) // args.epochs
@@ -137,21 +168,31 @@ def finish(args, device, model, train_set, losses, seconds, test_accuracy, test_
         "params_sha256": params_sha256(model),
     }
     if torchrun_environment().rank == 0:
-        write_result(args.out, result, [{"step": step, "loss": loss} for step, loss in enumerate(losses)])
+        write_result(
+            args.out,
+            result,
+            [{"step": step, "loss": loss} for step, loss in enumerate(losses)],
+        )
     return result
 
 
 def write_result(folder, result, metrics):
-    """Print the result as a table; write it to result.json, and metrics (a list of dicts) to metrics.jsonl."""
+    """Print the result as a table; write it to result.json, and metrics (a list of
+    dicts) to metrics.jsonl.
+    """
     print("\n".join(f"{name:<20}{value}" for name, value in result.items()))
-    write_atomically(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in metrics))
+    write_atomically(
+        folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in metrics)
+    )
     write_atomically(folder / "result.json", json.dumps(result, indent=2) + "\n")
 
 
 def write_atomically(path, content):
-    """Write a file, text or bytes, whole or not at all: under another name, flushed, then renamed.
+    """Write a file, text or bytes, whole or not at all: under another name, flushed,
+    then renamed.
 
-    Raises UsageError where that fails, a full disk for one; what stood there before stays.
+    Raises UsageError where that fails, a full disk for one; what stood there before
+    stays.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -169,7 +210,9 @@ def write_atomically(path, content):
 
 
 def _flush_folder(folder):
-    """Have the names in a folder reach the disk, too: a renamed file may else be gone after a power cut. See fsync(2)."""
+    """Have the names in a folder reach the disk, too: a renamed file may else be gone
+    after a power cut. See fsync(2).
+    """
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -179,7 +222,9 @@ def _flush_folder(folder):
 
 
 def empty_folder(folder):
-    """Make a folder, without anything that may have been in it. Raises UsageError where that fails."""
+    """Make a folder, without anything that may have been in it. Raises UsageError where
+    that fails.
+    """
     try:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -190,28 +235,37 @@ def empty_folder(folder):
 
 
 def params_sha256(model):
-    """A fingerprint of the parameters: SHA-256 of their bytes, float32 little-endian, in the order of the state_dict."""
+    """A fingerprint of the parameters: SHA-256 of their bytes, float32 little-endian,
+    in the order of the state_dict.
+    """
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     digest = hashlib.sha256()
     for name, value in model.state_dict().items():
         if name in names:
             digest.update(
-                value.detach().to("cpu", torch.float32).contiguous().numpy().astype("<f4").tobytes()
+                value.detach()
+                .to("cpu", torch.float32)
+                .contiguous()
+                .numpy()
+                .astype("<f4")
+                .tobytes()
             )
     return digest.hexdigest()
 
 
 def start(main):
-    """Run a lesson's main as a program: a UsageError ends it with one line and exit code 2, Ctrl-C quietly.
+    """Run a lesson's main as a program, with the flags of its command line.
 
-    One line for all ranks: where several have the same UsageError, or lose the one that had it.
+    A UsageError ends it with one line and exit code 2, Ctrl-C quietly. One line for all
+    ranks: also where several have the same UsageError, or lose the one that had it.
     """
     told = _told_file()
     if told:
-        # a KeyboardInterrupt may come up in Python code that C++ has called, as DDP does: C++ then aborts
+        # a KeyboardInterrupt may come up in Python code that C++ has called, as DDP
+        # does: C++ then aborts
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     try:
-        main()
+        main(sys.argv[1:])
     except UsageError as error:
         try:
             told and told.touch(exist_ok=False)
@@ -219,7 +273,7 @@ def start(main):
         except FileExistsError:
             pass  # another rank was first
         sys.exit(2)
-    except RuntimeError:  # from a collective, perhaps, since another rank has just left with a UsageError
+    except RuntimeError:  # from a collective, perhaps: another rank has just left
         patience = time.monotonic() + 0.5
         while told and not told.exists() and time.monotonic() < patience:
             time.sleep(0.02)
@@ -231,6 +285,10 @@ def start(main):
 
 
 def _told_file():
-    """A file that is there once a rank of this torchrun has told of a UsageError; None without torchrun."""
-    own_file = os.environ.get("TORCHELASTIC_ERROR_FILE")  # in a folder that torchrun makes for each rank
+    """A file that is there once a rank of this torchrun has told of a UsageError; None
+    without torchrun.
+    """
+    own_file = os.environ.get(
+        "TORCHELASTIC_ERROR_FILE"
+    )  # in a folder that torchrun makes for each rank
     return Path(own_file).parents[1] / "usage-error" if own_file else None

@@ -1,4 +1,6 @@
-"""What the tests share: where things are, MNIST where it is there, and looking for what a run left behind."""
+"""What the tests share: where things are, MNIST where it is there, and looking for what
+a run left behind.
+"""
 
 import contextlib
 import os
@@ -11,45 +13,60 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddp_course.launch import keep_freed_memory, start_server
+from ddp_course.ranks.launch import prepare_environment, start_server
 
 COURSE = Path(__file__).resolve().parents[1]
 # `make thorough`: everything in every way, however long it takes
 THOROUGH = "DDP_COURSE_THOROUGH" in os.environ
 
-# what a shell starts in its background ignores Ctrl-C, and so would all that the tests start
+# what a shell starts in its background ignores Ctrl-C, and so would all that the tests
+# start
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if "DDP_COURSE_DATA" in os.environ:  # tests change the working folder
     os.environ["DDP_COURSE_DATA"] = os.path.abspath(os.environ["DDP_COURSE_DATA"])
-if "PYTEST_XDIST_WORKER" in os.environ:  # tests run side by side: threads would only wait for each other
+if (
+    "PYTEST_XDIST_WORKER" in os.environ
+):  # tests run side by side: threads would only wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # hundreds of launches: what their ranks need is imported once, and not by each rank
     start_server(
-        *(f"ddp_course.{path.stem}" for path in COURSE.glob("ddp_course/lesson[0-9][0-9].py")),
-        *(f"ddp_course.checks.{path.stem}" for path in COURSE.glob("ddp_course/checks/ex*.py")),
+        *(
+            f"ddp_course.{path.stem}"
+            for path in COURSE.glob("ddp_course/lesson[0-9][0-9].py")
+        ),
+        *(
+            f"ddp_course.checks.{path.stem}"
+            for path in COURSE.glob("ddp_course/checks/ex*.py")
+        ),
         "bitsandbytes",  # lesson 11's ranks
     )
-keep_freed_memory()
+prepare_environment()
 
 
 def mnist_folder():
     """The folder with MNIST; None where it is not there."""
-    from ddp_course.data import MNIST_FILES, RAW, data_folder
+    from ddp_course.scenery.images import MNIST_FILES, RAW, data_folder
 
     folder = data_folder().absolute()
-    return folder if all((folder / RAW / name).exists() for name in MNIST_FILES) else None
+    return (
+        folder if all((folder / RAW / name).exists() for name in MNIST_FILES) else None
+    )
 
 
 @pytest.fixture
 def mnist():
-    """The folder with MNIST. Tests that need it are skipped, visibly, where it is not there."""
+    """The folder with MNIST. Tests that need it are skipped, visibly, where it is not
+    there.
+    """
     return mnist_folder() or pytest.skip("MNIST is not here: set DDP_COURSE_DATA")
 
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
-    """An empty working folder without a network, from which `ddp_course/lessonNN.py` can be run."""
+    """An empty working folder without a network, from which `ddp_course/lessonNN.py`
+    can be run.
+    """
     (tmp_path / "ddp_course").symlink_to(COURSE / "ddp_course")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DDP_COURSE_DATA", str(tmp_path / "data"))
@@ -59,7 +76,9 @@ def workplace(tmp_path, monkeypatch):
 
 
 def share_what_is_made_once(folder):
-    """Let a working folder use the texts and the base model that the course's own has, or they would be made anew."""
+    """Let a working folder use the texts and the base model that the course's own has,
+    or they would be made anew.
+    """
     (folder / "runs").mkdir()
     for kind in ("corpus", "llama", "questions"):
         (COURSE / "runs" / kind).mkdir(parents=True, exist_ok=True)
@@ -67,7 +86,9 @@ def share_what_is_made_once(folder):
 
 
 def remember_that_there_is_no_mnist(folder):
-    """As a failed download does, in a working folder: to try one takes seconds, and test_data.py does."""
+    """As a failed download does, in a working folder: to try one takes seconds, and
+    test_data.py does.
+    """
     (folder / "data").mkdir()
     (folder / "data" / "mnist-not-downloaded.txt").write_text(
         "MNIST could not be downloaded: no network here"
@@ -75,17 +96,31 @@ def remember_that_there_is_no_mnist(folder):
 
 
 def no_network():
-    """Environment variables with which downloads fail at once, on a machine with and without a network."""
-    return {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")}
+    """Environment variables with which downloads fail at once, on a machine with and
+    without a network.
+    """
+    return {
+        name: "http://127.0.0.1:9"
+        for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
+    }
 
 
 def python(*arguments, **options):
-    """Run this Python in a process of its own; return what came of it, with stdout and stderr as text."""
-    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, **options)
+    """Run this Python in a process of its own; return what came of it, with stdout and
+    stderr as text.
+    """
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        **options,
+    )
 
 
 def descendants(pid=None):
-    """The processes that a process has started, and those that they have, ranks and fork servers among them."""
+    """The processes that a process has started, and those that they have, ranks and
+    fork servers among them.
+    """
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid or os.getpid()).children(recursive=True)
     return []
@@ -102,7 +137,9 @@ def wait_until(condition, seconds=10):
 
 
 def pytest_collection_modifyitems(items):
-    """The tests that take longest first, so that no worker is left with one of them at the end."""
+    """The tests that take longest first, so that no worker is left with one of them at
+    the end.
+    """
     long = [
         "test_it_runs_on_other_ranks_and_data_than_it_is_stored_with",
         "test_it_runs_under_nbval",

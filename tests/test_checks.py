@@ -1,4 +1,6 @@
-"""The checks: right answers pass, also those that are not ours; wrong ones are rejected, for the right cause, in time."""
+"""The checks: right answers pass, also those that are not ours; wrong ones are
+rejected, for the right cause, in time.
+"""
 
 import importlib
 import inspect
@@ -13,9 +15,9 @@ from conftest import THOROUGH
 
 from ddp_course import checks
 from ddp_course.checks import ex03
-from ddp_course.checks import judge as judge_module
-from ddp_course.checks.judge import Question, Source
-from ddp_course.launch import launch
+from ddp_course.ranks.launch import launch
+from ddp_course.school import judge as judge_module
+from ddp_course.school.judge import Question, Source
 
 for module in pkgutil.iter_modules(mutants.__path__):
     importlib.import_module(f"mutants.{module.name}")
@@ -23,7 +25,9 @@ RIGHT = [candidate for candidate in mutants.CANDIDATES if candidate.pattern is N
 WRONG = [candidate for candidate in mutants.CANDIDATES if candidate.pattern is not None]
 if not THOROUGH:
     RIGHT, WRONG = RIGHT[::5], WRONG[::9]
-SECONDS = 20 if "PYTEST_XDIST_WORKER" in os.environ else 10  # there, other tests use the cores as well
+SECONDS = (
+    20 if "PYTEST_XDIST_WORKER" in os.environ else 10
+)  # there, other tests use the cores as well
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,7 +39,9 @@ def warm():
 def questions():
     for module in pkgutil.iter_modules(checks.__path__):
         if module.name.startswith("ex"):
-            found = vars(importlib.import_module(f"ddp_course.checks.{module.name}")).values()
+            found = vars(
+                importlib.import_module(f"ddp_course.checks.{module.name}")
+            ).values()
             yield from (thing for thing in found if isinstance(thing, Question))
 
 
@@ -68,21 +74,26 @@ def test_a_wrong_answer_is_rejected_for_the_right_cause(candidate):
     "cell, said",
     [
         ("def average_gradients(module)\n    pass", "SyntaxError: expected ':'"),
-        ("def average(module):\n    pass", "NameError: the cell defines no average_gradients"),
+        (
+            "def average(module):\n    pass",
+            "NameError: the cell defines no average_gradients",
+        ),
     ],
 )
 def test_a_cell_that_does_not_load_is_told_by_its_own_lines(cell, said):
-    verdict = ex03.check_average_gradients.judge(Source("average_gradients", "import torch", cell))
+    verdict = ex03.check_average_gradients.judge(
+        Source("average_gradients", "import torch", cell)
+    )
     assert verdict.status == "your code raised"
     assert said in str(verdict) and "judge.py" not in str(verdict)
 
 
 RETURNS_CODE = """
-import ddp_course.checks.judge as judge
+import ddp_course.school.judge as judge
 
 class Code:
     def __reduce__(self):
-        return exec, ("import ddp_course.checks.judge as j; j.Verdict = lambda *_: j.PASSED",)
+        return exec, ("import ddp_course.school.judge as j; j.Verdict = lambda *_: j.PASSED",)
 
 judge.plain = lambda value: Code()
 
@@ -93,30 +104,50 @@ def average_gradients(module):
 
 def test_an_answer_that_sends_code_home_runs_nothing_there():
     before = judge_module.Verdict
-    verdict = ex03.check_average_gradients.judge(Source("average_gradients", "", RETURNS_CODE))
+    verdict = ex03.check_average_gradients.judge(
+        Source("average_gradients", "", RETURNS_CODE)
+    )
     assert verdict.status == "your code raised" and judge_module.Verdict is before
     assert "cannot be sent back" in str(verdict) or "is no plain value" in str(verdict)
 
 
 def test_an_answer_that_prints_without_end_fills_neither_memory_nor_disk():
-    answer = "def average_gradients(module):\n    while True:\n        print('x' * 10**6)"
-    verdict = ex03.check_average_gradients.judge(Source("average_gradients", "", answer))
-    assert verdict.status == "your code raised" and "does it print without end?" in str(verdict)
+    answer = (
+        "def average_gradients(module):\n    while True:\n        print('x' * 10**6)"
+    )
+    verdict = ex03.check_average_gradients.judge(
+        Source("average_gradients", "", answer)
+    )
+    assert verdict.status == "your code raised" and "does it print without end?" in str(
+        verdict
+    )
     assert len(str(verdict)) < 5000
 
 
 def test_a_line_of_python_may_begin_with_a_percent_sign():
     split_lines = "def average_gradients(module):\n    x = (7\n        % 4)\n    raise NotImplementedError"
-    verdict = ex03.check_average_gradients.judge(Source("average_gradients", "", split_lines))
+    verdict = ex03.check_average_gradients.judge(
+        Source("average_gradients", "", split_lines)
+    )
     assert verdict.status == "not attempted"
-    with_magic = "%time\n!ls\ndef average_gradients(module):\n    raise NotImplementedError"
-    verdict = ex03.check_average_gradients.judge(Source("average_gradients", "", with_magic))
+    with_magic = (
+        "%time\n!ls\ndef average_gradients(module):\n    raise NotImplementedError"
+    )
+    verdict = ex03.check_average_gradients.judge(
+        Source("average_gradients", "", with_magic)
+    )
     assert verdict.status == "not attempted"
 
 
-@pytest.mark.parametrize("question", list(questions()), ids=lambda question: question.title)
+@pytest.mark.parametrize(
+    "question", list(questions()), ids=lambda question: question.title
+)
 def test_every_question_has_enough_answers_to_be_tried_on_and_hints(question):
-    mine = [c for c in mutants.CANDIDATES if (c.lesson, c.question) == (question.lesson, question.name)]
+    mine = [
+        c
+        for c in mutants.CANDIDATES
+        if (c.lesson, c.question) == (question.lesson, question.name)
+    ]
     assert sum(c.pattern is None for c in mine) >= 2
     assert sum(c.pattern is not None for c in mine) >= 4
     assert len(question.hints) >= 2 and inspect.getdoc(question)

@@ -1,4 +1,6 @@
-"""The exercises: made from the solutions, failing where there is a gap and nowhere else, and the learner's commands."""
+"""The exercises: made from the solutions, failing where there is a gap and nowhere
+else, and the learner's commands.
+"""
 
 import ast
 import io
@@ -13,8 +15,9 @@ import nbformat
 import pytest
 from conftest import COURSE, THOROUGH, python
 
-from ddp_course import UsageError, cli, exercises, progress
-from ddp_course.checks.judge import Verdict
+from ddp_course import UsageError
+from ddp_course.school import command, exercises, progress
+from ddp_course.school.judge import Verdict
 
 NUMBERS = sorted(exercises.notebooks("solutions"))
 each_exercise = pytest.mark.parametrize("number", NUMBERS)
@@ -33,17 +36,25 @@ def course(tmp_path, monkeypatch):
 def ddp_course(*arguments):
     """The command, in this process: a fresh one would import torch for each."""
     output, errors, code = io.StringIO(), io.StringIO(), 0
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(errors):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stdout(output),
+        redirect_stderr(errors),
+    ):
         patch.setattr(sys, "argv", ["ddp-course", *arguments])
         try:
-            cli.main()
+            command.main()
         except SystemExit as end:
             code = end.code or 0
-    return SimpleNamespace(returncode=code, stdout=output.getvalue(), stderr=errors.getvalue())
+    return SimpleNamespace(
+        returncode=code, stdout=output.getvalue(), stderr=errors.getvalue()
+    )
 
 
 def solve(folder, number):
-    """Put our answers into an exercise notebook, as a learner who saves has it: answers, and no outputs."""
+    """Put our answers into an exercise notebook, as a learner who saves has it:
+    answers, and no outputs.
+    """
     path = exercises.notebooks("exercises")[number]
     notebook = exercises.read(path)
     ours = {task.name: task.cell.source for task in solution_tasks(number)}
@@ -80,9 +91,14 @@ def test_cells_have_stable_ids_and_links_lead_somewhere(number):
     notebook = exercises.read(path)
     for task in exercises.tasks(notebook):
         name = task.name.replace("_", "-")
-        assert (task.cell.id, task.check.id) == (f"ex{number}-{name}", f"ex{number}-{name}-check")
+        assert (task.cell.id, task.check.id) == (
+            f"ex{number}-{name}",
+            f"ex{number}-{name}-check",
+        )
         assert exercises.question(number, task).name == task.name
-    prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    prose = "\n".join(
+        cell.source for cell in notebook.cells if cell.cell_type == "markdown"
+    )
     assert f"(../lessons/{path.name})" in prose and f"ddp-course hint {number}" in prose
 
 
@@ -117,17 +133,29 @@ def nbval(path, *options):
 def test_unsolved_each_question_says_so_and_no_cell_but_its_check_needs_it(number):
     """What a kernel would show, in a tenth of the time; the next test asks one."""
     released = exercises.read(exercises.notebooks("exercises")[number])
-    given = {task.name: "### GIVEN" in task.cell.source for task in solution_tasks(number)}
+    given = {
+        task.name: "### GIVEN" in task.cell.source for task in solution_tasks(number)
+    }
     tasks = exercises.tasks(released)
     for task in tasks:
-        verdict = exercises.question(number, task).judge(*exercises.answers(task, task.cell.source))
-        assert verdict.status == ("failed" if given[task.name] else "not attempted"), str(verdict)
+        verdict = exercises.question(number, task).judge(
+            *exercises.answers(task, task.cell.source)
+        )
+        assert verdict.status == ("failed" if given[task.name] else "not attempted"), (
+            str(verdict)
+        )
     gaps = {name for task in tasks for name in task.names}
     touched = [task.cell.id for task in tasks] + [task.check.id for task in tasks]
     for cell in released.cells:
         if cell.cell_type == "code" and cell.id not in touched:
-            code = "\n".join(line for line in cell.source.splitlines() if not line.startswith("%"))
-            assert not gaps & {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+            code = "\n".join(
+                line for line in cell.source.splitlines() if not line.startswith("%")
+            )
+            assert not gaps & {
+                node.id
+                for node in ast.walk(ast.parse(code))
+                if isinstance(node, ast.Name)
+            }
 
 
 def test_unsolved_in_a_kernel_it_fails_at_its_gaps_and_only_there(course):
@@ -144,16 +172,22 @@ def test_unsolved_in_a_kernel_it_fails_at_its_gaps_and_only_there(course):
     done = nbval(path)
     gaps = [f"Cell {place}" for place, cell in enumerate(cells) if cell.id in reference]
     failed = [
-        line.split("::")[1].split(" -")[0] for line in done.stdout.splitlines() if line.startswith("FAILED")
+        line.split("::")[1].split(" -")[0]
+        for line in done.stdout.splitlines()
+        if line.startswith("FAILED")
     ]
     assert sorted(failed) == sorted(gaps), done.stdout[-3000:]
 
 
 @each_exercise
 def test_our_answers_pass(number):
-    """As text, as a learner's do. A kernel runs one of the notebooks below, and `make bench` has all graded."""
+    """As text, as a learner's do. A kernel runs one of the notebooks below, and `make
+    bench` has all graded.
+    """
     for task in solution_tasks(number):
-        verdict = exercises.question(number, task).judge(*exercises.answers(task, task.cell.source))
+        verdict = exercises.question(number, task).judge(
+            *exercises.answers(task, task.cell.source)
+        )
         assert verdict.status == "passed", str(verdict)
 
 
@@ -165,14 +199,19 @@ def test_solved_it_passes_strictly(number, course):
 
 
 def test_what_an_exercises_first_cell_starts_the_ranks_with_is_known_without_running_it():
-    named = {number: exercises.preloads(path) for number, path in exercises.notebooks("exercises").items()}
-    assert named.pop("07") == ["ddp_course.quick_accelerate"]
-    assert named.pop("08") == ["ddp_course.quick_trainer"]
+    named = {
+        number: exercises.preloads(path)
+        for number, path in exercises.notebooks("exercises").items()
+    }
+    assert named.pop("07") == ["accelerate", "datasets", "deepspeed"]
+    assert named.pop("08") == ["transformers.trainer", "datasets", "deepspeed"]
     assert not any(named.values())
 
 
 def test_a_notebook_without_questions_is_an_error(course):
-    empty = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("Nothing here")])
+    empty = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_markdown_cell("Nothing here")]
+    )
     with pytest.raises(UsageError, match="no question"):
         exercises.released(empty)
     shutil.rmtree(course / "solutions")
@@ -182,7 +221,12 @@ def test_a_notebook_without_questions_is_an_error(course):
 
 @pytest.mark.parametrize(
     "cell",
-    ["x = 1", "### BEGIN SOLUTION\nx = 1", "x = 1\n### END SOLUTION", "### GIVEN\nx = 1"],
+    [
+        "x = 1",
+        "### BEGIN SOLUTION\nx = 1",
+        "x = 1\n### END SOLUTION",
+        "### GIVEN\nx = 1",
+    ],
 )
 def test_markers_that_do_not_match_are_an_error(cell):
     with pytest.raises(ValueError):
@@ -202,9 +246,14 @@ def test_a_region_becomes_its_task_and_a_stub_or_what_is_given():
 
 
 def test_a_learner_checks_is_told_what_is_next_and_sees_the_solution_in_the_end(course):
-    assert "Next: average_gradients in exercises/03" not in ddp_course().stdout or NUMBERS[0] == "03"
+    assert (
+        "Next: average_gradients in exercises/03" not in ddp_course().stdout
+        or NUMBERS[0] == "03"
+    )
     done = ddp_course("check", "3")
-    assert done.returncode == 1 and done.stdout.count("not attempted") == len(solution_tasks("03"))
+    assert done.returncode == 1 and done.stdout.count("not attempted") == len(
+        solution_tasks("03")
+    )
     refused = ddp_course("solution", "03")
     assert refused.returncode == 2 and refused.stderr.startswith(
         "ddp-course: not yet passed: average_gradients"
@@ -216,9 +265,15 @@ def test_a_learner_checks_is_told_what_is_next_and_sees_the_solution_in_the_end(
     assert [line for line in done.stdout.splitlines() if line] == [
         f"03 {task.name}: passed" for task in solution_tasks("03")
     ]
-    assert f"{len(solution_tasks('03'))} of {len(solution_tasks('03'))}" in ddp_course("progress").stdout
+    assert (
+        f"{len(solution_tasks('03'))} of {len(solution_tasks('03'))}"
+        in ddp_course("progress").stdout
+    )
     shown = ddp_course("solution", "03")
-    assert shown.returncode == 0 and "parameter.grad /= dist.get_world_size()" in shown.stdout
+    assert (
+        shown.returncode == 0
+        and "parameter.grad /= dist.get_world_size()" in shown.stdout
+    )
     assert "### BEGIN" not in shown.stdout
 
 
@@ -227,13 +282,17 @@ def test_other_notebooks_in_the_exercises_folder_disturb_nothing(course):
     (course / "exercises" / "03_averaging_gradients_v2.ipynb").write_text("{")
     done = ddp_course("progress")
     assert done.returncode == 0 and "99" not in done.stdout
-    assert ddp_course("check", "99").stderr.startswith("ddp-course: there is no exercise 99")
+    assert ddp_course("check", "99").stderr.startswith(
+        "ddp-course: there is no exercise 99"
+    )
     assert "damaged" not in ddp_course("check", "03").stderr
 
 
 def test_hints_grow_stronger_and_stay_at_the_last(course):
     texts = [ddp_course("hint", "03").stdout for _ in range(4)]
-    assert [f"hint {count} of 3" in text for count, text in zip((1, 2, 3, 3), texts)] == [True] * 4
+    assert [
+        f"hint {count} of 3" in text for count, text in zip((1, 2, 3, 3), texts)
+    ] == [True] * 4
     assert texts[2] == texts[3] and len(set(texts)) == 3
     assert "03 bucketed, hint 1" in ddp_course("hint", "03", "bucketed").stdout
 
@@ -253,7 +312,10 @@ def test_reset_brings_back_the_exercise_and_keeps_a_backup(course):
     "arguments, line",
     [
         (["check", "77"], "there is no exercise 77: choose one of"),
-        (["hint", "03", "buckets"], "exercise 03 has no question buckets: choose one of average_gradients"),
+        (
+            ["hint", "03", "buckets"],
+            "exercise 03 has no question buckets: choose one of average_gradients",
+        ),
         (["solution", "x"], "there is no exercise 0x"),
         (["reset", "77"], "there is no exercise 77"),
         (["grade", "nowhere"], "there is nothing at nowhere"),
@@ -262,17 +324,29 @@ def test_reset_brings_back_the_exercise_and_keeps_a_backup(course):
 )
 def test_what_cannot_be_done_gives_one_line(arguments, line, course):
     done = ddp_course(*arguments)
-    assert done.returncode == 2 and done.stderr.startswith(f"ddp-course: {line}"), done.stderr
+    assert done.returncode == 2 and done.stderr.startswith(f"ddp-course: {line}"), (
+        done.stderr
+    )
     assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", '{"cells": 3}', "[]", '{"nbformat": 4, "cells": [{"cell_type": "code"}]}']
+    "text",
+    [
+        "",
+        "{",
+        '{"cells": 3}',
+        "[]",
+        '{"nbformat": 4, "cells": [{"cell_type": "code"}]}',
+    ],
 )
 def test_a_damaged_notebook_or_progress_file_gives_one_line(text, course):
     exercises.notebooks("exercises")["03"].write_text(text)
     done = ddp_course("check", "03")
-    assert done.returncode == 2 and "is damaged: ddp-course reset 03 brings a fresh one" in done.stderr
+    assert (
+        done.returncode == 2
+        and "is damaged: ddp-course reset 03 brings a fresh one" in done.stderr
+    )
     assert done.stderr.count("\n") == 1
     if text != "{}":
         (course / "runs").mkdir(exist_ok=True)
@@ -283,11 +357,15 @@ def test_a_damaged_notebook_or_progress_file_gives_one_line(text, course):
 
 def test_a_check_of_all_tells_of_a_damaged_notebook_and_goes_on(course, monkeypatch):
     monkeypatch.setattr(
-        cli, "chosen_exercises", lambda _: {number: exercises.notebooks()[number] for number in ("03", "04")}
+        command,
+        "chosen_exercises",
+        lambda _: {number: exercises.notebooks()[number] for number in ("03", "04")},
     )
     exercises.notebooks()["03"].write_text("{")
     done = ddp_course("check")
-    assert done.returncode == 2 and all(f"04 {task.name}: " in done.stdout for task in solution_tasks("04"))
+    assert done.returncode == 2 and all(
+        f"04 {task.name}: " in done.stdout for task in solution_tasks("04")
+    )
     assert done.stderr.startswith("ddp-course: ") and done.stderr.count("\n") == 1
     assert "is damaged: ddp-course reset 03 brings a fresh one" in done.stderr
 
@@ -324,7 +402,9 @@ def stored_without_ids(path, minor, in_metadata):
 
 @pytest.mark.parametrize("minor", [4, 5])
 @pytest.mark.parametrize("in_metadata", [False, True])
-def test_answers_are_found_in_notebooks_without_cell_ids(minor, in_metadata, course, recwarn):
+def test_answers_are_found_in_notebooks_without_cell_ids(
+    minor, in_metadata, course, recwarn
+):
     solve(course, "03")
     path, given = exercises.notebooks()["03"], solution_tasks("03")
     expected = exercises.answer_cells(exercises.read(path), given)
@@ -333,7 +413,9 @@ def test_answers_are_found_in_notebooks_without_cell_ids(minor, in_metadata, cou
     notebook = exercises.read(path)
     assert exercises.answer_cells(notebook, given) == expected
     assert not [warning for warning in recwarn if "id field" in str(warning.message)]
-    del notebook.cells[[cell.source for cell in notebook.cells].index(expected["ex03-overlapped"])]
+    del notebook.cells[
+        [cell.source for cell in notebook.cells].index(expected["ex03-overlapped"])
+    ]
     known = {"ex03-average-gradients", "ex03-bucketed"} if in_metadata else set()
     assert set(exercises.answer_cells(notebook, given)) == known
 
@@ -352,11 +434,19 @@ def test_progress_with_impossible_hints_or_a_folder_in_its_place(course):
     assert "hint 1 of 3" in ddp_course("hint", "03", "bucketed").stdout
     path.write_text(entry % "1e999")
     done = ddp_course("progress")
-    assert done.returncode == 2 and "is damaged: delete it" in done.stderr and done.stderr.count("\n") == 1
+    assert (
+        done.returncode == 2
+        and "is damaged: delete it" in done.stderr
+        and done.stderr.count("\n") == 1
+    )
     path.unlink()
     path.mkdir()
     done = ddp_course("progress")
-    assert done.returncode == 2 and "is damaged: delete it" in done.stderr and done.stderr.count("\n") == 1
+    assert (
+        done.returncode == 2
+        and "is damaged: delete it" in done.stderr
+        and done.stderr.count("\n") == 1
+    )
 
 
 def test_reset_overwrites_nothing_that_it_cannot_keep(course):
@@ -365,7 +455,9 @@ def test_reset_overwrites_nothing_that_it_cannot_keep(course):
     (course / "runs").mkdir(exist_ok=True)
     (course / "runs" / "backups").write_text("a file in the way")
     done = ddp_course("reset", "03")
-    assert done.returncode == 2 and done.stderr.startswith("ddp-course: cannot keep yours in ")
+    assert done.returncode == 2 and done.stderr.startswith(
+        "ddp-course: cannot keep yours in "
+    )
     assert done.stderr.endswith(": File exists\n") and done.stderr.count("\n") == 1
     assert path.read_text() == "mine"
 
@@ -379,8 +471,8 @@ def test_what_has_passed_stays_passed(course):
 
 RECORD_FORTY = """
 import sys
-from ddp_course import progress
-from ddp_course.checks.judge import Verdict
+from ddp_course.school import progress
+from ddp_course.school.judge import Verdict
 
 for number in range(40):
     progress.record(Verdict(f"{sys.argv[1]} {number}", "passed", {}))

@@ -1,4 +1,6 @@
-"""Grading: right answers gain their points, cheating gains none, and no answer keeps another from being graded."""
+"""Grading: right answers gain their points, cheating gains none, and no answer keeps
+another from being graded.
+"""
 
 import json
 import os
@@ -12,11 +14,12 @@ import yaml
 from conftest import COURSE, THOROUGH, python, wait_until
 from test_exercises import course, ddp_course, solution_tasks  # noqa: F401
 
-from ddp_course import UsageError, exercises, grading
+from ddp_course import UsageError
+from ddp_course.school import exercises, grading
 
 QUESTIONS = ["average_gradients", "overlapped", "bucketed"]
 PATCHES = """
-import ddp_course.checks.ex03 as ex03, ddp_course.checks.judge as judge, builtins
+import ddp_course.checks.ex03 as ex03, ddp_course.school.judge as judge, builtins
 print("03 average_gradients: passed")
 for name in QUESTIONS:
     setattr(ex03, f"check_{name}", lambda *_: print("passed"))
@@ -42,11 +45,15 @@ SECONDS = str(10**6 + os.getpid())  # no other process has it among its argument
 
 
 def grade(path, **options):
-    return python("-m", "ddp_course.cli", "grade", path, timeout=500, **options)
+    return python(
+        "-m", "ddp_course.school.command", "grade", path, timeout=500, **options
+    )
 
 
 def submit(folder, edits, change=None):
-    """A submission of exercise 03 with these cells in place of the given ones: {question: source}."""
+    """A submission of exercise 03 with these cells in place of the given ones:
+    {question: source}.
+    """
     name = exercises.notebooks("exercises")["03"].name
     notebook = exercises.read(exercises.notebooks("exercises")["03"])
     for task in exercises.tasks(notebook):
@@ -65,9 +72,13 @@ def without_ids(notebook):
 
 
 def forge(notebook):
-    """Store what looks like a pass, replace one check by a print, and delete another."""
+    """Store what looks like a pass, replace one check by a print, and delete
+    another.
+    """
     for task in exercises.tasks(notebook):
-        task.check.outputs = [nbformat.v4.new_output("stream", text=f"03 {task.name}: passed\n")]
+        task.check.outputs = [
+            nbformat.v4.new_output("stream", text=f"03 {task.name}: passed\n")
+        ]
         task.check.execution_count = 7
     checks = [task.check for task in exercises.tasks(notebook)]
     checks[0].source = "print('03 average_gradients: passed')"
@@ -75,12 +86,22 @@ def forge(notebook):
 
 
 def test_a_right_a_half_done_a_cheating_and_a_hanging_submission_in_one_call(course):  # noqa: F811
-    ours = {task.name: exercises.answer_of(task.cell.source) for task in solution_tasks("03")}
+    ours = {
+        task.name: exercises.answer_of(task.cell.source)
+        for task in solution_tasks("03")
+    }
     there = course / "submissions"
     if THOROUGH:
         submit(there / "right", ours)
-    submit(there / "half", {"overlapped": ours["overlapped"], "bucketed": "class Bucketed(nn.Module"})
-    submit(there / "cheating", {"average_gradients": PATCHES, "overlapped": "import os\nos._exit(0)"}, forge)
+    submit(
+        there / "half",
+        {"overlapped": ours["overlapped"], "bucketed": "class Bucketed(nn.Module"},
+    )
+    submit(
+        there / "cheating",
+        {"average_gradients": PATCHES, "overlapped": "import os\nos._exit(0)"},
+        forge,
+    )
     submit(
         there / "hanging",
         {
@@ -107,17 +128,28 @@ def test_a_right_a_half_done_a_cheating_and_a_hanging_submission_in_one_call(cou
     assert report["totals"] == {name: [points[name], 3] for name in statuses}
     assert (
         "nothing was averaged"
-        in report["submissions"]["cheating"]["03"]["average_gradients"]["details"]["likely cause"]
+        in report["submissions"]["cheating"]["03"]["average_gradients"]["details"][
+            "likely cause"
+        ]
     )
-    assert "## half: 1 of 3" in summary.read_text() and "| 03 | overlapped | passed |" in summary.read_text()
+    assert (
+        "## half: 1 of 3" in summary.read_text()
+        and "| 03 | overlapped | passed |" in summary.read_text()
+    )
 
     def left():
         return [
-            p for p in psutil.process_iter(["environ"]) if "DDP_COURSE_VERDICT" in (p.info["environ"] or {})
+            p
+            for p in psutil.process_iter(["environ"])
+            if "DDP_COURSE_VERDICT" in (p.info["environ"] or {})
         ]
 
     assert wait_until(lambda: not left()), left()
-    assert SECONDS not in [word for p in psutil.process_iter(["cmdline"]) for word in p.info["cmdline"] or ()]
+    assert SECONDS not in [
+        word
+        for p in psutil.process_iter(["cmdline"])
+        for word in p.info["cmdline"] or ()
+    ]
 
 
 LATE_ONCE = """
@@ -135,7 +167,9 @@ def test_a_right_answer_that_was_late_once_gets_another_try(course):  # noqa: F8
     submit(course / "late", {ours.name: late + exercises.answer_of(ours.cell.source)})
     done = grade("late")
     report = json.loads((course / "report.json").read_text())
-    assert report["submissions"]["late"]["03"][ours.name]["status"] == "passed", done.stdout
+    assert report["submissions"]["late"]["03"][ours.name]["status"] == "passed", (
+        done.stdout
+    )
     assert (course / "marker").exists()
 
 
@@ -145,7 +179,11 @@ def test_a_damaged_submission_gains_nothing_and_stops_nobody(course):  # noqa: F
     (course / "all" / "b").mkdir()
     (course / "all" / "b" / path.name).write_text("{")
     done = grade("all")
-    assert done.returncode == 1 and "a: 0 of 3" in done.stdout and "b: 0 of 3" in done.stdout
+    assert (
+        done.returncode == 1
+        and "a: 0 of 3" in done.stdout
+        and "b: 0 of 3" in done.stdout
+    )
     report = json.loads((course / "report.json").read_text())
     where = report["submissions"]["b"]["03"]["bucketed"]["details"]["where"]
     assert where == f"all/b/{path.name} is no notebook"
@@ -163,7 +201,10 @@ def test_what_is_no_exercise_is_left_out_and_stops_nobody(course, capsys):  # no
     touch(course / "all" / "a", ours, "99_my_notes.ipynb", "notes.ipynb")
     touch(course / "all" / "a" / ".ipynb_checkpoints", ours)
     assert grading.submissions("all") == {"a": {"03": Path("all", "a", ours)}}
-    assert capsys.readouterr().err == "left out: all/a/99_my_notes.ipynb, there is no exercise 99\n"
+    assert (
+        capsys.readouterr().err
+        == "left out: all/a/99_my_notes.ipynb, there is no exercise 99\n"
+    )
     with pytest.raises(UsageError, match="there is no exercise 99"):
         grading.submissions("all/a/99_my_notes.ipynb")
     (course / "all" / "a" / ours).unlink()
@@ -176,7 +217,10 @@ def test_of_two_notebooks_for_one_exercise_the_one_named_as_ours_counts(course, 
     touch(course / "all" / "a", ours, "03_a.ipynb", ours.replace(".", "-Copy1."))
     touch(course / "all" / "b", "03_x.ipynb", "03_x_v2.ipynb")
     found = grading.submissions("all")
-    assert {name: notebooks["03"].name for name, notebooks in found.items()} == {"a": ours, "b": "03_x.ipynb"}
+    assert {name: notebooks["03"].name for name, notebooks in found.items()} == {
+        "a": ours,
+        "b": "03_x.ipynb",
+    }
     assert capsys.readouterr().err.splitlines() == [
         f"left out: all/a/03_a.ipynb, {ours} counts",
         f"left out: all/a/{ours.replace('.', '-Copy1.')}, {ours} counts",
@@ -203,12 +247,18 @@ def test_who_has_handed_in_nothing_is_named(course, monkeypatch):  # noqa: F811
     done = ddp_course("grade", "all")
     assert done.returncode == 1
     report = json.loads((course / "report.json").read_text())
-    assert report["totals"] == {"a/exercises": [3, 3], "b": [0, 0]} and report["submissions"]["b"] == {}
+    assert (
+        report["totals"] == {"a/exercises": [3, 3], "b": [0, 0]}
+        and report["submissions"]["b"] == {}
+    )
     summary = (course / "summary.md").read_text()
     assert summary.endswith("## b: nothing handed in\n")
 
 
-def test_a_report_that_has_no_folder_is_refused_before_anything_is_graded(course, monkeypatch):  # noqa: F811
+def test_a_report_that_has_no_folder_is_refused_before_anything_is_graded(
+    course,  # noqa: F811
+    monkeypatch,
+):
     monkeypatch.setattr(grading, "grade", lambda _: pytest.fail("graded"))
     done = ddp_course("grade", "exercises", "--report", "nowhere/x.json")
     assert done.returncode == 2
@@ -218,7 +268,9 @@ def test_a_report_that_has_no_folder_is_refused_before_anything_is_graded(course
 def test_answers_without_cell_ids_are_graded(course, monkeypatch):  # noqa: F811
     submit(course / "a", {"bucketed": "mine = 1"}, without_ids)
     monkeypatch.setattr(
-        grading, "grade_one", lambda _reference, _number, _task, answer, _damage: {"status": answer}
+        grading,
+        "grade_one",
+        lambda _reference, _number, _task, answer, _damage: {"status": answer},
     )
     answers = grading.grade("a")["a"]["03"]
     assert list(answers) == QUESTIONS and answers["bucketed"]["status"] == "mine = 1"
@@ -250,14 +302,24 @@ def test_the_workflows_own_commands_grade_a_submission(workflow, tmp_path):
     ):
         (tmp_path / "course" / part).symlink_to(COURSE / part)
     submit(tmp_path / "submission" / "exercises", {})
-    commands = [step["run"] for step in workflow["jobs"]["grade"]["steps"] if "run" in step]
+    commands = [
+        step["run"] for step in workflow["jobs"]["grade"]["steps"] if "run" in step
+    ]
     environment = os.environ | {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
-    codes = [subprocess.run(line, shell=True, cwd=tmp_path, env=environment).returncode for line in commands]
-    assert codes == [0, 2]  # make's own code for a recipe that ended with 1: nothing has passed
+    codes = [
+        subprocess.run(line, shell=True, cwd=tmp_path, env=environment).returncode
+        for line in commands
+    ]
+    assert codes == [
+        0,
+        2,
+    ]  # make's own code for a recipe that ended with 1: nothing has passed
     report = json.loads((tmp_path / "course" / "report.json").read_text())
     assert report["totals"] == {"exercises": [0, 3]}
     assert "## exercises: 0 of 3" in (tmp_path / "summary.md").read_text()
     [keep] = [
-        step for step in workflow["jobs"]["grade"]["steps"] if "upload-artifact" in step.get("uses", "")
+        step
+        for step in workflow["jobs"]["grade"]["steps"]
+        if "upload-artifact" in step.get("uses", "")
     ]
     assert keep["with"]["path"] == "course/report.json" and keep["if"] == "always()"

@@ -1,4 +1,6 @@
-"""launch() and its promises: real ranks, their results, output and errors, and nothing left behind."""
+"""launch() and its promises: real ranks, their results, output and errors, and nothing
+left behind.
+"""
 
 import io
 import itertools
@@ -20,9 +22,15 @@ import torch
 import torch.distributed as dist
 from conftest import COURSE, THOROUGH, descendants, python, wait_until
 
-from ddp_course import distributed
-from ddp_course.distributed import host_store, process_group
-from ddp_course.launch import RankError, RankTimeout, launch, rank_environment, start_server
+from ddp_course.ranks import environment
+from ddp_course.ranks.environment import host_store, process_group
+from ddp_course.ranks.launch import (
+    RankError,
+    RankTimeout,
+    launch,
+    rank_environment,
+    start_server,
+)
 
 
 def rank():
@@ -37,7 +45,9 @@ def sum_of_ones():
 
 
 def living_ranks():
-    """Processes of this test that are neither the fork server nor multiprocessing's resource tracker."""
+    """Processes of this test that are neither the fork server nor multiprocessing's
+    resource tracker.
+    """
     return [child for child in descendants() if child.ppid() != os.getpid()]
 
 
@@ -77,7 +87,11 @@ def test_it_works_after_this_process_has_run_multithreaded_torch():
     torch.nn.functional.conv2d(torch.randn(8, 3, 64, 64), torch.randn(8, 3, 3, 3))
     (torch.randn(800, 800) @ torch.randn(800, 800)).sum()
     assert launch(
-        lambda: torch.nn.functional.conv2d(torch.ones(1, 1, 9, 9), torch.ones(1, 1, 3, 3)).sum().item()
+        lambda: (
+            torch.nn.functional.conv2d(torch.ones(1, 1, 9, 9), torch.ones(1, 1, 3, 3))
+            .sum()
+            .item()
+        )
     ) == [441, 441]
 
 
@@ -105,13 +119,15 @@ def test_a_rank_starts_no_server_of_its_own():
 def test_a_script_needs_no_main_guard(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "print('once')\nfrom ddp_course.launch import launch\nimport os\nprint(len(set(launch(os.getpid))))\n"
+        "print('once')\nfrom ddp_course.ranks.launch import launch\nimport os\nprint(len(set(launch(os.getpid))))\n"
     )
     assert python(script).stdout == "once\n2\n"
 
 
 def test_the_environment_is_torchruns(tmp_path):
-    """The same variables with the same values, but for addresses and names of runs; and gloo's interface."""
+    """The same variables with the same values, but for addresses and names of runs; and
+    gloo's interface.
+    """
     script = tmp_path / "environment.py"
     script.write_text(
         "import json, os; json.dump(dict(os.environ), open(f'environment{os.environ[\"RANK\"]}', 'w'))"
@@ -124,11 +140,21 @@ def test_the_environment_is_torchruns(tmp_path):
     command = ["-m", "torch.distributed.run", "--nproc_per_node", "2", script]
     assert python(*command, env=clean, cwd=tmp_path).returncode == 0
     of_rank_1 = json.loads((tmp_path / "environment1").read_text())
-    theirs = {name: value for name, value in of_rank_1.items() if clean.get(name) != value}
+    theirs = {
+        name: value for name, value in of_rank_1.items() if clean.get(name) != value
+    }
     ours = rank_environment(1, 2, port=1234)
-    where_they_log = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}  # of torchrun's own agent
+    where_they_log = {
+        "TORCHELASTIC_ERROR_FILE",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE",
+    }  # of torchrun's own agent
     assert set(theirs) - where_they_log == set(ours) - {"GLOO_SOCKET_IFNAME"}
-    for name in set(ours) - {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "GLOO_SOCKET_IFNAME"}:
+    for name in set(ours) - {
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_RUN_ID",
+        "GLOO_SOCKET_IFNAME",
+    }:
         assert ours[name] == theirs[name], name
 
 
@@ -142,7 +168,10 @@ def test_ranks_have_the_callers_environment_and_what_env_adds(monkeypatch):
 
 def test_the_debug_level_reaches_ranks_that_were_forked_before_it_was_set():
     level = lambda: str(dist.get_debug_level())
-    assert launch(level, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}) == ["DebugLevel.DETAIL"] * 2
+    assert (
+        launch(level, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+        == ["DebugLevel.DETAIL"] * 2
+    )
     assert launch(level) == ["DebugLevel.OFF"] * 2
 
 
@@ -153,7 +182,9 @@ def test_numpy_and_random_differ_between_ranks_and_runs():
 
     draw = lambda: (random.random(), numpy.random.rand())
     draws = launch(draw) + launch(draw)
-    assert len({first for first, _ in draws}) == len({second for _, second in draws}) == 4
+    assert (
+        len({first for first, _ in draws}) == len({second for _, second in draws}) == 4
+    )
 
 
 @pytest.mark.parametrize("nproc", [0, -1, 2.0, "2", True])
@@ -178,7 +209,10 @@ def test_what_cannot_be_sent_is_named():
     def locked():
         return lock.locked()
 
-    with pytest.raises(TypeError, match="locked and its arguments cannot be sent.*each rank needs its own"):
+    with pytest.raises(
+        TypeError,
+        match="locked and its arguments cannot be sent.*each rank needs its own",
+    ):
         launch(locked)
 
 
@@ -209,7 +243,9 @@ def test_output_is_whole_in_rank_order_and_marked():
     with redirect_stdout(stdout):
         launch(talk, nproc=3)
     words = ["one", "two, past Python", "three, without an end"]
-    assert stdout.getvalue().splitlines() == [f"[rank{r}]: {word}" for r in range(3) for word in words]
+    assert stdout.getvalue().splitlines() == [
+        f"[rank{r}]: {word}" for r in range(3) for word in words
+    ]
 
 
 def test_stderr_stays_stderr():
@@ -224,7 +260,7 @@ def test_a_long_run_is_shown_as_it_goes(tmp_path):
     script.write_text(
         textwrap.dedent("""
         import time
-        from ddp_course.launch import launch
+        from ddp_course.ranks.launch import launch
         def work():
             print("early")
             time.sleep(4.5)
@@ -232,7 +268,9 @@ def test_a_long_run_is_shown_as_it_goes(tmp_path):
         launch(work, nproc=1)
         """)
     )
-    with subprocess.Popen([sys.executable, "-u", script], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-u", script], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout.readline() == "[rank0]: early\n"
         early = time.monotonic()
         assert process.stdout.readline() == "[rank0]: late\n"
@@ -243,7 +281,9 @@ def test_a_long_run_is_shown_as_it_goes(tmp_path):
 
 
 def fails_on(failing_rank, how):
-    """A function for launch: all ranks meet, one of them comes to grief in some way, the others wait for it."""
+    """A function for launch: all ranks meet, one of them comes to grief in some way,
+    the others wait for it.
+    """
 
     def work():
         with process_group(timeout=30):
@@ -260,21 +300,30 @@ def divide_by_zero():
 
 
 @pytest.mark.parametrize("nproc, failing_rank", [(2, 0), (2, 1), (3, 2)])
-def test_the_rank_that_raised_is_named_first_with_its_own_traceback(nproc, failing_rank):
-    for _ in range(5):  # the others fail too, within microseconds, since their peer is gone
+def test_the_rank_that_raised_is_named_first_with_its_own_traceback(
+    nproc, failing_rank
+):
+    for _ in range(
+        5
+    ):  # the others fail too, within microseconds, since their peer is gone
         with pytest.raises(RankError) as caught:
             launch(fails_on(failing_rank, divide_by_zero), nproc=nproc)
         text = str(caught.value)
         assert caught.value.rank == failing_rank
         assert text.startswith(f"rank {failing_rank} of {nproc} raised\n\n")
         assert (
-            "in divide_by_zero: return 1 // 0\nZeroDivisionError: integer division or modulo by zero" in text
+            "in divide_by_zero: return 1 // 0\nZeroDivisionError: integer division or modulo by zero"
+            in text
         )
-        assert "ddp_course/launch.py" not in text and "multiprocessing" not in text
+        assert (
+            "ddp_course/ranks/launch.py" not in text and "multiprocessing" not in text
+        )
 
 
 def says(*words):
-    """A function for launch: each rank raises an error of its own, the last rank first."""
+    """A function for launch: each rank raises an error of its own, the last rank
+    first.
+    """
 
     def work():
         with process_group():
@@ -298,7 +347,10 @@ def test_reasons_come_before_timeouts_and_these_before_lost_connections(words, f
     with pytest.raises(RankError) as caught:
         launch(says(*words))
     assert caught.value.rank == first
-    assert f"meanwhile rank {1 - first} failed: RuntimeError: {words[1 - first]}" in str(caught.value)
+    assert (
+        f"meanwhile rank {1 - first} failed: RuntimeError: {words[1 - first]}"
+        in str(caught.value)
+    )
 
 
 def test_a_raising_rank_is_reported_at_once():  # benchmarks/ measures how soon
@@ -313,7 +365,12 @@ def test_code_of_a_cell_is_quoted_and_long_library_tracebacks_are_not(tmp_path):
     import linecache
 
     source = "def cell_function():\n    import torch\n    return torch.ones(2) @ torch.ones(3)\n"
-    linecache.cache["<a cell>"] = (len(source), None, source.splitlines(True), "<a cell>")
+    linecache.cache["<a cell>"] = (
+        len(source),
+        None,
+        source.splitlines(True),
+        "<a cell>",
+    )
     names = {"__name__": "__main__"}
     exec(compile(source, "<a cell>", "exec"), names)
     with pytest.raises(
@@ -326,10 +383,22 @@ def test_code_of_a_cell_is_quoted_and_long_library_tracebacks_are_not(tmp_path):
 @pytest.mark.parametrize(
     "how, expected",
     [
-        (lambda: sys.exit(3), r"rank 1 of 2 raised\n[\s\S]*SystemExit: the rank left with sys.exit\(3\)"),
-        (lambda: os._exit(3), "rank 1 of 2 left with exit code 3 before it had returned"),
-        (lambda: os._exit(0), "rank 1 of 2 left with exit code 0 before it had returned"),
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), "rank 1 of 2 was killed by SIGKILL"),
+        (
+            lambda: sys.exit(3),
+            r"rank 1 of 2 raised\n[\s\S]*SystemExit: the rank left with sys.exit\(3\)",
+        ),
+        (
+            lambda: os._exit(3),
+            "rank 1 of 2 left with exit code 3 before it had returned",
+        ),
+        (
+            lambda: os._exit(0),
+            "rank 1 of 2 left with exit code 0 before it had returned",
+        ),
+        (
+            lambda: os.kill(os.getpid(), signal.SIGKILL),
+            "rank 1 of 2 was killed by SIGKILL",
+        ),
         (os.abort, "rank 1 of 2 was killed by SIGABRT"),
     ],
 )
@@ -342,7 +411,15 @@ def test_a_rank_that_leaves_or_dies_is_named_with_how(how, expected):
 
 
 @pytest.mark.parametrize(
-    "forged", ["{", "[]", "7", '{"time": "soon", "message": "", "frames": []}', '{"message": "x"}', "\\xff"]
+    "forged",
+    [
+        "{",
+        "[]",
+        "7",
+        '{"time": "soon", "message": "", "frames": []}',
+        '{"message": "x"}',
+        "\\xff",
+    ],
 )
 def test_a_report_that_no_rank_of_ours_writes_is_a_rank_that_died(forged):
     def forge():
@@ -361,7 +438,10 @@ def test_the_last_words_of_a_killed_rank_are_told_once():
         os.abort()
 
     stderr = io.StringIO()
-    with redirect_stderr(stderr), pytest.raises(RankError, match="last words:\n\n    terminate called after"):
+    with (
+        redirect_stderr(stderr),
+        pytest.raises(RankError, match="last words:\n\n    terminate called after"),
+    ):
         launch(fails_on(1, complain))
     assert "terminate called" not in stderr.getvalue()
 
@@ -376,10 +456,12 @@ def test_a_timeout_names_each_rank_and_where_it_stood():
         launch(fails_on(1, wait_for_ever), timeout=5)
     assert time.monotonic() - begin < 30  # the group's own timeout
     assert str(caught.value).startswith("the 2 ranks did not finish within 5 s\n")
-    assert "rank 0 stood in" in str(caught.value) and "dist.all_reduce(torch.ones(1))" in str(caught.value)
-    assert "rank 1 stood in" in str(caught.value) and "in wait_for_ever: time.sleep(1000)" in str(
+    assert "rank 0 stood in" in str(
         caught.value
-    )
+    ) and "dist.all_reduce(torch.ones(1))" in str(caught.value)
+    assert "rank 1 stood in" in str(
+        caught.value
+    ) and "in wait_for_ever: time.sleep(1000)" in str(caught.value)
     assert not living_ranks()
 
 
@@ -420,15 +502,22 @@ def test_a_run_leaves_no_process_and_no_file(tmp_path, monkeypatch):
 
 def test_what_a_rank_has_started_ends_with_it():
     def start_a_sleeper():
-        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]).pid
+        return subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(1000)"]
+        ).pid
 
     [sleeper] = launch(start_a_sleeper, nproc=1)
-    assert wait_until(lambda: not psutil.pid_exists(sleeper) or psutil.Process(sleeper).status() == "zombie")
+    assert wait_until(
+        lambda: (
+            not psutil.pid_exists(sleeper)
+            or psutil.Process(sleeper).status() == "zombie"
+        )
+    )
 
 
 HANGS = """
 import os, time
-from ddp_course.launch import launch
+from ddp_course.ranks.launch import launch
 def hang(folder):
     open(f"{folder}/{os.environ['RANK']}", "w").write(str(os.getpid()))
     time.sleep(1000)
@@ -437,7 +526,9 @@ launch(hang, FOLDER, nproc=3, timeout=900)
 
 
 class Hanging:
-    """A program whose three ranks hang: its process, the ranks' process ids, and its folder for temporary files."""
+    """A program whose three ranks hang: its process, the ranks' process ids, and its
+    folder for temporary files.
+    """
 
     def __init__(self, folder):
         self.folder, self.temporary = folder, folder / "tmp"
@@ -445,19 +536,30 @@ class Hanging:
         script = folder / "hangs.py"
         script.write_text(HANGS.replace("FOLDER", repr(str(folder))))
         environment = os.environ | {"TMPDIR": str(self.temporary)}
-        options = {"stderr": subprocess.PIPE, "text": True, "env": environment, "start_new_session": True}
+        options = {
+            "stderr": subprocess.PIPE,
+            "text": True,
+            "env": environment,
+            "start_new_session": True,
+        }
         self.process = subprocess.Popen([sys.executable, script], **options)
 
     def wait_for_ranks(self):
         files = [self.folder / str(number) for number in range(3)]
-        assert wait_until(lambda: all(file.exists() and file.read_text() for file in files), 90)
+        assert wait_until(
+            lambda: all(file.exists() and file.read_text() for file in files), 90
+        )
         self.ranks = [int(file.read_text()) for file in files]
 
     def has_left(self):
-        """What is left a moment later: ranks, and files other than torch's own cache."""
+        """What is left a moment later: ranks, and files other than torch's own
+        cache.
+        """
         wait_until(lambda: not any(map(alive, self.ranks)), 5)
         files = lambda: [
-            path.name for path in self.temporary.iterdir() if not path.name.startswith("torchinductor")
+            path.name
+            for path in self.temporary.iterdir()
+            if not path.name.startswith("torchinductor")
         ]
         wait_until(lambda: not files(), 5)
         return [rank for rank in self.ranks if alive(rank)] + files()
@@ -472,7 +574,9 @@ def alive(pid):
 
 @pytest.fixture
 def hanging(tmp_path_factory):
-    """Three programs that hang, started together, since each takes some seconds to start."""
+    """Three programs that hang, started together, since each takes some seconds to
+    start.
+    """
     programs = [Hanging(tmp_path_factory.mktemp(name)) for name in ("a", "b", "c")]
     for program in programs:
         program.wait_for_ranks()
@@ -487,7 +591,9 @@ def test_an_interrupt_or_the_death_of_the_caller_leaves_nothing(hanging):
     an_interrupt_leaves_nothing_and_says_where_the_ranks_stood(hanging[0])
     hanging[1].process.kill()
     assert not hanging[1].has_left()
-    os.killpg(hanging[2].process.pid, signal.SIGKILL)  # as Jupyter does with a kernel that it restarts
+    os.killpg(
+        hanging[2].process.pid, signal.SIGKILL
+    )  # as Jupyter does with a kernel that it restarts
     assert not hanging[2].has_left()
 
 
@@ -505,13 +611,17 @@ def listening_addresses(processes):
     addresses = set()
     for process in processes:
         with suppress(psutil.NoSuchProcess):
-            connections = [c for c in process.net_connections() if c.status == psutil.CONN_LISTEN]
+            connections = [
+                c for c in process.net_connections() if c.status == psutil.CONN_LISTEN
+            ]
             addresses |= {connection.laddr.ip for connection in connections}
     return addresses
 
 
 def test_sockets_listen_on_loopback_only():
-    """Neither the store nor gloo's connections can be reached from outside, while a run is under way."""
+    """Neither the store nor gloo's connections can be reached from outside, while a run
+    is under way.
+    """
 
     def meet_and_wait():
         with process_group():
@@ -543,20 +653,28 @@ def test_the_stores_port_is_free_again_after_a_run():
 def test_a_hosted_store_answers():
     store = host_store()
     store.set("key", "value")
-    assert dist.TCPStore("127.0.0.1", store.port, is_master=False).get("key") == b"value"
+    assert (
+        dist.TCPStore("127.0.0.1", store.port, is_master=False).get("key") == b"value"
+    )
 
 
-def test_ranks_that_torchrun_has_restarted_do_not_meet_the_addresses_of_those_before(monkeypatch):
-    """torchrun keeps its store. Whether a stale address is read is a matter of chance, so look at the store."""
+def test_ranks_that_torchrun_has_restarted_do_not_meet_the_addresses_of_those_before(
+    monkeypatch,
+):
+    """torchrun keeps its store. Whether a stale address is read is a matter of chance,
+    so look at the store.
+    """
     server = host_store()
     for name, value in rank_environment(0, 2, server.port).items():
         monkeypatch.setenv(name, value)
     seen = []
     for attempt in (1, 2, 3):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
-        monkeypatch.setattr(distributed, "_groups", itertools.count())  # as in a new process
+        monkeypatch.setattr(
+            environment, "_groups", itertools.count()
+        )  # as in a new process
         for _ in range(2):  # it joins a group, leaves it, and joins another
-            store = distributed.rendezvous()["store"]
+            store = environment.rendezvous()["store"]
             seen.append(store.check(["address"]))
             store.set("address", "here")
             assert store.check(["address"])
@@ -569,7 +687,9 @@ def test_ranks_that_torchrun_has_restarted_do_not_meet_the_addresses_of_those_be
 def test_launches_from_threads_do_not_mix():
     results = {}
     threads = [
-        threading.Thread(target=lambda n=n: results.update({n: launch(lambda: (n, rank()), nproc=2)}))
+        threading.Thread(
+            target=lambda n=n: results.update({n: launch(lambda: (n, rank()), nproc=2)})
+        )
         for n in range(6)
     ]
     for thread in threads:
@@ -580,7 +700,9 @@ def test_launches_from_threads_do_not_mix():
 
 
 def test_a_lesson_started_many_times_at_once_does_not_clash(tmp_path):
-    """Two processes start lesson 04 some times each, on two ranks, all into one folder: all come to one result."""
+    """Two processes start lesson 04 some times each, on two ranks, all into one folder:
+    all come to one result.
+    """
     times = 10 if THOROUGH else 2
     arguments = [
         "--data",
@@ -597,21 +719,26 @@ def test_a_lesson_started_many_times_at_once_does_not_clash(tmp_path):
         textwrap.dedent(f"""
         from concurrent.futures import ThreadPoolExecutor
         from ddp_course import lesson04
-        from ddp_course.launch import launch
+        from ddp_course.ranks.launch import launch
         with ThreadPoolExecutor({times}) as pool:
             runs = [pool.submit(launch, lesson04.main, {arguments!r}, timeout=250) for _ in range({times})]
         print([run.result()[1]["params_sha256"] for run in runs], file=open(__file__ + __import__("sys").argv[1], "w"))
         """)
     )
     processes = [
-        subprocess.Popen([sys.executable, script, name], stdout=subprocess.DEVNULL, cwd=COURSE)
+        subprocess.Popen(
+            [sys.executable, script, name], stdout=subprocess.DEVNULL, cwd=COURSE
+        )
         for name in "ab"
     ]
     assert [process.wait(timeout=280) for process in processes] == [0, 0]
     results = [eval((tmp_path / f"run.py{name}").read_text()) for name in "ab"]
     assert len(results[0]) == len(results[1]) == times
     assert len(set(results[0] + results[1])) == 1
-    assert json.loads((tmp_path / "out" / "result.json").read_text())["params_sha256"] == results[0][0]
+    assert (
+        json.loads((tmp_path / "out" / "result.json").read_text())["params_sha256"]
+        == results[0][0]
+    )
     assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) == 1
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "metrics.jsonl",

@@ -5,8 +5,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from ddp_course import lesson01
-from ddp_course.data import load
-from ddp_course.models import MLP, ConvNet
+from ddp_course.scenery.images import load_images
+from ddp_course.scenery.models import MLP, ConvNet
 
 CPU = torch.device("cpu")
 
@@ -21,12 +21,14 @@ def test_the_network_is_that_of_the_tutorial():
 
 def test_training_takes_one_step_a_batch_and_learns():
     torch.manual_seed(0)
-    train_set, test_set = load("digits", 512)
+    train_set, test_set = load_images("digits", 512)
     model = MLP(width=64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
     for _ in range(10):
-        epoch = lesson01.train_one_epoch(model, DataLoader(train_set, 50), optimizer, CPU)
+        epoch = lesson01.train_one_epoch(
+            model, DataLoader(train_set, 50), optimizer, CPU
+        )
         assert len(epoch) == 11
         losses += epoch
     assert losses[-1] < 0.5 < losses[0]
@@ -36,7 +38,7 @@ def test_training_takes_one_step_a_batch_and_learns():
 
 def test_the_gradients_of_a_step_are_of_its_batch_alone():
     """Planted: a loop without zero_grad ends elsewhere than the lesson's."""
-    train_set, _ = load("digits", 128)
+    train_set, _ = load_images("digits", 128)
 
     def end(reset):
         torch.manual_seed(0)
@@ -58,12 +60,14 @@ def test_the_gradients_of_a_step_are_of_its_batch_alone():
 
 def test_evaluation_counts_each_sample_once_whatever_the_batches():
     torch.manual_seed(0)
-    _, test_set = load("digits")
+    _, test_set = load_images("digits")
     model = ConvNet()
     images, labels = next(iter(DataLoader(test_set, 360)))
     model.eval()
     expected = (model(images).argmax(dim=1) == labels).sum().item(), 360
     model.train()  # evaluate must switch dropout off by itself
     for batch_size in (1, 7, 64, 360, 1000):
-        assert lesson01.evaluate(model, DataLoader(test_set, batch_size), CPU) == expected
+        assert (
+            lesson01.evaluate(model, DataLoader(test_set, batch_size), CPU) == expected
+        )
     assert lesson01.evaluate(model, [], CPU) == (0, 0)

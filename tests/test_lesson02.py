@@ -1,4 +1,6 @@
-"""Lesson 02: what the collectives move, the ring, and the line that says what a message costs."""
+"""Lesson 02: what the collectives move, the ring, and the line that says what a message
+costs.
+"""
 
 import time
 
@@ -7,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from ddp_course import lesson02
-from ddp_course.distributed import process_group
-from ddp_course.launch import launch
+from ddp_course.ranks.environment import process_group
+from ddp_course.ranks.launch import launch
 
 
 def join_often(times):
@@ -22,14 +24,18 @@ def join_often(times):
 
 
 def test_ranks_may_leave_a_group_and_join_another():
-    """Without a prefix of its own, the second finds the addresses of the first in the store: most of these failed."""
+    """Without a prefix of its own, the second finds the addresses of the first in the
+    store: most of these failed.
+    """
     for _ in range(3):
         assert launch(join_often, 4, nproc=3) == [[3, 3, 3, 3]] * 3
 
 
 def observe():
     with process_group() as (_, n):
-        both = [lesson02.before_and_after(collective) for collective in lesson02.COLLECTIVES]
+        both = [
+            lesson02.before_and_after(collective) for collective in lesson02.COLLECTIVES
+        ]
         return {
             c.__name__: [lesson02.named(side, n) for side in pair]
             for c, pair in zip(lesson02.COLLECTIVES, both)
@@ -51,20 +57,25 @@ EXPECTED = {  # what ranks 0, 1 and 2 of 3 hold afterwards
 
 def test_each_collective_leaves_what_its_picture_shows():
     observed = launch(observe, nproc=3)
-    assert {name: [rank[name][1] for rank in observed] for name in observed[0]} == EXPECTED
+    assert {
+        name: [rank[name][1] for rank in observed] for name in observed[0]
+    } == EXPECTED
 
 
 @pytest.mark.parametrize("nproc", [1, 2, 4])
 def test_all_collectives_run_on_any_number_of_ranks(nproc):
     observed = launch(observe, nproc=nproc)
     whole_sum = " ".join(
-        "+".join(f"{chr(ord('A') + rank)}{i}" for rank in range(nproc)) for i in range(nproc)
+        "+".join(f"{chr(ord('A') + rank)}{i}" for rank in range(nproc))
+        for i in range(nproc)
     )
     assert all(rank["all_reduce"][1] == whole_sum for rank in observed)
 
 
 def counted(collective, tensor):
-    """Run it; return the bytes that went out through isend and send, counted where they go out."""
+    """Run it; return the bytes that went out through isend and send, counted where they
+    go out.
+    """
     sent = 0
     originals = dist.isend, dist.send
 
@@ -85,7 +96,9 @@ def counted(collective, tensor):
 
 
 def compare_with_torch(collective, length, dtype):
-    """What a rank claims to have sent, what it did send, and whether the sum is right."""
+    """What a rank claims to have sent, what it did send, and whether the sum is
+    right.
+    """
     with process_group() as (rank, _):
         torch.manual_seed(rank)
         ours = torch.randint(-30, 30, (length,)).to(dtype)
@@ -99,8 +112,12 @@ def compare_with_torch(collective, length, dtype):
 @pytest.mark.parametrize("nproc", [1, 2, 3, 5])
 @pytest.mark.parametrize("length", [0, 1, 2, 5, 1000, 1003])
 def test_the_ring_equals_all_reduce_and_sends_no_more_than_it_must(nproc, length):
-    """In all, 2 (n - 1) times the tensor's bytes: for each rank, 2 (n - 1) / n. Integers in doubles: exact."""
-    outcomes = launch(compare_with_torch, lesson02.ring_all_reduce, length, torch.float64, nproc=nproc)
+    """In all, 2 (n - 1) times the tensor's bytes: for each rank, 2 (n - 1) / n.
+    Integers in doubles: exact.
+    """
+    outcomes = launch(
+        compare_with_torch, lesson02.ring_all_reduce, length, torch.float64, nproc=nproc
+    )
     assert all(right for _, _, right in outcomes)
     assert [claimed for claimed, _, _ in outcomes] == [sent for _, sent, _ in outcomes]
     assert sum(sent for _, sent, _ in outcomes) == 2 * (nproc - 1) * 8 * length
@@ -109,12 +126,17 @@ def test_the_ring_equals_all_reduce_and_sends_no_more_than_it_must(nproc, length
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16])
 def test_the_ring_takes_any_type(dtype):
     assert all(
-        right for _, _, right in launch(compare_with_torch, lesson02.ring_all_reduce, 6, dtype, nproc=3)
+        right
+        for _, _, right in launch(
+            compare_with_torch, lesson02.ring_all_reduce, 6, dtype, nproc=3
+        )
     )
 
 
 def everyone_to_everyone(tensor):
-    """Planted: an all_gather in disguise. Right, but each rank sends the whole tensor to all others."""
+    """Planted: an all_gather in disguise. Right, but each rank sends the whole tensor
+    to all others.
+    """
     rank, n = dist.get_rank(), dist.get_world_size()
     mine = tensor.clone()
     sending = [dist.isend(mine, other) for other in range(n) if other != rank]
@@ -133,11 +155,16 @@ def a_step_too_few(tensor):
 
 
 def test_the_checks_of_the_ring_catch_planted_faults():
-    outcomes = launch(compare_with_torch, everyone_to_everyone, 1000, torch.float64, nproc=3)
+    outcomes = launch(
+        compare_with_torch, everyone_to_everyone, 1000, torch.float64, nproc=3
+    )
     assert all(right for _, _, right in outcomes)
     assert sum(sent for _, sent, _ in outcomes) > 2 * 2 * 8 * 1000
     assert not all(
-        right for _, _, right in launch(compare_with_torch, a_step_too_few, 1000, torch.float64, nproc=3)
+        right
+        for _, _, right in launch(
+            compare_with_torch, a_step_too_few, 1000, torch.float64, nproc=3
+        )
     )
 
 

@@ -1,4 +1,6 @@
-"""Lesson 03: three rungs, each equal to one process after every step; and faults, each of which is found."""
+"""Lesson 03: three rungs, each equal to one process after every step; and faults, each
+of which is found.
+"""
 
 import pytest
 import torch
@@ -7,11 +9,17 @@ from conftest import THOROUGH
 from torch import nn
 from torch.nn import functional as F
 
-from ddp_course import lesson03, profiling
-from ddp_course.distributed import process_group
-from ddp_course.launch import RankError, launch
-from ddp_course.lesson03 import BucketedDDP, OverlappedDDP, average_gradients, broadcast_from_rank_zero
-from ddp_course.models import MLP, ConvNet
+from ddp_course import lesson03
+from ddp_course.lesson03 import (
+    BucketedDDP,
+    OverlappedDDP,
+    average_gradients,
+    broadcast_from_rank_zero,
+)
+from ddp_course.ranks import watch
+from ddp_course.ranks.environment import process_group
+from ddp_course.ranks.launch import RankError, launch
+from ddp_course.scenery.models import MLP, ConvNet
 
 STEPS = 6
 
@@ -43,7 +51,9 @@ class MixedTypes(nn.Module):
         self.second = nn.Linear(16, 10)
 
     def forward(self, x):
-        return F.log_softmax(self.second(F.relu(self.first(x.flatten(1))).float()).double(), dim=1)
+        return F.log_softmax(
+            self.second(F.relu(self.first(x.flatten(1))).float()).double(), dim=1
+        )
 
     def double(self):
         self.first.double()
@@ -66,20 +76,30 @@ def batches():
 
 
 def train(model, finish=lambda: None, rank=0, world_size=1):
-    """Take a step for this rank's part of each batch; return all parameters after each step."""
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    """Take a step for this rank's part of each batch; return all parameters after each
+    step.
+    """
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad], lr=1e-2
+    )
     history = []
     for images, labels in batches():
         optimizer.zero_grad()
-        F.nll_loss(model(images.chunk(world_size)[rank]), labels.chunk(world_size)[rank]).backward()
+        F.nll_loss(
+            model(images.chunk(world_size)[rank]), labels.chunk(world_size)[rank]
+        ).backward()
         finish()
         optimizer.step()
-        history.append(torch.cat([p.detach().double().flatten() for p in model.parameters()]))
+        history.append(
+            torch.cat([p.detach().double().flatten() for p in model.parameters()])
+        )
     return history
 
 
 def train_rank(name, wrap, *options):
-    """Train on this rank; every rank begins with another model, which a rung has to put right."""
+    """Train on this rank; every rank begins with another model, which a rung has to put
+    right.
+    """
     with process_group() as (rank, world_size):
         torch.manual_seed(rank)
         model = MODELS[name]().double()
@@ -93,12 +113,18 @@ def train_rank(name, wrap, *options):
 def assert_same_as_one_process(name, wrap, *options, nproc=2):
     torch.manual_seed(0)
     alone = train(MODELS[name]().double())
-    for rank, history in enumerate(launch(train_rank, name, wrap, *options, nproc=nproc)):
+    for rank, history in enumerate(
+        launch(train_rank, name, wrap, *options, nproc=nproc)
+    ):
         assert len(history) == STEPS
         for step, (ours, expected) in enumerate(zip(history, alone)):
-            tolerance = 1e-4 if name == "two types" else 1e-9  # one of the two is float32
+            tolerance = (
+                1e-4 if name == "two types" else 1e-9
+            )  # one of the two is float32
             difference = (ours - expected).abs().max().item()
-            assert difference < tolerance, f"rank {rank}, step {step}: off by {difference}"
+            assert difference < tolerance, (
+                f"rank {rank}, step {step}: off by {difference}"
+            )
 
 
 RUNGS = {
@@ -121,7 +147,10 @@ def test_ranks_equal_one_process_after_every_step(name, rung, nproc):
 
 class NoBroadcast(BucketedDDP):
     def __init__(self, module):
-        original, lesson03.broadcast_from_rank_zero = lesson03.broadcast_from_rank_zero, lambda module: None
+        original, lesson03.broadcast_from_rank_zero = (
+            lesson03.broadcast_from_rank_zero,
+            lambda module: None,
+        )
         try:
             super().__init__(module)
         finally:
@@ -142,7 +171,9 @@ class NeverWaits(OverlappedDDP):
 
 
 class AveragesParameters(OverlappedDDP):
-    """A fault of a published from-scratch DDP: the hook reduces the parameter and not its gradient."""
+    """A fault of a published from-scratch DDP: the hook reduces the parameter and not
+    its gradient.
+    """
 
     def gradient_is_ready(self, parameter):
         parameter.data /= dist.get_world_size()
@@ -186,7 +217,9 @@ def test_the_proof_finds_planted_faults(fault, options):
 
 
 def test_the_proof_finds_uneven_parts():
-    """12 samples on 5 ranks: parts of 3, 3, 3, 3 and none would not even run; on 7, a mean of unequal means."""
+    """12 samples on 5 ranks: parts of 3, 3, 3, 3 and none would not even run; on 7, a
+    mean of unequal means.
+    """
     with pytest.raises((AssertionError, RankError)):
         assert_same_as_one_process("MLP", "after", nproc=5)
 
@@ -210,18 +243,22 @@ def collectives_of(wrap, *options):
         model = wrap(ConvNet(dropout=False), *options)
 
         def step():
-            F.nll_loss(model(torch.randn(4, 1, 28, 28)), torch.zeros(4, dtype=torch.long)).backward()
+            F.nll_loss(
+                model(torch.randn(4, 1, 28, 28)), torch.zeros(4, dtype=torch.long)
+            ).backward()
             model.finish_gradient_synchronization()
 
         step()
         model.zero_grad()
-        return profiling.count_collectives(step)["allreduce"], [
+        return watch.count_collectives(step)["allreduce"], [
             len(bucket) for bucket in getattr(model, "buckets", [])
         ]
 
 
 def test_all_reduces_are_as_many_as_parameters_or_buckets():
-    """ConvNet's last layers first: fc2 (5 kB) and fc1 (4.7 MB), then the convolutions (75 kB)."""
+    """ConvNet's last layers first: fc2 (5 kB) and fc1 (4.7 MB), then the convolutions
+    (75 kB).
+    """
     assert launch(collectives_of, OverlappedDDP)[0][0] == 8
     assert launch(collectives_of, BucketedDDP, 25.0)[0] == (1, [8])
     assert launch(collectives_of, BucketedDDP, 1.0)[0] == (2, [4, 4])
@@ -233,7 +270,9 @@ def test_communication_begins_before_backward_ends():
         with process_group():
             module = MLP(width=16)
             seen = []
-            module[1].weight.register_post_accumulate_grad_hook(lambda _: seen.append(len(model.in_flight)))
+            module[1].weight.register_post_accumulate_grad_hook(
+                lambda _: seen.append(len(model.in_flight))
+            )
             model = wrap(module, *options)
             model(torch.randn(4, 784)).sum().backward()
             model.finish_gradient_synchronization()
@@ -248,7 +287,9 @@ def test_buckets_are_filled_from_the_last_layer_to_the_first():
         with process_group():
             module = MLP(width=16)
             model = BucketedDDP(module, 0.0001)
-            return model.buckets[0][0] is module[-2].bias, model.buckets[-1][-1] is module[1].weight
+            return model.buckets[0][0] is module[-2].bias, model.buckets[-1][
+                -1
+            ] is module[1].weight
 
     assert launch(first_and_last) == [(True, True)] * 2
 
@@ -266,14 +307,22 @@ def test_a_gradient_too_few_or_too_many_is_refused(backwards):
         launch(step)
 
 
-@pytest.mark.parametrize("samples, world_size", [(10, 2), (11, 2), (11, 3), (1437, 3), (2, 3)])
+@pytest.mark.parametrize(
+    "samples, world_size", [(10, 2), (11, 2), (11, 3), (1437, 3), (2, 3)]
+)
 def test_shares_are_disjoint_equal_and_nearly_complete(samples, world_size):
-    shares = [lesson03.share_of(samples, 0, rank, world_size) for rank in range(world_size)]
+    shares = [
+        lesson03.share_of(samples, 0, rank, world_size) for rank in range(world_size)
+    ]
     assert {len(share) for share in shares} == {samples // world_size}
     seen = [index for share in shares for index in share]
     assert len(set(seen)) == len(seen) == samples - samples % world_size
 
 
 def test_shares_differ_from_epoch_to_epoch_and_with_the_seed():
-    shares = [lesson03.share_of(50, epoch, 0, 2, seed) for epoch in range(3) for seed in (0, 100)]
+    shares = [
+        lesson03.share_of(50, epoch, 0, 2, seed)
+        for epoch in range(3)
+        for seed in (0, 100)
+    ]
     assert len({tuple(share) for share in shares}) == 6

@@ -1,4 +1,6 @@
-"""Lesson 05: SyncBatchNorm on ranks is BatchNorm on the joined batch, forward, backward, in training and in the program."""
+"""Lesson 05: SyncBatchNorm on ranks is BatchNorm on the joined batch, forward,
+backward, in training and in the program.
+"""
 
 import inspect
 
@@ -10,10 +12,10 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course import lesson05
-from ddp_course.distributed import process_group
-from ddp_course.launch import RankError, launch
-from ddp_course.models import NormNet
-from ddp_course.profiling import count_collectives
+from ddp_course.ranks.environment import process_group
+from ddp_course.ranks.launch import RankError, launch
+from ddp_course.ranks.watch import count_collectives
+from ddp_course.scenery.models import NormNet
 
 LAYERS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 LENGTHS = [[4, 3], [6, 1], [7, 0], [3, 1, 3], [0, 0, 7]]
@@ -31,7 +33,9 @@ if "bias" in inspect.signature(nn.BatchNorm1d).parameters:  # since torch 2.15
 
 
 def two_steps(parts, options, convert):
-    """Two forwards and backwards of this rank's part; all that a BatchNorm does: own values, and those that all share."""
+    """Two forwards and backwards of this rank's part; all that a BatchNorm does: own
+    values, and those that all share.
+    """
     with process_group() as (rank, _):
         x = parts[rank].clone().requires_grad_(True)
         layer = LAYERS[x.dim()](x.shape[1], **options).to(x.dtype)
@@ -50,18 +54,26 @@ def two_steps(parts, options, convert):
             dist.all_reduce(parameter.grad)  # the sum, since the loss is a sum
         layer.eval()
         own = [output.detach(), x.grad]
-        if layer.track_running_stats:  # without, eval normalises with the rank's own batch, as torch's does
+        if (
+            layer.track_running_stats
+        ):  # without, eval normalises with the rank's own batch, as torch's does
             own.append(layer(x).detach())
-        return own, {name: value.grad for name, value in layer.named_parameters()} | dict(
-            layer.named_buffers()
-        )
+        return own, {
+            name: value.grad for name, value in layer.named_parameters()
+        } | dict(layer.named_buffers())
 
 
-def assert_equal_to_the_joined_batch(joined, lengths, options, convert=True, **tolerance):
+def assert_equal_to_the_joined_batch(
+    joined, lengths, options, convert=True, **tolerance
+):
     [(own, common)] = launch(two_steps, [joined], options, False, nproc=1)
-    apart = launch(two_steps, joined.split(lengths), options, convert, nproc=len(lengths))
+    apart = launch(
+        two_steps, joined.split(lengths), options, convert, nproc=len(lengths)
+    )
     for place, expected in enumerate(own):
-        torch.testing.assert_close(torch.cat([rank[0][place] for rank in apart]), expected, **tolerance)
+        torch.testing.assert_close(
+            torch.cat([rank[0][place] for rank in apart]), expected, **tolerance
+        )
     for _, of_rank in apart:
         assert of_rank.keys() == common.keys()
         torch.testing.assert_close(of_rank, common, **tolerance)
@@ -70,13 +82,19 @@ def assert_equal_to_the_joined_batch(joined, lengths, options, convert=True, **t
 def a_batch(dimensions, dtype=torch.float64, mean=3.0):
     generator = torch.Generator().manual_seed(dimensions)
     shape = (7, 3, 2, 4, 3)[:dimensions]
-    return (mean + 2 * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
+    return (mean + 2 * torch.randn(shape, generator=generator, dtype=torch.float64)).to(
+        dtype
+    )
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("dimensions", [2, 3, 4, 5])
-def test_forward_backward_and_statistics_are_those_of_the_joined_batch(dimensions, lengths):
-    assert_equal_to_the_joined_batch(a_batch(dimensions), lengths, {}, rtol=1e-9, atol=1e-11)
+def test_forward_backward_and_statistics_are_those_of_the_joined_batch(
+    dimensions, lengths
+):
+    assert_equal_to_the_joined_batch(
+        a_batch(dimensions), lengths, {}, rtol=1e-9, atol=1e-11
+    )
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -86,26 +104,40 @@ def test_so_they_are_with_every_option(options):
 
 @pytest.mark.parametrize("mean", [0.0, 1000.0])
 def test_so_they_are_in_32_bits_also_far_from_zero(mean):
-    assert_equal_to_the_joined_batch(a_batch(4, torch.float32, mean), [5, 2], {}, rtol=1e-3, atol=2e-3)
+    assert_equal_to_the_joined_batch(
+        a_batch(4, torch.float32, mean), [5, 2], {}, rtol=1e-3, atol=2e-3
+    )
 
 
 def test_batchnorm_on_each_rank_would_be_found():
     with pytest.raises(AssertionError):
-        assert_equal_to_the_joined_batch(a_batch(4), [5, 2], {}, convert=False, rtol=1e-2, atol=1e-2)
+        assert_equal_to_the_joined_batch(
+            a_batch(4), [5, 2], {}, convert=False, rtol=1e-2, atol=1e-2
+        )
 
 
 def test_the_backward_pass_is_the_derivative_of_the_forward_pass():
     def check():
         with process_group():
             x = torch.randn(4, 3, 2, dtype=torch.float64, requires_grad=True)
-            return torch.autograd.gradcheck(lambda x: lesson05.NormalizeOverRanks.apply(x, 1e-3)[0], (x,))
+            return torch.autograd.gradcheck(
+                lambda x: lesson05.NormalizeOverRanks.apply(x, 1e-3)[0], (x,)
+            )
 
     assert launch(check, nproc=1) == [True]
 
 
 @pytest.mark.parametrize("nproc", [2, 3])
 def test_training_under_ddp_equals_one_process_on_the_joined_batch(nproc):
-    images = torch.randn(3, 12, 1, 28, 28, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    images = torch.randn(
+        3,
+        12,
+        1,
+        28,
+        28,
+        generator=torch.Generator().manual_seed(1),
+        dtype=torch.float64,
+    )
     labels = torch.randint(10, (3, 12), generator=torch.Generator().manual_seed(2))
 
     def train():
@@ -118,7 +150,10 @@ def test_training_under_ddp_equals_one_process_on_the_joined_batch(nproc):
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
             for batch, answers in zip(images, labels):
                 optimizer.zero_grad()
-                loss = F.nll_loss(model(batch.chunk(world_size)[rank]), answers.chunk(world_size)[rank])
+                loss = F.nll_loss(
+                    model(batch.chunk(world_size)[rank]),
+                    answers.chunk(world_size)[rank],
+                )
                 loss.backward()
                 optimizer.step()
             return model.module.state_dict()
@@ -134,7 +169,11 @@ def test_a_layer_takes_one_all_reduce_forward_and_one_backward():
             layer, x = lesson05.SyncBatchNorm(4), torch.randn(3, 4, requires_grad=True)
             forward = count_collectives(lambda: layer(x))
             output = layer(x).sum()
-            return forward, count_collectives(output.backward), count_collectives(lambda: layer.eval()(x))
+            return (
+                forward,
+                count_collectives(output.backward),
+                count_collectives(lambda: layer.eval()(x)),
+            )
 
     assert launch(count) == [({"allreduce": 1}, {"allreduce": 1}, {})] * 2
 
@@ -167,9 +206,15 @@ def test_without_a_process_group_it_is_an_ordinary_batchnorm():
 
 
 def a_network():
-    inner = nn.Sequential(nn.BatchNorm1d(4, momentum=None), nn.InstanceNorm1d(4), nn.GroupNorm(2, 4))
+    inner = nn.Sequential(
+        nn.BatchNorm1d(4, momentum=None), nn.InstanceNorm1d(4), nn.GroupNorm(2, 4)
+    )
     return nn.ModuleDict(
-        {"inner": inner, "norm": nn.BatchNorm2d(3, eps=0.1, affine=False), "other": nn.Linear(2, 2)}
+        {
+            "inner": inner,
+            "norm": nn.BatchNorm2d(3, eps=0.1, affine=False),
+            "other": nn.Linear(2, 2),
+        }
     )
 
 
@@ -193,9 +238,16 @@ def test_conversion_keeps_parameters_buffers_names_options_and_modes():
         "Linear",
     ]
     first, second = converted.inner[0], converted.norm
-    assert (first.momentum, first.training, first.weight.requires_grad) == (None, False, False)
+    assert (first.momentum, first.training, first.weight.requires_grad) == (
+        None,
+        False,
+        False,
+    )
     assert (second.eps, second.affine, second.training) == (0.1, False, True)
-    assert type(lesson05.convert_sync_batchnorm(nn.BatchNorm1d(2))) is lesson05.SyncBatchNorm
+    assert (
+        type(lesson05.convert_sync_batchnorm(nn.BatchNorm1d(2)))
+        is lesson05.SyncBatchNorm
+    )
     assert lesson05.convert_sync_batchnorm(first) is first
 
 
@@ -212,7 +264,17 @@ def test_saved_values_go_back_into_batchnorm():
 def test_with_two_images_a_rank_synchronising_is_what_makes_it_train(tmp_path):
     accuracy = {}
     for sync in ("--sync", "--no-sync"):
-        options = ["--data", "digits", "--train-samples", "288", "--epochs", "2", "--batch-size", "2", sync]
+        options = [
+            "--data",
+            "digits",
+            "--train-samples",
+            "288",
+            "--epochs",
+            "2",
+            "--batch-size",
+            "2",
+            sync,
+        ]
         results = launch(lesson05.main, [*options, "--out", str(tmp_path)])
         assert len({result["params_sha256"] for result in results}) == 1
         accuracy[sync] = results[0]["test_accuracy"]

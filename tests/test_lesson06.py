@@ -1,4 +1,6 @@
-"""Lesson 06: a window of micro-batches is one large batch, whatever counts in it, and costs one exchange of gradients."""
+"""Lesson 06: a window of micro-batches is one large batch, whatever counts in it, and
+costs one exchange of gradients.
+"""
 
 import json
 
@@ -8,10 +10,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course import lesson06
-from ddp_course.distributed import process_group
-from ddp_course.launch import launch
-from ddp_course.models import MLP
-from ddp_course.profiling import count_collectives
+from ddp_course.ranks.environment import process_group
+from ddp_course.ranks.launch import launch
+from ddp_course.ranks.watch import count_collectives
+from ddp_course.scenery.models import MLP
 
 CPU = torch.device("cpu")
 OFF = torch.amp.GradScaler("cpu", enabled=False)
@@ -19,11 +21,15 @@ DIGITS = ["--data", "digits", "--train-samples", "300", "--epochs", "2", "--no-d
 
 
 def micro_batches(lengths, ranks=6, size=4):
-    """[window][rank][micro-batch] of images and labels; of some micro-batches everything counts, of others nothing."""
+    """[window][rank][micro-batch] of images and labels; of some micro-batches
+    everything counts, of others nothing.
+    """
     draw = torch.Generator().manual_seed(5)
     made = []
     for length in lengths:
-        images = torch.randn(ranks, length, size, 784, generator=draw, dtype=torch.float64)
+        images = torch.randn(
+            ranks, length, size, 784, generator=draw, dtype=torch.float64
+        )
         labels = torch.randint(10, (ranks, length, size), generator=draw)
         counts = torch.randint(size + 1, (ranks, length, 1), generator=draw)
         labels[torch.arange(size) >= counts] = lesson06.IGNORED
@@ -32,7 +38,9 @@ def micro_batches(lengths, ranks=6, size=4):
 
 
 def train(made, accumulate):
-    """One update a window; the parameters afterwards, and the losses. Each rank takes every n-th of six parts."""
+    """One update a window; the parameters afterwards, and the losses. Each rank takes
+    every n-th of six parts.
+    """
     with process_group() as (rank, world_size):
         torch.manual_seed(rank)
         model = DistributedDataParallel(MLP(width=16).double())
@@ -45,7 +53,9 @@ def train(made, accumulate):
             optimizer.zero_grad()
             losses.append(lesson06.accumulate(model, window, CPU, OFF, torch.float32))
             optimizer.step()
-        return nn.utils.parameters_to_vector(model.parameters()).detach(), torch.stack(losses)
+        return nn.utils.parameters_to_vector(model.parameters()).detach(), torch.stack(
+            losses
+        )
 
 
 @pytest.mark.parametrize("nproc", [1, 2, 3])
@@ -59,14 +69,19 @@ def test_windows_of_uneven_micro_batches_train_as_one_large_batch(nproc):
 
 
 def test_the_reference_is_what_torch_makes_of_the_whole_batch():
-    """The large batch above goes through our own function: here it meets cross entropy's own mean."""
+    """The large batch above goes through our own function: here it meets cross
+    entropy's own mean.
+    """
     made = micro_batches([3])
     [(expected, [loss])] = launch(train, made, False, nproc=1)
 
     def plain():
         torch.manual_seed(0)
         model = MLP(width=16).double()
-        images, labels = (torch.cat(parts) for parts in zip(*(batch for part in made[0] for batch in part)))
+        images, labels = (
+            torch.cat(parts)
+            for parts in zip(*(batch for part in made[0] for batch in part))
+        )
         loss = nn.functional.nll_loss(model(images), labels, ignore_index=-100)
         loss.backward()
         torch.optim.SGD(model.parameters(), lr=0.5).step()
@@ -80,7 +95,9 @@ def test_the_reference_is_what_torch_makes_of_the_whole_batch():
 def mean_of_means(model, window, *_):
     """Planted: what one writes who does not think of uneven batches."""
     for images, labels in window:
-        loss = nn.functional.nll_loss(model(images), labels, ignore_index=-100) / len(window)
+        loss = nn.functional.nll_loss(model(images), labels, ignore_index=-100) / len(
+            window
+        )
         torch.nan_to_num(loss).backward()
     return loss.detach()
 
@@ -89,7 +106,12 @@ def without_world_size(model, window, *_):
     """Planted: divides by all items, and lets DDP divide once more."""
     items = lesson06.count_items(window, CPU)
     for images, labels in window:
-        (nn.functional.nll_loss(model(images), labels, ignore_index=-100, reduction="sum") / items).backward()
+        (
+            nn.functional.nll_loss(
+                model(images), labels, ignore_index=-100, reduction="sum"
+            )
+            / items
+        ).backward()
     return items
 
 
@@ -111,7 +133,9 @@ def test_a_window_in_which_nothing_counts_changes_nothing():
             model = DistributedDataParallel(MLP(width=16))
             window = [(torch.randn(4, 784), torch.full((4,), lesson06.IGNORED))] * 2
             loss = lesson06.accumulate(model, window, CPU, OFF, torch.float32)
-            return loss.item(), max(parameter.grad.abs().max().item() for parameter in model.parameters())
+            return loss.item(), max(
+                parameter.grad.abs().max().item() for parameter in model.parameters()
+            )
 
     assert launch(nothing_counts) == [(0.0, 0.0)] * 2
 
@@ -122,7 +146,9 @@ def test_gradients_travel_once_a_window(micro):
         with process_group():
             model = DistributedDataParallel(MLP(width=16))
             window = [(torch.randn(4, 784), torch.randint(10, (4,)))] * micro
-            return count_collectives(lambda: lesson06.accumulate(model, window, CPU, OFF, torch.float32))
+            return count_collectives(
+                lambda: lesson06.accumulate(model, window, CPU, OFF, torch.float32)
+            )
 
     assert (
         launch(collectives, micro) == [{"allreduce": 2}] * 2
@@ -140,13 +166,20 @@ def test_windows_hold_all_batches_in_order():
 
 def run(out, nproc, *options):
     results = launch(lesson06.main, [*DIGITS, *options, "--out", str(out)], nproc=nproc)
-    losses = [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    losses = [
+        json.loads(line)["loss"]
+        for line in (out / "metrics.jsonl").read_text().splitlines()
+    ]
     return results, losses, torch.load(out / "model.pt", weights_only=True)
 
 
 def test_the_program_trains_alike_however_the_batch_is_cut(tmp_path):
-    """300 samples in batches of 96: three windows, and one of 12 samples, in each of two epochs."""
-    _, expected, final = run(tmp_path / "1", 1, "--batch-size", "96", "--accumulate", "1")
+    """300 samples in batches of 96: three windows, and one of 12 samples, in each of
+    two epochs.
+    """
+    _, expected, final = run(
+        tmp_path / "1", 1, "--batch-size", "96", "--accumulate", "1"
+    )
     assert len(expected) == 8
     for nproc, batch_size, accumulate in [(1, 24, 4), (2, 12, 4), (3, 16, 2)]:
         out = tmp_path / f"{nproc}-{batch_size}"
@@ -162,7 +195,16 @@ def test_the_program_trains_alike_however_the_batch_is_cut(tmp_path):
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_it_trains_in_16_bits(precision, tmp_path):
     # few: some CPUs have no fast backward pass for convolutions in fp16
-    options = ["--train-samples", "32", "--epochs", "2", "--batch-size", "4", "--accumulate", "2"]
+    options = [
+        "--train-samples",
+        "32",
+        "--epochs",
+        "2",
+        "--batch-size",
+        "4",
+        "--accumulate",
+        "2",
+    ]
     results, losses, state = run(tmp_path, 2, *options, "--precision", precision)
     assert losses[-1] < losses[0] - 0.2
     assert {value.dtype for value in state.values()} == {torch.float32}
@@ -177,7 +219,11 @@ class Order:
 
     def note(self, owner, name):
         original = getattr(owner, name)
-        setattr(owner, name, lambda *args, **kw: (self.calls.append(name), original(*args, **kw))[1])
+        setattr(
+            owner,
+            name,
+            lambda *args, **kw: (self.calls.append(name), original(*args, **kw))[1],
+        )
 
 
 def test_each_update_unscales_clips_steps_and_schedules_once_in_this_order(tmp_path):

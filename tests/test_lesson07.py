@@ -1,4 +1,6 @@
-"""Lesson 07: lesson 04's program in Accelerate: the same losses and parameters, exact counts, and one model on all ranks."""
+"""Lesson 07: lesson 04's program in Accelerate: the same losses and parameters, exact
+counts, and one model on all ranks.
+"""
 
 import json
 import sys
@@ -10,15 +12,20 @@ from safetensors.torch import load_file
 from torch.utils.data import DistributedSampler
 
 from ddp_course import lesson04, lesson07
-from ddp_course.launch import RankError, launch
+from ddp_course.ranks.launch import RankError, launch
 
 DIGITS = ["--data", "digits", "--train-samples", "288", "--epochs", "2", "--no-dropout"]
 
 
 def run(lesson, out, nproc, *options):
-    """Run a lesson's program on ranks; the results, the losses, and the final parameters by name."""
+    """Run a lesson's program on ranks; the results, the losses, and the final
+    parameters by name.
+    """
     results = launch(lesson.main, [*DIGITS, *options, "--out", str(out)], nproc=nproc)
-    losses = [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    losses = [
+        json.loads(line)["loss"]
+        for line in (out / "metrics.jsonl").read_text().splitlines()
+    ]
     if lesson is lesson04:
         return results, losses, torch.load(out / "model.pt", weights_only=True)
     return results, losses, load_file(out / "state" / "model.safetensors")
@@ -37,17 +44,23 @@ def assert_same_training(losses, parameters, by_hand):
     assert_same_losses(losses, by_hand)
     assert parameters.keys() == by_hand[2].keys()
     for name, expected in by_hand[2].items():
-        assert (parameters[name] - expected).norm() < 0.01 * expected.norm() + 1e-4, name
+        assert (parameters[name] - expected).norm() < 0.01 * expected.norm() + 1e-4, (
+            name
+        )
 
 
 @pytest.mark.parametrize("nproc", [1, 2, 3])
 def test_it_trains_as_lesson_04_with_the_same_batch_of_all(nproc, by_hand, tmp_path):
-    results, losses, parameters = run(lesson07, tmp_path, nproc, "--batch-size", str(48 // nproc))
+    results, losses, parameters = run(
+        lesson07, tmp_path, nproc, "--batch-size", str(48 // nproc)
+    )
     assert_same_training(losses, parameters, by_hand)
     assert len({result["params_sha256"] for result in results}) == 1
     assert [result["world_size"] for result in results] == [nproc] * nproc
     names = ["test_samples", "train_samples", "backend", "device", "batch_size"]
-    expected = {name: by_hand[0][0][name] for name in names} | {"batch_size": 48 // nproc}
+    expected = {name: by_hand[0][0][name] for name in names} | {
+        "batch_size": 48 // nproc
+    }
     assert {name: results[0][name] for name in names} == expected
     assert abs(results[0]["test_accuracy"] - by_hand[0][0]["test_accuracy"]) < 0.01
 
@@ -66,11 +79,16 @@ def run_with_fault(fault, options):
     return lesson07.main(options)
 
 
-@pytest.mark.parametrize("fault", ["another shuffle", "the model is not wrapped", "zero_grad does nothing"])
+@pytest.mark.parametrize(
+    "fault", ["another shuffle", "the model is not wrapped", "zero_grad does nothing"]
+)
 def test_the_comparison_finds_planted_faults(fault, by_hand, tmp_path):
     options = [*DIGITS, "--batch-size", "24", "--out", str(tmp_path)]
     launch(run_with_fault, fault, options)
-    losses = [json.loads(line)["loss"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    losses = [
+        json.loads(line)["loss"]
+        for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+    ]
     with pytest.raises(AssertionError):
         assert_same_losses(losses, by_hand)
 
@@ -82,14 +100,20 @@ def test_an_accelerator_that_leaves_the_processes_alone_is_refused(tmp_path):
         lesson07.Accelerator = lambda cpu, **others: Accelerator(**others)
         lesson07.main(options)
 
-    with pytest.raises(RankError, match="assert accelerator.num_processes == torchrun_environment"):
+    with pytest.raises(
+        RankError, match="assert accelerator.num_processes == torchrun_environment"
+    ):
         launch(forget_cpu, [*DIGITS, "--out", str(tmp_path)])
     assert not (tmp_path / "result.json").exists()
 
 
 def test_accumulating_two_micro_batches_is_one_batch_of_both(by_hand, tmp_path):
-    """Micro-batches are dealt to the ranks in turn, so two of 12 on each rank are the same 48 samples."""
-    _, losses, parameters = run(lesson07, tmp_path, 2, "--batch-size", "12", "--accumulate", "2")
+    """Micro-batches are dealt to the ranks in turn, so two of 12 on each rank are the
+    same 48 samples.
+    """
+    _, losses, parameters = run(
+        lesson07, tmp_path, 2, "--batch-size", "12", "--accumulate", "2"
+    )
     means = [(first + second) / 2 for first, second in zip(losses[::2], losses[1::2])]
     assert_same_training(means, parameters, by_hand)
 
@@ -124,12 +148,14 @@ def test_every_test_sample_is_counted_once(nproc, tmp_path):
         from accelerate import Accelerator
         from torch.utils.data import DataLoader, Subset
 
-        from ddp_course.data import load
-        from ddp_course.models import MLP
+        from ddp_course.scenery.images import load_images
+        from ddp_course.scenery.models import MLP
 
         accelerator = Accelerator(cpu=True)
         torch.manual_seed(0)
-        loader = DataLoader(Subset(load("digits")[1], range(samples)), batch_size=10)
+        loader = DataLoader(
+            Subset(load_images("digits")[1], range(samples)), batch_size=10
+        )
         model, loader = accelerator.prepare(MLP(width=16), loader)
         return lesson07.evaluate(model, loader, accelerator)
 
@@ -146,10 +172,19 @@ def test_accelerate_launch_starts_it_with_a_configuration_file(workplace):
         "same_network: true\nmixed_precision: 'no'\nuse_cpu: false\n"
     )
     options = [*DIGITS, "--train-samples", "64", "--epochs", "1", "--batch-size", "16"]
-    command = ["-m", "accelerate.commands.launch", "--config_file", "two.yaml", "ddp_course/lesson07.py"]
+    command = [
+        "-m",
+        "accelerate.commands.launch",
+        "--config_file",
+        "two.yaml",
+        "ddp_course/lesson07.py",
+    ]
     done = python(*command, *options, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert json.loads((workplace / "runs/lesson07/result.json").read_text())["world_size"] == 2
+    assert (
+        json.loads((workplace / "runs/lesson07/result.json").read_text())["world_size"]
+        == 2
+    )
 
 
 def test_notebook_launcher_starts_it_in_a_fresh_kernel(workplace):
@@ -170,27 +205,10 @@ def test_notebook_launcher_starts_it_in_a_fresh_kernel(workplace):
         f"import sys; sys.path[:0] = {sys.path!r}",
         "from accelerate import notebook_launcher\nfrom ddp_course import lesson07",
         "import torch; torch.set_num_threads(1)",
-        "import time\ndef train(options):\n    time.sleep(1)\n    lesson07.main(options)",  # as in the notebook
+        # as in the notebook
+        "import time\ndef train(options):\n    time.sleep(1)\n    lesson07.main(options)",
         f"notebook_launcher(train, ({options!r},), num_processes=2, rdzv_backend='c10d', "
         "rdzv_endpoint='127.0.0.1:0')",
         timeout=100,
     )
     assert json.loads((workplace / "result.json").read_text())["world_size"] == 2
-
-
-def test_its_ranks_import_no_library_of_which_accelerate_only_wants_a_type(tmp_path):
-    """DeepSpeed and datasets take seconds, on each rank, and are there for other lessons."""
-    options = [*DIGITS, "--train-samples", "128", "--epochs", "1", "--out", str(tmp_path)]
-    program = f"""
-from ddp_course.launch import launch
-
-def loaded():
-    import sys
-    from ddp_course import lesson07
-    lesson07.main({options!r})
-    return sorted({{"datasets", "deepspeed"}} & set(sys.modules))
-
-print(launch(loaded, nproc=2))
-"""
-    done = python("-c", program)  # with ranks of its own: those of the tests begin with all lessons' imports
-    assert done.stdout.splitlines()[-1] == "[[], []]", done.stderr

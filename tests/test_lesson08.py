@@ -1,4 +1,6 @@
-"""Lesson 08: lesson 04's program in Trainer: the same losses and parameters, exact counts, exact resuming."""
+"""Lesson 08: lesson 04's program in Trainer: the same losses and parameters, exact
+counts, exact resuming.
+"""
 
 import json
 import shutil
@@ -11,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from ddp_course import lesson04, lesson07, lesson08
-from ddp_course.launch import RankError, launch
+from ddp_course.ranks.launch import RankError, launch
 
 DIGITS = ["--data", "digits", "--train-samples", "288", "--epochs", "2"]
 
@@ -19,11 +21,16 @@ DIGITS = ["--data", "digits", "--train-samples", "288", "--epochs", "2"]
 def run(lesson, out, nproc, *options):
     """Run a lesson's program on ranks; the results and the losses."""
     results = launch(lesson.main, [*DIGITS, *options, "--out", str(out)], nproc=nproc)
-    return results, [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return results, [
+        json.loads(line)["loss"]
+        for line in (out / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def saved(out):
-    """The parameters of the only checkpoint, by the names that they have in lesson 04."""
+    """The parameters of the only checkpoint, by the names that they have in lesson
+    04.
+    """
     [checkpoint] = (out / "checkpoints").iterdir()
     values = load_file(checkpoint / "model.safetensors")
     return {name.removeprefix("network."): value for name, value in values.items()}
@@ -40,12 +47,24 @@ def assert_same_training(losses, parameters, by_hand):
     torch.testing.assert_close(losses, by_hand[1], rtol=2e-3, atol=2e-3)
     assert parameters.keys() == by_hand[2].keys()
     for name, expected in by_hand[2].items():
-        assert (parameters[name] - expected).norm() < 0.01 * expected.norm() + 1e-4, name
+        assert (parameters[name] - expected).norm() < 0.01 * expected.norm() + 1e-4, (
+            name
+        )
 
 
-@pytest.mark.parametrize("nproc, batch_size, accumulate", [(1, 48, 1), (2, 24, 1), (3, 8, 2)])
-def test_it_trains_as_lesson_04_with_the_same_batch_of_all(nproc, batch_size, accumulate, by_hand, tmp_path):
-    options = ["--batch-size", str(batch_size), "--accumulate", str(accumulate), "--no-dropout"]
+@pytest.mark.parametrize(
+    "nproc, batch_size, accumulate", [(1, 48, 1), (2, 24, 1), (3, 8, 2)]
+)
+def test_it_trains_as_lesson_04_with_the_same_batch_of_all(
+    nproc, batch_size, accumulate, by_hand, tmp_path
+):
+    options = [
+        "--batch-size",
+        str(batch_size),
+        "--accumulate",
+        str(accumulate),
+        "--no-dropout",
+    ]
     results, losses = run(lesson08, tmp_path, nproc, *options)
     assert_same_training(losses, saved(tmp_path), by_hand)
     assert len({result["params_sha256"] for result in results}) == 1
@@ -56,7 +75,9 @@ def test_it_trains_as_lesson_04_with_the_same_batch_of_all(nproc, batch_size, ac
 
 def test_trainer_and_accelerate_train_to_the_same_bits(tmp_path):
     fingerprints = [
-        run(lesson, tmp_path / lesson.__name__, 2, "--batch-size", "24")[0][0]["params_sha256"]
+        run(lesson, tmp_path / lesson.__name__, 2, "--batch-size", "24")[0][0][
+            "params_sha256"
+        ]
         for lesson in (lesson07, lesson08)
     ]
     assert len(set(fingerprints)) == 1
@@ -74,7 +95,9 @@ def run_with_fault(fault, options):
 
         lesson08.training_arguments = training_arguments
     elif fault == "mean of the batch":
-        lesson08.mean_loss = lambda outputs, labels, num_items_in_batch: F.nll_loss(outputs["logits"], labels)
+        lesson08.mean_loss = lambda outputs, labels, num_items_in_batch: F.nll_loss(
+            outputs["logits"], labels
+        )
     elif fault == "clipped":
 
         def training_arguments(args, device):
@@ -84,7 +107,9 @@ def run_with_fault(fault, options):
 
         lesson08.training_arguments = training_arguments
         original_optimizer = torch.optim.AdamW
-        lesson08.torch.optim.AdamW = lambda parameters, lr: original_optimizer(parameters, lr=lr, eps=1e-2)
+        lesson08.torch.optim.AdamW = lambda parameters, lr: original_optimizer(
+            parameters, lr=lr, eps=1e-2
+        )
     return lesson08.main(options)
 
 
@@ -92,7 +117,10 @@ def run_with_fault(fault, options):
 def test_the_comparison_finds_planted_faults(fault, by_hand, tmp_path):
     options = [*DIGITS, "--no-dropout", "--batch-size", "24", "--out", str(tmp_path)]
     launch(run_with_fault, fault, options)
-    losses = [json.loads(line)["loss"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    losses = [
+        json.loads(line)["loss"]
+        for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+    ]
     with pytest.raises(AssertionError):
         assert_same_training(losses, saved(tmp_path), by_hand)
 
@@ -101,10 +129,14 @@ def test_training_arguments_that_leave_the_processes_alone_are_refused(tmp_path)
     def forget_cpu(options):
         from transformers import TrainingArguments
 
-        lesson08.TrainingArguments = lambda use_cpu, **others: TrainingArguments(**others)
+        lesson08.TrainingArguments = lambda use_cpu, **others: TrainingArguments(
+            **others
+        )
         lesson08.main(options)
 
-    with pytest.raises(RankError, match="assert settings.world_size == torchrun_environment"):
+    with pytest.raises(
+        RankError, match="assert settings.world_size == torchrun_environment"
+    ):
         launch(forget_cpu, [*DIGITS, "--out", str(tmp_path)])
     assert not (tmp_path / "result.json").exists()
 
@@ -113,7 +145,9 @@ def test_training_arguments_that_leave_the_processes_alone_are_refused(tmp_path)
 
 
 def train_on_sequences(lengths, batch_size, accumulate):
-    """A small model on sequences of these lengths through Trainer, with lesson 08's loss: its weights after one update."""
+    """A small model on sequences of these lengths through Trainer, with lesson 08's
+    loss: its weights after one update.
+    """
     import contextlib
     import io
     import os
@@ -124,7 +158,10 @@ def train_on_sequences(lengths, batch_size, accumulate):
 
     draw = torch.Generator().manual_seed(0)
     rows = [
-        {"x": torch.randn(length, 5, generator=draw), "labels": torch.randint(3, (length,), generator=draw)}
+        {
+            "x": torch.randn(length, 5, generator=draw),
+            "labels": torch.randint(3, (length,), generator=draw),
+        }
         for length in lengths
     ]
 
@@ -139,13 +176,18 @@ def train_on_sequences(lengths, batch_size, accumulate):
     def collate(examples):
         x = pad_sequence([example["x"] for example in examples], batch_first=True)
         labels = pad_sequence(
-            [example["labels"] for example in examples], batch_first=True, padding_value=-100
+            [example["labels"] for example in examples],
+            batch_first=True,
+            padding_value=-100,
         )
         return {"x": x, "labels": labels}
 
     torch.manual_seed(0)
     model = Model()
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
         settings = TrainingArguments(
             folder, use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no", max_grad_norm=0.0,
             remove_unused_columns=False, lr_scheduler_type="constant", num_train_epochs=1, ddp_find_unused_parameters=False,
@@ -164,7 +206,9 @@ def test_its_loss_weighs_every_item_alike_on_ranks_and_in_windows():
     lengths = [9, 1, 2, 7, 5, 1, 1, 8]
     [expected] = launch(train_on_sequences, lengths, 8, 1, nproc=1)
     for nproc, batch_size, accumulate in [(1, 2, 4), (2, 2, 2), (2, 4, 1), (2, 1, 4)]:
-        for weights in launch(train_on_sequences, lengths, batch_size, accumulate, nproc=nproc):
+        for weights in launch(
+            train_on_sequences, lengths, batch_size, accumulate, nproc=nproc
+        ):
             torch.testing.assert_close(weights, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -172,7 +216,9 @@ def test_its_loss_weighs_every_item_alike_on_ranks_and_in_windows():
 
 
 def stop_after_one_epoch(options):
-    """The program, stopped after its first epoch as if by a power cut between two epochs."""
+    """The program, stopped after its first epoch as if by a power cut between two
+    epochs.
+    """
     from transformers import TrainerCallback
 
     class Stop(TrainerCallback):
@@ -202,28 +248,46 @@ def main_that_counts_batches(flags):
 
 
 @pytest.mark.parametrize("nproc", [1, 2] if THOROUGH else [2])
-def test_a_run_that_was_stopped_and_resumed_ends_bit_for_bit_as_one_that_was_not(nproc, tmp_path):
+def test_a_run_that_was_stopped_and_resumed_ends_bit_for_bit_as_one_that_was_not(
+    nproc, tmp_path
+):
     """With dropout: the random states of all ranks come back, too."""
     options = ["--batch-size", "24", "--epochs", "3"]
     whole, losses = run(lesson08, tmp_path / "whole", nproc, *options)
-    launch(stop_after_one_epoch, [*DIGITS, *options, "--out", str(tmp_path / "part")], nproc=nproc)
+    launch(
+        stop_after_one_epoch,
+        [*DIGITS, *options, "--out", str(tmp_path / "part")],
+        nproc=nproc,
+    )
     flags = [*DIGITS, *options, "--resume", "--out", str(tmp_path / "part")]
     resumed, batches = launch(main_that_counts_batches, flags, nproc=nproc)[0]
     resumed_losses = [
-        json.loads(line)["loss"] for line in (tmp_path / "part" / "metrics.jsonl").read_text().splitlines()
+        json.loads(line)["loss"]
+        for line in (tmp_path / "part" / "metrics.jsonl").read_text().splitlines()
     ]
     assert resumed["params_sha256"] == whole[0]["params_sha256"]
-    assert resumed_losses == losses and resumed["test_accuracy"] == whole[0]["test_accuracy"]
-    assert batches == len(losses) * 2 // 3  # of two epochs: to begin anew would end alike, too
+    assert (
+        resumed_losses == losses
+        and resumed["test_accuracy"] == whole[0]["test_accuracy"]
+    )
+    assert (
+        batches == len(losses) * 2 // 3
+    )  # of two epochs: to begin anew would end alike, too
 
 
 def test_there_must_be_something_to_resume_from_and_a_new_run_begins_anew(tmp_path):
     short = ["--epochs", "1", "--batch-size", "96"]
     with pytest.raises(
-        RankError, match="UsageError: there is no checkpoint in .*: run without --resume first"
+        RankError,
+        match="UsageError: there is no checkpoint in .*: run without --resume first",
     ):
         launch(lesson08.main, [*DIGITS, "--resume", "--out", str(tmp_path)], nproc=1)
     run(lesson08, tmp_path, 1, *short)
-    shutil.copytree(tmp_path / "checkpoints" / "checkpoint-3", tmp_path / "checkpoints" / "checkpoint-999")
+    shutil.copytree(
+        tmp_path / "checkpoints" / "checkpoint-3",
+        tmp_path / "checkpoints" / "checkpoint-999",
+    )
     run(lesson08, tmp_path, 1, *short)
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-3"]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [
+        "checkpoint-3"
+    ]

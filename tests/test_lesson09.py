@@ -1,4 +1,6 @@
-"""Lesson 09: a run that is killed, at any moment and at any byte, and started again, ends as if nothing had happened."""
+"""Lesson 09: a run that is killed, at any moment and at any byte, and started again,
+ends as if nothing had happened.
+"""
 
 import json
 import os
@@ -21,12 +23,13 @@ from conftest import COURSE, wait_until
 from torch import nn
 
 from ddp_course import lesson09, runs
-from ddp_course.distributed import process_group
-from ddp_course.launch import RankError, launch
-from ddp_course.models import MLP
+from ddp_course.ranks.environment import process_group
+from ddp_course.ranks.launch import RankError, launch
+from ddp_course.scenery.models import MLP
 
 SAVE_EVERY = 2
-# on 2 ranks, three updates in each of four epochs, the last of them with a batch of 2; a checkpoint after every second
+# on 2 ranks, three updates in each of four epochs, the last of them with a batch of 2;
+# a checkpoint after every second
 DIGITS = [
     "--data",
     "digits",
@@ -47,9 +50,11 @@ def small_network(dropout):
 
 
 def run(out, *options, before=lambda out: None, network=small_network):
-    """The program of lesson 09 on a rank, with a small network; `before(out)` may plant something first.
+    """The program of lesson 09 on a rank, with a small network; `before(out)` may plant
+    something first.
 
-    Notes the number of each update in <out>/steps.txt, and this rank's process in <out>/<attempt>-<rank>.pid.
+    Notes the number of each update in <out>/steps.txt, and this rank's process in
+    <out>/<attempt>-<rank>.pid.
     """
     original = lesson09.update
 
@@ -69,16 +74,27 @@ def run(out, *options, before=lambda out: None, network=small_network):
 
 
 def launched(out, *options, attempt=0, nproc=2, **more):
-    return launch(run, out, *options, nproc=nproc, env={"TORCHELASTIC_RESTART_COUNT": str(attempt)}, **more)
+    return launch(
+        run,
+        out,
+        *options,
+        nproc=nproc,
+        env={"TORCHELASTIC_RESTART_COUNT": str(attempt)},
+        **more,
+    )
 
 
 def outcome(out):
     """All that a run leaves: the losses of every update, and the parameters' bits."""
-    return (out / "metrics.jsonl").read_text(), json.loads((out / "result.json").read_text())["params_sha256"]
+    return (out / "metrics.jsonl").read_text(), json.loads(
+        (out / "result.json").read_text()
+    )["params_sha256"]
 
 
 def steps_of(out):
-    """The numbers of the updates of all attempts, in the order in which they were made."""
+    """The numbers of the updates of all attempts, in the order in which they were
+    made.
+    """
     return [int(line) for line in (out / "steps.txt").read_text().split()]
 
 
@@ -103,10 +119,12 @@ def undisturbed(tmp_path_factory):
 
 
 def dies_writing(file, offset, checkpoint):
-    """Plant this: once `offset` bytes of `file` are written, in the so-manieth checkpoint, the system kills the process.
+    """Plant this: once `offset` bytes of `file` are written, in the so-manieth
+    checkpoint, the system kills the process.
 
-    It is the kernel that does it, at exactly this byte: RLIMIT_FSIZE, and SIGXFSZ with its default action. An offset of
-    None is the moment when all is written, and nothing renamed.
+    It is the kernel that does it, at exactly this byte: RLIMIT_FSIZE, and SIGXFSZ with
+    its default action. An offset of None is the moment when all is written, and nothing
+    renamed.
     """
 
     def plant(out):
@@ -122,7 +140,8 @@ def dies_writing(file, offset, checkpoint):
                     os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
                 else:
                     resource.setrlimit(
-                        resource.RLIMIT_FSIZE, (offset, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+                        resource.RLIMIT_FSIZE,
+                        (offset, resource.getrlimit(resource.RLIMIT_FSIZE)[1]),
                     )
             write(path, content)
             os.replace = rename
@@ -133,20 +152,30 @@ def dies_writing(file, offset, checkpoint):
 
 
 @pytest.mark.parametrize("file", ["rank0.pt", "rank1.pt", "shared.pt", "manifest.json"])
-def test_killed_at_spread_out_bytes_of_its_files_it_ends_bit_for_bit_the_same(file, undisturbed, tmp_path):
-    """Twenty kills for each of the four files. Every fifth one comes a checkpoint later, so that the run gets on."""
+def test_killed_at_spread_out_bytes_of_its_files_it_ends_bit_for_bit_the_same(
+    file, undisturbed, tmp_path
+):
+    """Twenty kills for each of the four files. Every fifth one comes a checkpoint
+    later, so that the run gets on.
+    """
     size = (undisturbed[0] / "checkpoints" / "step-00000002" / file).stat().st_size
     places = 19
-    offsets = [*(round(place / (places - 1) * (size - 1)) for place in range(places)), None]
+    offsets = [
+        *(round(place / (places - 1) * (size - 1)) for place in range(places)),
+        None,
+    ]
     for attempt, offset in enumerate(offsets):
         plant = dies_writing(file, offset, checkpoint=2 if attempt % 5 == 4 else 1)
-        with pytest.raises(RankError, match="SIGKILL" if offset is None else "SIGXFSZ") as killed:
+        with pytest.raises(
+            RankError, match="SIGKILL" if offset is None else "SIGXFSZ"
+        ) as killed:
             launched(tmp_path, attempt=attempt, before=plant)
         assert killed.value.rank == (1 if file == "rank1.pt" else 0)
     launched(tmp_path, attempt=len(offsets))
     assert outcome(tmp_path) == outcome(undisturbed[0])
     assert (
-        len(repeated(steps_of(tmp_path))) == len(offsets) and max(repeated(steps_of(tmp_path))) <= SAVE_EVERY
+        len(repeated(steps_of(tmp_path))) == len(offsets)
+        and max(repeated(steps_of(tmp_path))) <= SAVE_EVERY
     )
 
 
@@ -167,14 +196,18 @@ def kill_later(out, attempt, rank, seconds):
     return thread
 
 
-def test_killed_at_random_moments_on_any_rank_it_ends_bit_for_bit_the_same(undisturbed, tmp_path):
+def test_killed_at_random_moments_on_any_rank_it_ends_bit_for_bit_the_same(
+    undisturbed, tmp_path
+):
     expected, seconds = outcome(undisturbed[0]), undisturbed[1]
     seed = random.randrange(10**6)
     draw, kills, runs_made = random.Random(seed), 0, 0
     while kills < 20:
         out, attempt = tmp_path / str(runs_made), 0
         while attempt < 15:
-            killer = kill_later(out, attempt, draw.randrange(2), draw.uniform(0, 0.8 * seconds))
+            killer = kill_later(
+                out, attempt, draw.randrange(2), draw.uniform(0, 0.8 * seconds)
+            )
             try:
                 launched(out, attempt=attempt)
                 break
@@ -193,7 +226,9 @@ def test_killed_at_random_moments_on_any_rank_it_ends_bit_for_bit_the_same(undis
 
 
 def save_in_place(path, state, offset=None):
-    """The control: what every tutorial does. It dies when `offset` bytes are written."""
+    """The control: what every tutorial does. It dies when `offset` bytes are
+    written.
+    """
     if offset is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -201,7 +236,9 @@ def save_in_place(path, state, offset=None):
     torch.save(state, path)
 
 
-def test_torch_save_in_place_killed_at_the_same_bytes_leaves_nothing_to_go_on_from(undisturbed, tmp_path):
+def test_torch_save_in_place_killed_at_the_same_bytes_leaves_nothing_to_go_on_from(
+    undisturbed, tmp_path
+):
     shared = undisturbed[0] / "checkpoints" / "step-00000002" / "shared.pt"
     state, size, path = (
         torch.load(shared, weights_only=True),
@@ -251,19 +288,25 @@ def one_run(out, *options, nproc, **more):
 
 
 @pytest.mark.parametrize("nproc, precision", [(1, "bf16"), (2, "fp16"), (3, "fp32")])
-def test_stopped_between_checkpoints_and_resumed_it_ends_bit_for_bit_the_same(nproc, precision, tmp_path):
+def test_stopped_between_checkpoints_and_resumed_it_ends_bit_for_bit_the_same(
+    nproc, precision, tmp_path
+):
     options = ["--precision", precision]
     expected = one_run(tmp_path / "whole", *options, nproc=nproc)
     assert stopped_and_resumed(tmp_path / "parts", *options, nproc=nproc) == expected
 
 
 def several_buckets(dropout):
-    """More than the MiB of DDP's first bucket, so that buckets are arranged anew after the first backward."""
+    """More than the MiB of DDP's first bucket, so that buckets are arranged anew after
+    the first backward.
+    """
     return MLP(width=256)
 
 
 @pytest.mark.parametrize("arranged", [True, False])
-def test_on_three_ranks_the_bits_are_the_same_because_the_buckets_are_arranged_before(arranged, tmp_path):
+def test_on_three_ranks_the_bits_are_the_same_because_the_buckets_are_arranged_before(
+    arranged, tmp_path
+):
     def forget(out):
         if not arranged:
             lesson09.arrange_buckets = lambda *_: None
@@ -275,7 +318,9 @@ def test_on_three_ranks_the_bits_are_the_same_because_the_buckets_are_arranged_b
     launched(tmp_path / "whole", nproc=3, network=several_buckets, before=forget)
     with pytest.raises(RankError, match="planted"):
         launched(tmp_path / "parts", nproc=3, network=several_buckets, before=plant)
-    launched(tmp_path / "parts", "--resume", nproc=3, network=several_buckets, before=forget)
+    launched(
+        tmp_path / "parts", "--resume", nproc=3, network=several_buckets, before=forget
+    )
     assert (outcome(tmp_path / "parts") == outcome(tmp_path / "whole")) == arranged
 
 
@@ -307,26 +352,39 @@ def forgets(what):
             lesson09.set_random_states = lambda *_: None
         if what == "generator of its own":
             loader = lesson09.DataLoader
-            lesson09.DataLoader = lambda *args, generator, **options: loader(*args, **options)
+            lesson09.DataLoader = lambda *args, generator, **options: loader(
+                *args, **options
+            )
 
     return plant
 
 
 @pytest.mark.parametrize(
     "what",
-    ["place in the epoch", "epoch", "random states", "own random states", "optimizer", "scheduler"]
+    [
+        "place in the epoch",
+        "epoch",
+        "random states",
+        "own random states",
+        "optimizer",
+        "scheduler",
+    ]
     + ["generator of its own"],
 )
-def test_the_comparison_finds_each_part_that_is_not_brought_back(what, undisturbed, tmp_path):
+def test_the_comparison_finds_each_part_that_is_not_brought_back(
+    what, undisturbed, tmp_path
+):
     stopped = tmp_path / "stopped"
     shutil.copytree(
-        undisturbed[0] / "checkpoints" / "step-00000008", stopped / "checkpoints" / "step-00000008"
+        undisturbed[0] / "checkpoints" / "step-00000008",
+        stopped / "checkpoints" / "step-00000008",
     )
     launched(stopped, "--resume")
     assert outcome(stopped) == outcome(undisturbed[0])
     planted = tmp_path / "planted"
     shutil.copytree(
-        undisturbed[0] / "checkpoints" / "step-00000008", planted / "checkpoints" / "step-00000008"
+        undisturbed[0] / "checkpoints" / "step-00000008",
+        planted / "checkpoints" / "step-00000008",
     )
     try:
         launched(planted, "--resume", before=forgets(what))
@@ -351,7 +409,9 @@ def damage(checkpoint, how):
     elif how == "no manifest":
         (checkpoint / "manifest.json").unlink()
     elif how == "half a manifest":
-        (checkpoint / "manifest.json").write_text((checkpoint / "manifest.json").read_text()[:50])
+        (checkpoint / "manifest.json").write_text(
+            (checkpoint / "manifest.json").read_text()[:50]
+        )
     elif how == "an empty manifest":
         (checkpoint / "manifest.json").write_text("{}")
     elif how == "a folder in its place":
@@ -392,7 +452,9 @@ def test_the_newest_good_one_is_used_and_the_end_is_the_same(undisturbed, tmp_pa
     assert all(map(lesson09.is_whole, kept))
 
 
-def test_with_nothing_to_go_on_from_it_begins_and_without_resume_it_begins_anew(undisturbed, tmp_path):
+def test_with_nothing_to_go_on_from_it_begins_and_without_resume_it_begins_anew(
+    undisturbed, tmp_path
+):
     launched(tmp_path, "--resume")
     assert outcome(tmp_path) == outcome(undisturbed[0])
     launched(tmp_path)
@@ -405,16 +467,25 @@ def test_with_nothing_to_go_on_from_it_begins_and_without_resume_it_begins_anew(
 @pytest.mark.parametrize(
     "options, nproc, said",
     [
-        (["--batch-size", "4"], 2, "was made with batch-size 8, not 4: go on with that, or begin anew"),
+        (
+            ["--batch-size", "4"],
+            2,
+            "was made with batch-size 8, not 4: go on with that, or begin anew",
+        ),
         (["--seed", "1"], 2, "was made with seed 0, not 1"),
         ([], 3, "was made with ranks 2, not 3"),
     ],
 )
-def test_a_checkpoint_of_another_run_is_refused_in_one_line(options, nproc, said, undisturbed, tmp_path):
+def test_a_checkpoint_of_another_run_is_refused_in_one_line(
+    options, nproc, said, undisturbed, tmp_path
+):
     shutil.copytree(undisturbed[0] / "checkpoints", tmp_path / "checkpoints")
     with pytest.raises(RankError) as error:
         launched(tmp_path, "--resume", *options, nproc=nproc)
-    assert error.value.message.startswith("ddp_course.UsageError: ") and said in error.value.message
+    assert (
+        error.value.message.startswith("ddp_course.UsageError: ")
+        and said in error.value.message
+    )
     assert len(lesson09.checkpoints(tmp_path / "checkpoints")) == 6
 
 
@@ -427,9 +498,12 @@ class Payload:
 
 
 def test_a_checkpoint_that_brings_code_is_not_run(undisturbed, tmp_path):
-    """One that is whole, by its manifest: whoever can plant a file can plant the checksum."""
+    """One that is whole, by its manifest: whoever can plant a file can plant the
+    checksum.
+    """
     shutil.copytree(
-        undisturbed[0] / "checkpoints" / "step-00000012", tmp_path / "checkpoints" / "step-00000012"
+        undisturbed[0] / "checkpoints" / "step-00000012",
+        tmp_path / "checkpoints" / "step-00000012",
     )
     checkpoint, harm = tmp_path / "checkpoints" / "step-00000012", tmp_path / "harm"
     torch.save({"model": Payload(str(harm))}, checkpoint / "shared.pt")
@@ -448,7 +522,9 @@ def test_a_checkpoint_that_brings_code_is_not_run(undisturbed, tmp_path):
 def test_it_keeps_as_many_checkpoints_as_it_is_told_to(keep, tmp_path):
     launched(tmp_path, "--keep", keep)
     left = lesson09.checkpoints(tmp_path / "checkpoints")
-    assert [path.name for path in left] == [f"step-{step:08}" for step in (8, 10, 12)][-int(keep) :]
+    assert [path.name for path in left] == [f"step-{step:08}" for step in (8, 10, 12)][
+        -int(keep) :
+    ]
     for path in left:
         assert sorted(file.name for file in path.iterdir()) == [
             "manifest.json",
@@ -465,7 +541,9 @@ def test_a_full_disk_ends_it_with_one_line_and_the_older_checkpoint_stays(tmp_pa
         def fill(path, content):
             before = resource.getrlimit(resource.RLIMIT_FSIZE)
             if path.parent.name == "step-00000004":
-                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then write says: File too large
+                signal.signal(
+                    signal.SIGXFSZ, signal.SIG_IGN
+                )  # then write says: File too large
                 resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
             try:
                 write(path, content)
@@ -476,7 +554,10 @@ def test_a_full_disk_ends_it_with_one_line_and_the_older_checkpoint_stays(tmp_pa
 
     with pytest.raises(RankError) as error:
         launched(tmp_path, before=full)
-    assert "UsageError: cannot write" in error.value.message and "File too large" in error.value.message
+    assert (
+        "UsageError: cannot write" in error.value.message
+        and "File too large" in error.value.message
+    )
     [good] = filter(lesson09.is_whole, lesson09.checkpoints(tmp_path / "checkpoints"))
     assert good.name == "step-00000002"
 
@@ -487,10 +568,15 @@ def test_ranks_that_do_not_see_the_same_folder_are_told_so(tmp_path):
 
     with pytest.raises(RankError) as error:
         launch(apart, tmp_path)
-    assert error.value.rank == 1 and "--out must lie on a disk that all machines share" in error.value.message
+    assert (
+        error.value.rank == 1
+        and "--out must lie on a disk that all machines share" in error.value.message
+    )
 
 
-def test_the_content_and_then_the_name_reach_the_disk_before_anybody_relies_on_them(tmp_path, monkeypatch):
+def test_the_content_and_then_the_name_reach_the_disk_before_anybody_relies_on_them(
+    tmp_path, monkeypatch
+):
     seen, fsync, replace = [], os.fsync, os.replace
 
     def note(descriptor):
@@ -498,31 +584,62 @@ def test_the_content_and_then_the_name_reach_the_disk_before_anybody_relies_on_t
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", note)
-    monkeypatch.setattr(os, "replace", lambda *args: (seen.append("renamed"), replace(*args))[1])
+    monkeypatch.setattr(
+        os, "replace", lambda *args: (seen.append("renamed"), replace(*args))[1]
+    )
     runs.write_atomically(tmp_path / "file", b"content")
-    assert [Path(entry).name for entry in seen] == [f".file.{os.getpid()}", "renamed", tmp_path.name]
+    assert [Path(entry).name for entry in seen] == [
+        f".file.{os.getpid()}",
+        "renamed",
+        tmp_path.name,
+    ]
 
 
 # ---- torchrun restarts it ----
 
 
-def test_torchrun_restarts_a_killed_job_by_itself_and_it_ends_bit_for_bit_the_same(tmp_path):
-    """The program as it is, killed from outside, with nobody there to start it again."""
-    options = ["--data", "digits", "--train-samples", "320", "--epochs", "2", "--batch-size", "16"]
+def test_torchrun_restarts_a_killed_job_by_itself_and_it_ends_bit_for_bit_the_same(
+    tmp_path,
+):
+    """The program as it is, killed from outside, with nobody there to start it
+    again.
+    """
+    options = [
+        "--data",
+        "digits",
+        "--train-samples",
+        "320",
+        "--epochs",
+        "2",
+        "--batch-size",
+        "16",
+    ]
     options += ["--save-every", "3"]
     launch(lesson09.main, [*options, "--out", str(tmp_path / "whole")])
     out = tmp_path / "killed"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--max-restarts", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        "2",
+        "--max-restarts",
+        "2",
+    ]
     command += [COURSE / "ddp_course" / "lesson09.py", *options, "--out", out]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with (
         open(tmp_path / "said", "w") as said,
-        subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=environment) as torchrun,
+        subprocess.Popen(
+            command, stdout=said, stderr=subprocess.STDOUT, env=environment
+        ) as torchrun,
     ):
         try:
             wait_until(lambda: list(out.glob("checkpoints/*/manifest.json")), 60)
             ranks = [
-                p for p in psutil.Process(torchrun.pid).children() if "lesson09.py" in " ".join(p.cmdline())
+                p
+                for p in psutil.Process(torchrun.pid).children()
+                if "lesson09.py" in " ".join(p.cmdline())
             ]
             ranks[1].kill()
             assert torchrun.wait(90) == 0, (tmp_path / "said").read_text()
@@ -543,7 +660,9 @@ def save_shards(path):
     with process_group():
         mesh = DeviceMesh("cpu", range(dist.get_world_size()))
         whole = torch.arange(35.0).view(7, 5)
-        dcp.save({"value": distribute_tensor(whole, mesh, [Shard(0)])}, checkpoint_id=path)
+        dcp.save(
+            {"value": distribute_tensor(whole, mesh, [Shard(0)])}, checkpoint_id=path
+        )
 
 
 def load_shards(path):
@@ -558,8 +677,12 @@ def load_shards(path):
 
 
 @pytest.mark.parametrize("writers, readers", [(2, 1), (1, 3), (3, 2)])
-def test_a_sharded_checkpoint_is_read_by_any_number_of_ranks(writers, readers, tmp_path):
+def test_a_sharded_checkpoint_is_read_by_any_number_of_ranks(
+    writers, readers, tmp_path
+):
     launch(save_shards, str(tmp_path), nproc=writers)
     parts = launch(load_shards, str(tmp_path), nproc=readers)
     assert torch.equal(torch.cat(parts), torch.arange(35.0).view(7, 5))
-    assert len(parts) == readers and all(len(part) < 7 for part in parts) == (readers > 1)
+    assert len(parts) == readers and all(len(part) < 7 for part in parts) == (
+        readers > 1
+    )

@@ -1,4 +1,6 @@
-"""Lesson 10: a GPT, its text and its recipe; n ranks train as one, and a resumed run is the undisturbed one."""
+"""Lesson 10: a GPT, its text and its recipe; n ranks train as one, and a resumed run is
+the undisturbed one.
+"""
 
 import json
 import math
@@ -17,9 +19,10 @@ from conftest import COURSE, python, wait_until
 from torch import nn
 from torch.nn import functional as F
 
-from ddp_course import UsageError, corpus, lesson10
-from ddp_course.launch import RankError, launch
-from ddp_course.models import GPT
+from ddp_course import UsageError, lesson10
+from ddp_course.ranks.launch import RankError, launch
+from ddp_course.scenery.models import GPT
+from ddp_course.scenery.text import Windows, files_of, load_text, made_once
 
 LINES = ["the cat sat on the mat", "a dog and a cat", "def cat(mat): return mat"]
 
@@ -36,7 +39,9 @@ def text(tmp_path, monkeypatch):
 
 
 def main(flags, before=lambda: None):
-    """The program on a rank, with a smaller network yet; `before()` may plant something first."""
+    """The program on a rank, with a smaller network yet; `before()` may plant something
+    first.
+    """
     lesson10.SHAPES["small"] = {"context": 128, "layers": 1, "heads": 2, "width": 64}
     before()
     return lesson10.main(flags)
@@ -45,35 +50,41 @@ def main(flags, before=lambda: None):
 def run(text, out, *options, nproc=2, **more):
     flags = f"--data {text} --train-samples 96 --batch-size 4 --warmup 3 --out {out}".split()
     results = launch(main, [*flags, *options], nproc=nproc, **more)
-    return results, [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return results, [
+        json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 # ---- the text ----
 
 
 def test_the_standard_library_is_a_fixed_list_with_a_fixed_order_and_no_tests():
-    files = corpus.files_of("python")
-    assert len(files) > 300 and files == corpus.files_of("python")
-    assert not [path for path in files if "test" in path.parts or "site-packages" in path.parts]
+    files = files_of("python")
+    assert len(files) > 300 and files == files_of("python")
+    assert not [
+        path for path in files if "test" in path.parts or "site-packages" in path.parts
+    ]
     assert {"argparse.py", "dataclasses.py"} <= {path.name for path in files}
 
 
 def test_tokens_are_the_text_and_nothing_is_in_both_parts(text):
-    train, validation, tokenizer, fingerprint = corpus.load(str(text))
-    contents = [path.read_bytes() for path in corpus.files_of(str(text))]
+    train, validation, tokenizer, fingerprint = load_text(str(text))
+    contents = [path.read_bytes() for path in files_of(str(text))]
     decoded = tokenizer.decode(train.tolist()).split("\n\x00\n")
     held_out = tokenizer.decode(validation.tolist()).split("\n\x00\n")
-    assert sorted([*decoded, *held_out]) == sorted(content.decode() for content in contents)
+    assert sorted([*decoded, *held_out]) == sorted(
+        content.decode() for content in contents
+    )
     assert not set(decoded) & set(held_out) and len(held_out) == 3
     assert train.dtype == np.uint16 and isinstance(train, np.memmap)
     (text / "00.txt").write_text("another")
-    assert corpus.load(str(text))[3] != fingerprint
+    assert load_text(str(text))[3] != fingerprint
 
 
 def test_pieces_of_words_give_the_same_text_in_fewer_tokens(text):
     (text / "umlauts.txt").write_text("Übung macht den Meister, 练习, \t\n\n  x")
-    train, validation, tokenizer, _ = corpus.load(str(text), "bpe", vocabulary=300)
-    as_bytes = corpus.load(str(text))
+    train, validation, tokenizer, _ = load_text(str(text), "bpe", vocabulary=300)
+    as_bytes = load_text(str(text))
     assert tokenizer.decode(train) == as_bytes[2].decode(as_bytes[0].tolist())
     assert tokenizer.vocabulary == 300 and len(train) < 0.5 * len(as_bytes[0])
     assert int(train.max()) < 300
@@ -81,7 +92,7 @@ def test_pieces_of_words_give_the_same_text_in_fewer_tokens(text):
 
 @pytest.mark.parametrize("length", [1, 5, 6, 11, 16, 17])
 def test_windows_lie_side_by_side_and_each_token_is_a_target_once(length):
-    windows = corpus.Windows(np.arange(length, dtype=np.uint16), 5)
+    windows = Windows(np.arange(length, dtype=np.uint16), 5)
     assert len(windows) == (length - 1) // 5
     targets = []
     for index in range(len(windows)):
@@ -93,9 +104,12 @@ def test_windows_lie_side_by_side_and_each_token_is_a_target_once(length):
 
 
 def test_what_is_no_text_gives_one_line(tmp_path):
-    for folder, said in [(tmp_path, "has 0 text files"), (tmp_path / "nowhere", "is no folder")]:
+    for folder, said in [
+        (tmp_path, "has 0 text files"),
+        (tmp_path / "nowhere", "is no folder"),
+    ]:
         with pytest.raises(UsageError, match=said) as error:
-            corpus.load(str(folder))
+            load_text(str(folder))
         assert "\n" not in str(error.value)
 
 
@@ -104,10 +118,12 @@ def dies_while_making(kind):
         (folder / "train.bin").write_text("half of i")
         os._exit(9)
 
-    corpus.made_once(kind, "name", make)
+    made_once(kind, "name", make)
 
 
-def test_what_was_being_made_when_it_failed_or_was_killed_is_made_anew(tmp_path, monkeypatch):
+def test_what_was_being_made_when_it_failed_or_was_killed_is_made_anew(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
 
     def fails(folder):
@@ -115,25 +131,34 @@ def test_what_was_being_made_when_it_failed_or_was_killed_is_made_anew(tmp_path,
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        corpus.made_once("corpus", "name", fails)
+        made_once("corpus", "name", fails)
     assert not (tmp_path / "runs" / "corpus" / "name").exists()
     with pytest.raises(RankError, match="exit code 9"):
         launch(dies_while_making, "corpus", nproc=1)
     assert not (tmp_path / "runs" / "corpus" / "name").exists()
-    made = corpus.made_once("corpus", "name", lambda folder: (folder / "train.bin").write_text("all of it"))
-    assert made == tmp_path / "runs" / "corpus" / "name" and (made / "train.bin").read_text() == "all of it"
-    assert corpus.made_once("corpus", "name", fails) == made  # it is there: nothing is made
+    made = made_once(
+        "corpus", "name", lambda folder: (folder / "train.bin").write_text("all of it")
+    )
+    assert (
+        made == tmp_path / "runs" / "corpus" / "name"
+        and (made / "train.bin").read_text() == "all of it"
+    )
+    assert made_once("corpus", "name", fails) == made  # it is there: nothing is made
 
 
 def load_at_once(text):
-    train, *_ = corpus.load(text)
+    train, *_ = load_text(text)
     return len(train)
 
 
 def test_many_processes_that_ask_at_once_make_it_once(text):
     lengths = launch(load_at_once, str(text), nproc=4)
-    [folder] = [path for path in (text.parent / "runs" / "corpus").iterdir() if path.is_dir()]
-    assert len(set(lengths)) == 1 and sorted(path.name for path in folder.iterdir()) == [
+    [folder] = [
+        path for path in (text.parent / "runs" / "corpus").iterdir() if path.is_dir()
+    ]
+    assert len(set(lengths)) == 1 and sorted(
+        path.name for path in folder.iterdir()
+    ) == [
         "train.bin",
         "validation.bin",
     ]
@@ -163,7 +188,9 @@ def test_it_computes_what_transformers_gpt2_computes():
     )  # fmt: skip
     theirs = GPT2LMHeadModel(settings).double().eval()
     for parameter in theirs.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)  # small ones let both forms of GELU pass
+        torch.nn.init.normal_(
+            parameter, std=0.5
+        )  # small ones let both forms of GELU pass
     names = {
         "token_embedding": "transformer.wte",
         "position_embedding": "transformer.wpe",
@@ -177,7 +204,10 @@ def test_it_computes_what_transformers_gpt2_computes():
     }
     layer |= {"expand": "mlp.c_fc", "contract": "mlp.c_proj"}
     for place in range(2):
-        names |= {f"blocks.{place}.{mine}": f"transformer.h.{place}.{other}" for mine, other in layer.items()}
+        names |= {
+            f"blocks.{place}.{mine}": f"transformer.h.{place}.{other}"
+            for mine, other in layer.items()
+        }
     state = theirs.state_dict()
     for mine, other in names.items():
         for kind in ("weight", "bias"):
@@ -186,7 +216,9 @@ def test_it_computes_what_transformers_gpt2_computes():
                 transposed = (
                     kind == "weight" and "c_" in other
                 )  # their Conv1D is a Linear, the other way round
-                ours.get_parameter(f"{mine}.{kind}").data.copy_(value.T if transposed else value)
+                ours.get_parameter(f"{mine}.{kind}").data.copy_(
+                    value.T if transposed else value
+                )
     tokens = torch.randint(61, (3, 16))
     torch.testing.assert_close(ours(tokens), theirs(tokens).logits)
 
@@ -197,12 +229,17 @@ def test_no_token_sees_those_that_come_after_it():
     other = tokens.clone()
     other[0, 7:] = (other[0, 7:] + 1) % 50
     before, after = model(tokens), model(other)
-    assert torch.equal(before[0, :7], after[0, :7]) and not torch.allclose(before[0, 7], after[0, 7])
+    assert torch.equal(before[0, :7], after[0, :7]) and not torch.allclose(
+        before[0, 7], after[0, 7]
+    )
 
 
 def test_it_begins_with_the_loss_of_a_guess():
     torch.manual_seed(0)
-    model, (tokens, targets) = GPT(**lesson10.SHAPES["small"]), torch.randint(256, (2, 4, 128))
+    model, (tokens, targets) = (
+        GPT(**lesson10.SHAPES["small"]),
+        torch.randint(256, (2, 4, 128)),
+    )
     loss = lesson10.loss_of(model, tokens, targets, torch.float32, torch.device("cpu"))
     assert abs(loss - math.log(256)) < 0.1
 
@@ -211,7 +248,9 @@ def test_generating_draws_from_a_generator_of_its_own_and_is_repeatable():
     model = GPT(context=8, layers=1, heads=2, width=8, dropout=0.5).train()
     before = torch.get_rng_state()
     text = model.generate([1, 2], 20, seed=3)
-    assert text == model.generate([1, 2], 20, seed=3) != model.generate([1, 2], 20, seed=4)
+    assert (
+        text == model.generate([1, 2], 20, seed=3) != model.generate([1, 2], 20, seed=4)
+    )
     assert len(text) == 22 and text[:2] == [1, 2]
     assert torch.equal(before, torch.get_rng_state()) and model.training
     assert len(set(model.generate([1], 50, top_k=1))) <= 50 and model.generate(
@@ -238,9 +277,13 @@ def test_the_rate_climbs_a_line_and_falls_down_a_cosine():
 def test_matrices_decay_vectors_do_not_and_none_is_forgotten():
     model = GPT(context=8, layers=2, heads=2, width=8)
     decayed, others = lesson10.parameter_groups(model, 0.1)
-    assert {p.dim() for p in decayed["params"]} == {2} and {p.dim() for p in others["params"]} == {1}
+    assert {p.dim() for p in decayed["params"]} == {2} and {
+        p.dim() for p in others["params"]
+    } == {1}
     assert decayed["weight_decay"] == 0.1 and others["weight_decay"] == 0.0
-    assert len(decayed["params"]) + len(others["params"]) == len(list(model.parameters()))
+    assert len(decayed["params"]) + len(others["params"]) == len(
+        list(model.parameters())
+    )
 
 
 def clipped_at(text, out):
@@ -252,23 +295,41 @@ def clipped_at(text, out):
         count.append(1)
         return update(*args)
 
-    nn.utils.clip_grad_norm_ = lambda *args: (seen.append(len(count) - 1), original(*args))[1]
+    nn.utils.clip_grad_norm_ = lambda *args: (
+        seen.append(len(count) - 1),
+        original(*args),
+    )[1]
     lesson10.update = counted
     lesson10.main(
-        ["--data", text, "--train-samples", "24", "--batch-size", "4", "--warmup", "2", "--out", out]
+        [
+            "--data",
+            text,
+            "--train-samples",
+            "24",
+            "--batch-size",
+            "4",
+            "--warmup",
+            "2",
+            "--out",
+            out,
+        ]
     )
     return seen
 
 
 def test_gradients_are_clipped_after_the_warm_up(text, tmp_path):
-    assert launch(clipped_at, str(text), str(tmp_path / "out"), nproc=1) == [[2, 3, 4, 5]]
+    assert launch(clipped_at, str(text), str(tmp_path / "out"), nproc=1) == [
+        [2, 3, 4, 5]
+    ]
 
 
 # ---- the program ----
 
 
 @pytest.mark.parametrize("nproc, batch_size, accumulate", [(2, 6, 1), (3, 2, 2)])
-def test_n_ranks_train_as_one_with_the_same_batch_of_all(nproc, batch_size, accumulate, text, tmp_path):
+def test_n_ranks_train_as_one_with_the_same_batch_of_all(
+    nproc, batch_size, accumulate, text, tmp_path
+):
     [expected], one = run(text, tmp_path / "one", "--batch-size", "12", nproc=1)
     options = ["--batch-size", str(batch_size), "--accumulate", str(accumulate)]
     results, many = run(text, tmp_path / "many", *options, nproc=nproc)
@@ -276,13 +337,19 @@ def test_n_ranks_train_as_one_with_the_same_batch_of_all(nproc, batch_size, accu
     assert len(losses) == 8 and losses[-1] < losses[0] - 0.5
     torch.testing.assert_close(losses, others, rtol=1e-4, atol=1e-4)
     assert len({result["params_sha256"] for result in results}) == 1
-    assert [row["tokens"] for row in many] == [(step + 1) * 12 * 128 for step in range(8)]
-    assert results[0]["validation_loss"] == pytest.approx(expected["validation_loss"], abs=1e-3)
+    assert [row["tokens"] for row in many] == [
+        (step + 1) * 12 * 128 for step in range(8)
+    ]
+    assert results[0]["validation_loss"] == pytest.approx(
+        expected["validation_loss"], abs=1e-3
+    )
     assert results[0]["tokens"] == 8 * 12 * 128 and results[0]["world_size"] == nproc
 
 
 def repeats():
-    lesson10.ResumableSampler.__iter__ = lambda self: iter(range(48))  # the same for each rank
+    lesson10.ResumableSampler.__iter__ = lambda self: iter(
+        range(48)
+    )  # the same for each rank
 
 
 def test_the_comparison_finds_a_sampler_that_repeats(text, tmp_path):
@@ -305,8 +372,21 @@ def stops():
 
 
 @pytest.mark.parametrize("resume", [["--resume"], ["--resume", "6"]])
-def test_resumed_at_the_newest_or_by_number_it_ends_bit_for_bit_the_same(resume, text, tmp_path):
-    options = ["--dropout", "0.1", "--save-every", "3", "--keep", "9", "--eval-every", "4", "--epochs", "2"]
+def test_resumed_at_the_newest_or_by_number_it_ends_bit_for_bit_the_same(
+    resume, text, tmp_path
+):
+    options = [
+        "--dropout",
+        "0.1",
+        "--save-every",
+        "3",
+        "--keep",
+        "9",
+        "--eval-every",
+        "4",
+        "--epochs",
+        "2",
+    ]
     [whole, _], expected = run(text, tmp_path / "whole", *options)
     out = tmp_path / ("parts" if resume == ["--resume"] else "whole")
     if resume == ["--resume"]:
@@ -318,17 +398,30 @@ def test_resumed_at_the_newest_or_by_number_it_ends_bit_for_bit_the_same(resume,
 
 
 def test_a_checkpoint_that_is_not_there_is_named(text, tmp_path):
-    with pytest.raises(RankError, match="step-00000007 is not there, or damaged; there are: none"):
+    with pytest.raises(
+        RankError, match="step-00000007 is not there, or damaged; there are: none"
+    ):
         run(text, tmp_path / "out", "--resume", "7")
 
 
 def test_the_samples_losses_and_rates_are_written_as_it_learns(text, tmp_path):
     [result, _], history = run(
-        text, tmp_path / "out", "--eval-every", "4", "--train-samples", "96", "--epochs", "4"
+        text,
+        tmp_path / "out",
+        "--eval-every",
+        "4",
+        "--train-samples",
+        "96",
+        "--epochs",
+        "4",
     )
     assert [row["step"] for row in history if "sample" in row] == [*range(3, 48, 4)]
     last = history[-1]
-    assert last["sample"].startswith("def ") and last["train_loss"] < 3.0 and "at" in last["sample"]
+    assert (
+        last["sample"].startswith("def ")
+        and last["train_loss"] < 3.0
+        and "at" in last["sample"]
+    )
     assert result["train_loss"] == round(last["train_loss"], 4)
     assert history[3]["learning_rate"] == pytest.approx(2e-3) and history[0][
         "learning_rate"
@@ -339,14 +432,20 @@ def test_the_samples_losses_and_rates_are_written_as_it_learns(text, tmp_path):
 @pytest.mark.parametrize(
     "options, said",
     [
-        (["--train-samples", "100000"], "--train-samples 100000 is more than the text has:"),
+        (
+            ["--train-samples", "100000"],
+            "--train-samples 100000 is more than the text has:",
+        ),
         (["--batch-size", "64"], "--batch-size 64 is more than a rank's share"),
         (
             ["--train-samples", "51", "--batch-size", "26"],
             "--batch-size 26 is more than a rank's share, 25 of 50 samples",
         ),
         (["--prompt", ""], "--prompt is empty"),
-        (["--shape", "gpt2", "--train-samples", "1"], "1 training samples are too few for 2 ranks"),
+        (
+            ["--shape", "gpt2", "--train-samples", "1"],
+            "1 training samples are too few for 2 ranks",
+        ),
         (["--resume", "last"], "--resume last is no number of an update"),
         (["--node-rank", "1"], "--node-rank 1 is none of 1 machines"),
         (["--nproc", "2"], "torchrun has started the ranks already: leave out --nproc"),
@@ -355,28 +454,51 @@ def test_the_samples_losses_and_rates_are_written_as_it_learns(text, tmp_path):
 def test_wrong_use_gives_one_line(options, said, text, tmp_path):
     with pytest.raises(RankError) as error:
         run(text, tmp_path / "out", *options)
-    assert error.value.message.startswith("ddp_course.UsageError: ") and said in error.value.message
+    assert (
+        error.value.message.startswith("ddp_course.UsageError: ")
+        and said in error.value.message
+    )
     assert "\n" not in error.value.message
 
 
 # ---- it starts its own ranks ----
 
 
-def test_it_starts_ranks_with_spawn_listens_on_loopback_only_and_leaves_none_behind(text, tmp_path):
+def test_it_starts_ranks_with_spawn_listens_on_loopback_only_and_leaves_none_behind(
+    text, tmp_path
+):
     out = tmp_path / "out"
-    flags = ["--data", text, "--train-samples", "48", "--batch-size", "4", "--out", out, "--epochs", "2"]
+    flags = [
+        "--data",
+        text,
+        "--train-samples",
+        "48",
+        "--batch-size",
+        "4",
+        "--out",
+        out,
+        "--epochs",
+        "2",
+    ]
     program = COURSE / "ddp_course" / "lesson10.py"
     with subprocess.Popen(
-        [sys.executable, program, "--nproc", "2", *map(str, flags)], stdout=subprocess.PIPE, text=True
+        [sys.executable, program, "--nproc", "2", *map(str, flags)],
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         listening, ranks = set(), []
         while process.poll() is None:
             try:
-                family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+                family = [
+                    psutil.Process(process.pid),
+                    *psutil.Process(process.pid).children(recursive=True),
+                ]
                 ranks = max(ranks, family, key=len)
                 for one in family:
                     listening |= {
-                        at.laddr.ip for at in one.net_connections() if at.status == psutil.CONN_LISTEN
+                        at.laddr.ip
+                        for at in one.net_connections()
+                        if at.status == psutil.CONN_LISTEN
                     }
             except psutil.Error:
                 pass
@@ -384,13 +506,18 @@ def test_it_starts_ranks_with_spawn_listens_on_loopback_only_and_leaves_none_beh
         output = process.stdout.read()
     assert process.returncode == 0
     assert (
-        json.loads((out / "result.json").read_text())["world_size"] == 2 and "world_size          2" in output
+        json.loads((out / "result.json").read_text())["world_size"] == 2
+        and "world_size          2" in output
     )
     assert listening and listening <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
     assert len(ranks) >= 3
 
     def left():
-        return [one for one in ranks if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+        return [
+            one
+            for one in ranks
+            if one.is_running() and one.status() != psutil.STATUS_ZOMBIE
+        ]
 
     assert wait_until(lambda: not left()), left()
 
@@ -404,7 +531,14 @@ def test_a_text_shorter_than_a_window_gives_one_line(tmp_path):
 
 def test_what_is_wrong_on_all_ranks_is_said_once_with_exit_code_2(text):
     done = python(
-        COURSE / "ddp_course" / "lesson10.py", "--nproc", 2, "--data", text, "--batch-size", 9999, timeout=100
+        COURSE / "ddp_course" / "lesson10.py",
+        "--nproc",
+        2,
+        "--data",
+        text,
+        "--batch-size",
+        9999,
+        timeout=100,
     )
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 1 and done.stderr.startswith(
@@ -417,9 +551,7 @@ def test_two_machines_are_two_commands(text, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     program, out = COURSE / "ddp_course" / "lesson10.py", tmp_path / "out"
-    flags = (
-        f"--data {text} --train-samples 48 --batch-size 4 --nnodes 2 --master-port {port} --out {out}".split()
-    )
+    flags = f"--data {text} --train-samples 48 --batch-size 4 --nnodes 2 --master-port {port} --out {out}".split()
     nodes = [
         subprocess.Popen(
             [sys.executable, program, *flags, "--node-rank", str(node)],
@@ -438,7 +570,11 @@ def test_loss_is_that_of_cross_entropy():
     tokens, targets = torch.randint(9, (2, 3, 4))
     logits = model(tokens)
     expected = torch.stack(
-        [F.cross_entropy(logits[row, place], targets[row, place]) for row in range(3) for place in range(4)]
+        [
+            F.cross_entropy(logits[row, place], targets[row, place])
+            for row in range(3)
+            for place in range(4)
+        ]
     )
     loss = lesson10.loss_of(model, tokens, targets, torch.float32, torch.device("cpu"))
     torch.testing.assert_close(loss, expected.mean())

@@ -1,5 +1,9 @@
-"""What notebook cells call: show, compare, table, fails, and the %%ranks magic, in a real IPython shell."""
+"""What notebook cells call: show, compare, table, fails, and the %%ranks magic, in a
+real IPython shell.
+"""
 
+import html
+import re
 import sys
 import textwrap
 
@@ -8,33 +12,55 @@ from conftest import descendants, wait_until
 from IPython.core.interactiveshell import InteractiveShell
 from jupyter_client.manager import start_new_kernel
 
-from ddp_course import lesson01, lesson03, lesson04, models, notebook
-from ddp_course.launch import RankError, launch
-from ddp_course.notebook import fresh_kernel
+from ddp_course import lesson01, lesson03, lesson04, notebook
+from ddp_course.notebook import fresh_kernel, sources
+from ddp_course.ranks.launch import RankError, launch
+from ddp_course.scenery import models
 
 
 @pytest.fixture
 def displayed(monkeypatch):
-    """What is displayed: a list of text, Markdown or HTML."""
+    """What is displayed: of code its bundle, of a table its Markdown."""
     shown = []
     monkeypatch.setattr(
-        notebook, "display", lambda thing, raw=False: shown.append(thing if raw else thing.data)
+        sources,
+        "display",
+        lambda thing, raw=False: shown.append(thing if raw else thing.data),
     )
     return shown
 
 
+def text_of(page):
+    """What a person reads of HTML."""
+    return html.unescape(re.sub(r"<[^>]*>", "", page))
+
+
 def test_show_displays_functions_classes_methods_and_modules(displayed):
-    notebook.show(lesson03.average_gradients, models.MLP, models.ConvNet.forward, lesson01)
-    function, class_, method, module = displayed
-    assert function.startswith("```python\n# ddp_course/lesson03.py\ndef average_gradients(module):\n")
-    assert "class MLP(nn.Sequential):" in class_ and class_.endswith("nn.LogSoftmax(dim=1))\n```")
+    notebook.show(
+        lesson03.average_gradients, models.MLP, models.ConvNet.forward, lesson01
+    )
+    function, class_, method, module = [bundle["text/plain"] for bundle in displayed]
+    assert function.startswith(
+        "# ddp_course/lesson03.py\ndef average_gradients(module):\n"
+    )
+    assert "class MLP(nn.Sequential):" in class_
+    assert class_.endswith("nn.LogSoftmax(dim=1))")
     assert "\n    def forward(self, images):\n" in method and "__init__" not in method
-    assert "MNIST on one device" in module and module.endswith("runs.start(main)\n```")
+    assert "MNIST on one device" in module and module.endswith("runs.start(main)")
+
+
+def test_shown_code_is_highlighted_and_loses_nothing(displayed):
+    notebook.show(lesson01, sources)
+    for bundle in displayed:
+        page = bundle["text/html"]
+        assert text_of(page) == bundle["text/plain"]
+        assert "keyword-color" in page and "string-color" in page
+        assert "comment-color" in page
 
 
 def test_show_includes_decorators(displayed):
     notebook.show(lesson01.evaluate)
-    assert "\n@torch.no_grad()\ndef evaluate(" in displayed[0]
+    assert "\n@torch.no_grad()\ndef evaluate(" in displayed[0]["text/plain"]
 
 
 def test_show_reads_what_is_on_the_disk_now(displayed, tmp_path, monkeypatch):
@@ -43,23 +69,32 @@ def test_show_reads_what_is_on_the_disk_now(displayed, tmp_path, monkeypatch):
     module.write_text("def first():\n    return 1\n")
     import shown_lesson
 
-    module.write_text("import os\n\n\ndef zeroth():\n    return 0\n\n\ndef first():\n    return 'edited'\n")
+    module.write_text(
+        "import os\n\n\ndef zeroth():\n    return 0\n\n\n"
+        "def first():\n    return 'edited'\n"
+    )
     notebook.show(shown_lesson.first)
-    assert displayed == ["```python\n# shown_lesson.py\ndef first():\n    return 'edited'\n```"]
+    expected = "# shown_lesson.py\ndef first():\n    return 'edited'"
+    assert displayed[0]["text/plain"] == expected
 
 
 def test_compare_marks_what_goes_and_what_comes(displayed):
     notebook.compare(lesson01.train_one_epoch, lesson03.train_one_epoch)
-    text, html = displayed[0]["text/plain"], displayed[0]["text/html"]
+    text, page = displayed[0]["text/plain"], displayed[0]["text/html"]
     assert text.startswith("  ddp_course/lesson01.py -> ddp_course/lesson03.py")
-    assert "\n+        finish()\n" in text and "\n-    return torch.stack(losses).tolist()" in text
-    assert html.count("rgba(46, 160, 67") == sum(line.startswith("+") for line in text.splitlines())
-    assert "<script" not in html
+    assert "\n+        finish()\n" in text
+    assert "\n-    return torch.stack(losses).tolist()" in text
+    for sign, color in (("+", sources.IN), ("-", sources.OUT)):
+        marked = [line for line in page.splitlines() if f"background: {color}" in line]
+        assert [text_of(line) for line in marked] == [
+            line for line in text.splitlines() if line.startswith(sign)
+        ]
 
 
-def test_compare_escapes_what_html_would_eat(displayed):
+def test_compare_keeps_each_line_whole_with_its_sign(displayed):
     notebook.compare(lesson01, lesson04)
-    assert "&lt;" in displayed[0]["text/html"] or "<torch" not in displayed[0]["text/html"]
+    assert text_of(displayed[0]["text/html"]) == displayed[0]["text/plain"]
+    assert "white-space: pre;" in displayed[0]["text/html"]
 
 
 def test_compare_says_when_nothing_changes(displayed):
@@ -75,14 +110,23 @@ def test_table_is_markdown(displayed):
 def test_fails_shows_the_error_that_was_expected(capsys):
     with notebook.fails("ZeroDivision", "rank 0 of 1"):
         launch(lambda: 1 // 0, nproc=1)
-    assert "ZeroDivisionError: integer division or modulo by zero" in capsys.readouterr().out
+    assert (
+        "ZeroDivisionError: integer division or modulo by zero"
+        in capsys.readouterr().out
+    )
 
 
 def test_fails_complains_where_nothing_fails_or_something_else_does():
-    with pytest.raises(AssertionError, match="this was to fail, but it worked"), notebook.fails():
+    with (
+        pytest.raises(AssertionError, match="this was to fail, but it worked"),
+        notebook.fails(),
+    ):
         pass
     with (
-        pytest.raises(AssertionError, match="this was to fail with .'ValueError'., but failed with"),
+        pytest.raises(
+            AssertionError,
+            match="this was to fail with .'ValueError'., but failed with",
+        ),
         notebook.fails("ValueError"),
     ):
         raise KeyError("another")
@@ -108,9 +152,14 @@ def run(shell, text):
 
 
 def test_ranks_runs_a_cell_in_a_process_group(shell, capsys):
-    run(shell, "%%ranks 3\nt = torch.tensor([rank])\ndist.all_reduce(t)\nprint('of', world_size)\nt")
+    run(
+        shell,
+        "%%ranks 3\nt = torch.tensor([rank])\ndist.all_reduce(t)\nprint('of', world_size)\nt",
+    )
     assert capsys.readouterr().out.splitlines() == [
-        line for r in range(3) for line in (f"[rank{r}]: of 3", f"[rank{r}]: tensor([3])")
+        line
+        for r in range(3)
+        for line in (f"[rank{r}]: of 3", f"[rank{r}]: tensor([3])")
     ]
 
 
@@ -126,7 +175,9 @@ def test_ranks_without_a_last_value_prints_nothing(shell, capsys):
 
 
 def test_ranks_quotes_the_line_of_the_cell_that_failed(shell):
-    with pytest.raises(RankError, match=r"line 4, in <module>: 1 / \(rank - 1\)\nZeroDivisionError"):
+    with pytest.raises(
+        RankError, match=r"line 4, in <module>: 1 / \(rank - 1\)\nZeroDivisionError"
+    ):
         run(shell, "%%ranks 2\nx = 1\n\n1 / (rank - 1)")
 
 
@@ -147,11 +198,15 @@ def test_a_syntax_error_is_found_before_any_rank_starts(shell):
 
 
 def test_errors_are_rendered_short_in_a_notebook(shell, capsys):
-    shell.run_cell("from ddp_course.launch import launch\nlaunch(lambda: [].pop(), nproc=1)")
+    shell.run_cell(
+        "from ddp_course.ranks.launch import launch\nlaunch(lambda: [].pop(), nproc=1)"
+    )
     shown = capsys.readouterr().out
     assert shown.startswith("RankError: rank 0 of 1 raised\n")
     assert (
-        "IndexError: pop from empty list" in shown and "start_processes" not in shown and "_Run" not in shown
+        "IndexError: pop from empty list" in shown
+        and "start_processes" not in shown
+        and "_Run" not in shown
     )
 
 
@@ -169,7 +224,8 @@ def test_a_lesson_edited_on_disk_is_reloaded_before_the_next_cell(shell, tmp_pat
 
 def test_a_fresh_kernel_prints_what_its_cells_print_and_knows_no_other(capsys):
     fresh_kernel(
-        "import sys; x = 1", "print(x, 'IPython' in sys.modules); print('to stderr', file=sys.stderr)"
+        "import sys; x = 1",
+        "print(x, 'IPython' in sys.modules); print('to stderr', file=sys.stderr)",
     )
     assert capsys.readouterr() == ("1 True\n", "")
     with pytest.raises(RuntimeError, match="NameError: name 'x' is not defined"):
@@ -179,16 +235,23 @@ def test_a_fresh_kernel_prints_what_its_cells_print_and_knows_no_other(capsys):
 def test_a_fresh_kernel_that_hangs_is_stopped_with_all_that_it_has_started():
     before = descendants()
     child = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
-    with pytest.raises(TimeoutError, match="did not end within 1.5 s, and its kernel was stopped"):
+    with pytest.raises(
+        TimeoutError, match="did not end within 1.5 s, and its kernel was stopped"
+    ):
         fresh_kernel(child, "while True: pass", timeout=1.5)
     assert wait_until(lambda: set(descendants()) <= set(before))
 
 
 def test_a_kernel_that_is_shut_down_takes_its_temporary_folders_along(tmp_path):
-    """Jupyter kills a kernel that takes more than 2.5 s to leave, and what is killed leaves its folders behind."""
+    """Jupyter kills a kernel that takes more than 2.5 s to leave, and what is killed
+    leaves its folders behind.
+    """
     manager, client = start_new_kernel()
     try:
-        for cell in (f"import sys; sys.path[:0] = {sys.path!r}", "%load_ext ddp_course.notebook"):
+        for cell in (
+            f"import sys; sys.path[:0] = {sys.path!r}",
+            "%load_ext ddp_course.notebook",
+        ):
             assert client.execute_interactive(cell)["content"]["status"] == "ok"
         client.execute_interactive(
             f"import tempfile; folder = tempfile.TemporaryDirectory(dir={str(tmp_path)!r})"
@@ -212,8 +275,14 @@ notebook_launcher(nothing, num_processes=2, rdzv_backend="c10d", rdzv_endpoint="
 """
 
 
-@pytest.mark.parametrize("extension, kept", [("%load_ext ddp_course.notebook", True), ("", False)])
-def test_a_kernel_answers_signals_as_before_after_notebook_launcher(extension, kept, capsys):
+@pytest.mark.parametrize(
+    "extension, kept", [("%load_ext ddp_course.notebook", True), ("", False)]
+)
+def test_a_kernel_answers_signals_as_before_after_notebook_launcher(
+    extension, kept, capsys
+):
     path = f"import sys; sys.path[:0] = {sys.path!r}"
-    fresh_kernel(path, extension, LAUNCHES, "print(signal.getsignal(signal.SIGTERM) == before)")
+    fresh_kernel(
+        path, extension, LAUNCHES, "print(signal.getsignal(signal.SIGTERM) == before)"
+    )
     assert capsys.readouterr().out.splitlines()[-1] == str(kept)

@@ -1,4 +1,6 @@
-"""The lessons' notebooks: that they run, with 2 and 3 ranks, on digits and MNIST, and that what they show is true."""
+"""The lessons' notebooks: that they run, with 2 and 3 ranks, on digits and MNIST, and
+that what they show is true.
+"""
 
 import ast
 import importlib
@@ -12,10 +14,16 @@ import pytest
 from conftest import COURSE, THOROUGH, mnist_folder, python, share_what_is_made_once
 
 from ddp_course import notebook
-from ddp_course.data import load
+from ddp_course.notebook import sources
+from ddp_course.scenery.images import load_images
 
 NOTEBOOKS = sorted((COURSE / "lessons").glob("[0-9][0-9]_*.ipynb"))
-SHORT = ["--train-samples", "384", "--epochs", "1"]  # MNIST and many ranks, but not for long
+SHORT = [
+    "--train-samples",
+    "384",
+    "--epochs",
+    "1",
+]  # MNIST and many ranks, but not for long
 PATIENCE = 800 if THOROUGH else 250  # seconds, for three notebooks at once on two cores
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -29,12 +37,15 @@ def code_cells(path):
 
 
 def prose(path):
-    return "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+    return "\n".join(
+        cell.source for cell in read(path).cells if cell.cell_type == "markdown"
+    )
 
 
 def test_there_is_a_notebook_for_each_lesson_and_a_lesson_for_each_notebook():
     scripts = sorted(
-        path.stem.removeprefix("lesson") for path in (COURSE / "ddp_course").glob("lesson[0-9][0-9].py")
+        path.stem.removeprefix("lesson")
+        for path in (COURSE / "ddp_course").glob("lesson[0-9][0-9].py")
     )
     assert [path.name[:2] for path in NOTEBOOKS] == scripts and scripts
 
@@ -54,52 +65,82 @@ def course(tmp_path, monkeypatch):
 
 def execute(course, path, *options):
     """Run a notebook with `ddp-course execute`; return its cells as they came out."""
-    done = python("-m", "ddp_course.cli", "execute", path.name[:2], *options, timeout=PATIENCE)
+    done = python(
+        "-m",
+        "ddp_course.school.command",
+        "execute",
+        path.name[:2],
+        *options,
+        timeout=PATIENCE,
+    )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert "ran to its end" in done.stdout
     cells = code_cells(course / "runs" / "notebooks" / path.name)
     for cell in cells:  # a failure that is shown must not keep the reader waiting
-        assert "fails(" not in cell.source or cell.metadata.papermill.duration < 15, cell.source
+        assert "fails(" not in cell.source or cell.metadata.papermill.duration < 15, (
+            cell.source
+        )
     return cells
 
 
 def quick(path):
-    """Take out of a notebook the cells tagged `slow`, which measure for long, or start what a test of its own starts.
+    """Take out of a notebook the cells tagged `slow`, which measure for long, or start
+    what a test of its own starts.
 
     `make lessons` and `make bench` run them.
     """
     notebook = read(path)
-    notebook.cells = [cell for cell in notebook.cells if "slow" not in cell.metadata.get("tags", [])]
+    notebook.cells = [
+        cell for cell in notebook.cells if "slow" not in cell.metadata.get("tags", [])
+    ]
     nbformat.write(notebook, path)
 
 
 QUICKLY = ("01", "09")  # the others take a minute and more each, three at a time
-RUN = NOTEBOOKS if THOROUGH else [path for path in NOTEBOOKS if path.name[:2] in QUICKLY]
+RUN = (
+    NOTEBOOKS if THOROUGH else [path for path in NOTEBOOKS if path.name[:2] in QUICKLY]
+)
 
 
 @pytest.fixture
 def nothing_left(monkeypatch):
-    """A folder for temporary files in which nothing may be left but torchrun's folders for logs, which it never removes."""
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own have names too long for a socket
+    """A folder for temporary files in which nothing may be left but torchrun's folders
+    for logs, which it never removes.
+    """
+    with (
+        tempfile.TemporaryDirectory() as folder
+    ):  # pytest's own have names too long for a socket
         monkeypatch.setenv("TMPDIR", folder)
         yield
         left = [
-            name for name in os.listdir(folder) if not name.startswith(("torchelastic_", "torchinductor_"))
+            name
+            for name in os.listdir(folder)
+            if not name.startswith(("torchelastic_", "torchinductor_"))
         ]
         assert not left, left
 
 
 @pytest.mark.parametrize("path", RUN, ids=lambda path: path.stem)
-def test_it_runs_on_other_ranks_and_data_than_it_is_stored_with(path, course, nothing_left, monkeypatch):
-    """Quickly: the first one, and one that kills ranks; `make lessons` runs them all, as they are."""
+def test_it_runs_on_other_ranks_and_data_than_it_is_stored_with(
+    path, course, nothing_left, monkeypatch
+):
+    """Quickly: the first one, and one that kills ranks; `make lessons` runs them all,
+    as they are.
+    """
     number = path.name[:2]
-    on_mnist = ["01", "02", "03", "04"] if THOROUGH else []  # 10,000 images to test on take their time
+    on_mnist = (
+        ["01", "02", "03", "04"] if THOROUGH else []
+    )  # 10,000 images to test on take their time
     data = "mnist" if mnist_folder() and number in on_mnist else "digits"
     if mnist_folder():
         monkeypatch.setenv("DDP_COURSE_DATA", str(mnist_folder()))
     if not THOROUGH:
         quick(course / "lessons" / path.name)
-    [given] = [cell.source for cell in code_cells(path) if "parameters" in cell.metadata.get("tags", [])]
+    [given] = [
+        cell.source
+        for cell in code_cells(path)
+        if "parameters" in cell.metadata.get("tags", [])
+    ]
     if on_text := re.search('data = "(python|questions)"', given):
         data = on_text[1]
     execute(course, path, "--nproc", "3", "--data", data, *SHORT)
@@ -107,7 +148,9 @@ def test_it_runs_on_other_ranks_and_data_than_it_is_stored_with(path, course, no
 
 @each_notebook
 def test_at_most_one_cell_is_slow(path):
-    assert sum("slow" in cell.metadata.get("tags", []) for cell in code_cells(path)) <= 1
+    assert (
+        sum("slow" in cell.metadata.get("tags", []) for cell in code_cells(path)) <= 1
+    )
 
 
 if THOROUGH:  # make lessons runs them as they are stored, with papermill
@@ -125,7 +168,9 @@ if THOROUGH:  # make lessons runs them as they are stored, with papermill
             "-n",
             "0",
         ]
-        done = python("-m", "pytest", *options, f"lessons/{path.name}", timeout=PATIENCE)
+        done = python(
+            "-m", "pytest", *options, f"lessons/{path.name}", timeout=PATIENCE
+        )
         assert done.returncode == 0, done.stdout[-5000:]
         assert f"{len(code_cells(path))} passed" in done.stdout
 
@@ -135,7 +180,7 @@ def test_a_notebook_that_fails_is_found(course):
     broken = read(path)
     broken.cells = [nbformat.v4.new_code_cell("assert 1 + 1 == 3, 'planted'")]
     nbformat.write(broken, path)
-    done = python("-m", "ddp_course.cli", "execute", "01", timeout=PATIENCE)
+    done = python("-m", "ddp_course.school.command", "execute", "01", timeout=PATIENCE)
     assert done.returncode == 1 and "failed: AssertionError: planted" in done.stdout
     done = python(
         "-m",
@@ -155,11 +200,15 @@ def test_a_notebook_that_fails_is_found(course):
 
 
 def names_for(path):
-    """What `show` and `compare` may name in a notebook: its imports from the course, and the training set."""
-    names = {"train_set": load("digits")[0]}
+    """What `show` and `compare` may name in a notebook: its imports from the course,
+    and the training set.
+    """
+    names = {"train_set": load_images("digits")[0]}
     for cell in code_cells(path):
         for node in ast.walk(ast.parse(re.sub(r"(?m)^%.*", "", cell.source))):
-            if isinstance(node, ast.ImportFrom) and node.module.startswith("ddp_course"):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith(
+                "ddp_course"
+            ):
                 for alias in node.names:
                     module = importlib.import_module(node.module)
                     if not hasattr(module, alias.name):
@@ -177,37 +226,48 @@ def calls(path, function):
             yield cell, [eval(ast.unparse(argument), names) for argument in arguments]
 
 
-@each_notebook
-def test_shown_source_is_todays(path):
-    shown = 0
-    for cell, things in calls(path, "show"):
-        stored = [output.data["text/markdown"] for output in cell.outputs]
-        assert stored == [
-            f"```python\n# {notebook._title(thing)}\n{notebook.source(thing)}\n```" for thing in things
-        ], cell.source
-        shown += len(things)
-    assert shown >= 2
+@pytest.fixture
+def displayed(monkeypatch):
+    """What `show` and `compare` display, bundles."""
+    shown = []
+    monkeypatch.setattr(sources, "display", lambda bundle, raw: shown.append(bundle))
+    return shown
 
 
 @each_notebook
-def test_shown_comparisons_are_todays(path, monkeypatch):
-    fresh = []
-    monkeypatch.setattr(notebook, "display", lambda bundle, raw: fresh.append(bundle))
-    for cell, (before, after) in calls(path, "compare"):
-        notebook.compare(before, after)
-        stored = cell.outputs[0].data
-        assert {kind: stored[kind] for kind in fresh[-1]} == fresh[-1], cell.source
+@pytest.mark.parametrize("function", [notebook.show, notebook.compare])
+def test_shown_source_is_todays(path, function, displayed):
+    for cell, things in calls(path, function.__name__):
+        displayed.clear()
+        function(*things)
+        assert [dict(output.data) for output in cell.outputs] == displayed, cell.source
+    assert function is notebook.compare or displayed
 
 
-def test_an_edited_lesson_would_be_noticed(monkeypatch):
-    source = notebook.source
-    monkeypatch.setattr(notebook, "source", lambda thing: source(thing).replace("backward", "forward"))
+def test_an_edited_lesson_would_be_noticed(monkeypatch, displayed):
+    today = sources.source
+    monkeypatch.setattr(
+        sources, "source", lambda thing: today(thing).replace("backward", "forward")
+    )
     with pytest.raises(AssertionError):
-        test_shown_source_is_todays(NOTEBOOKS[0])
+        test_shown_source_is_todays(NOTEBOOKS[0], notebook.show, displayed)
+
+
+@each_notebook
+def test_what_is_shown_fits_into_88_columns(path):
+    """As wide as a cell is on a laptop; what is wider has to be scrolled."""
+    for cell in code_cells(path):
+        shown = [cell.source]
+        if re.match(r"(show|compare)\(", cell.source):
+            shown += [output.data["text/plain"] for output in cell.outputs]
+        for line in "\n".join(shown).splitlines():
+            assert len(line) <= 88 + line.startswith(("+", "-", "  ddp_course")), line
 
 
 def definitions(tree):
-    """All functions and classes, by what they do: their code without names and docstrings."""
+    """All functions and classes, by what they do: their code without names and
+    docstrings.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             body = node.body[1:] if ast.get_docstring(node) else node.body
@@ -228,7 +288,9 @@ def test_no_definition_is_in_a_notebook_and_in_the_package(path):
     for module in (COURSE / "ddp_course").glob("*.py"):
         package |= dict(definitions(ast.parse(module.read_text())))
     text = "\n".join(
-        re.sub(r"(?m)^%.*", "", cell.source) for cell in code_cells(path) if not cell.source.startswith("%%")
+        re.sub(r"(?m)^%.*", "", cell.source)
+        for cell in code_cells(path)
+        if not cell.source.startswith("%%")
     )
     assert not copies(text, package)
     planted = "def mine(module):\n" + "\n".join(
@@ -239,7 +301,15 @@ def test_no_definition_is_in_a_notebook_and_in_the_package(path):
 
 # ---- they are made as agreed ----
 
-PARTS = ["The idea", "Prove it", "Measure it", "Break it", "On a GPU, on a cluster", "Exercises", "Sources"]
+PARTS = [
+    "The idea",
+    "Prove it",
+    "Measure it",
+    "Break it",
+    "On a GPU, on a cluster",
+    "Exercises",
+    "Sources",
+]
 
 
 @each_notebook
@@ -250,16 +320,28 @@ def test_it_has_all_parts_in_order(path):
         assert words in text.split("## The idea")[0]
     places = [re.search(rf"(?m)^##+ {part}", text) for part in PARTS]
     assert all(places), dict(zip(PARTS, places))
-    assert [place.start() for place in places] == sorted(place.start() for place in places)
-    assert text.count("> **Predict.**") == text.count("<details><summary>Answer</summary>") >= 2
+    assert [place.start() for place in places] == sorted(
+        place.start() for place in places
+    )
+    assert (
+        text.count("> **Predict.**")
+        == text.count("<details><summary>Answer</summary>")
+        >= 2
+    )
     breaks = text[places[3].start() : places[4].start()]
     assert len(re.findall(r"(?m)^\*\*\d\. ", breaks)) >= 2
 
 
 @each_notebook
 def test_it_has_one_cell_of_parameters(path):
-    [cell] = [cell for cell in code_cells(path) if "parameters" in cell.metadata.get("tags", [])]
-    names = [target.id for node in ast.parse(cell.source).body for target in node.targets]
+    [cell] = [
+        cell
+        for cell in code_cells(path)
+        if "parameters" in cell.metadata.get("tags", [])
+    ]
+    names = [
+        target.id for node in ast.parse(cell.source).body for target in node.targets
+    ]
     assert names == ["nproc", "data", "train_samples", "epochs"]
 
 
@@ -269,7 +351,9 @@ def test_its_cells_are_short_and_have_prose_between_them(path):
     for cell in cells:
         if cell.cell_type == "code":
             assert len(cell.source.splitlines()) <= 36, cell.source
-    runs_of_code = "".join("c" if cell.cell_type == "code" else "m" for cell in cells).split("m")
+    runs_of_code = "".join(
+        "c" if cell.cell_type == "code" else "m" for cell in cells
+    ).split("m")
     assert max(map(len, runs_of_code)) <= 3
 
 
@@ -291,7 +375,11 @@ def test_its_outputs_are_small_and_of_no_machine(path):
             png = output.get("data", {}).get("image/png", "")
             assert len(png) * 3 / 4 < 100_000, cell.source
             text = str(
-                {kind: data for kind, data in output.get("data", {}).items() if kind != "image/png"}
+                {
+                    kind: data
+                    for kind, data in output.get("data", {}).items()
+                    if kind != "image/png"
+                }
             ) + output.get("text", "")
             assert not re.search(r"/(home|root|work|tmp|Users)/", text), text
             assert "Warning" not in text and "it/s" not in text, text

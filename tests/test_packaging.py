@@ -1,4 +1,6 @@
-"""Set-up: one list of versions for all, the README's two commands, and nothing of any machine in any file."""
+"""Set-up: one list of versions for all, the README's two commands, and nothing of any
+machine in any file.
+"""
 
 import importlib.metadata
 import re
@@ -26,7 +28,9 @@ def pins():
 
 
 def requirements():
-    extras = [text for extra in PROJECT["optional-dependencies"].values() for text in extra]
+    extras = [
+        text for extra in PROJECT["optional-dependencies"].values() for text in extra
+    ]
     return [Requirement(text) for text in PROJECT["dependencies"] + extras]
 
 
@@ -56,17 +60,27 @@ def test_make_conda_and_ci_install_with_the_same_constraints():
     install = '--constraint constraints.txt --editable ".[deepspeed,test]"'
     assert install in (COURSE / "Makefile").read_text()
     environment = yaml.safe_load((COURSE / "environment.yml").read_text())
-    assert environment["dependencies"][-1] == {"pip": ["-c constraints.txt", "-e .[deepspeed,test]"]}
+    assert environment["dependencies"][-1] == {
+        "pip": ["-c constraints.txt", "-e .[deepspeed,test]"]
+    }
     workflow = yaml.safe_load((COURSE / ".github/workflows/test.yml").read_text())
-    commands = [step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step]
+    commands = [
+        step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step
+    ]
     assert commands == ["make test"]
     assert (COURSE / ".ci/run").read_text().splitlines()[-1] == "make test"
 
 
 def test_all_name_the_same_versions_of_python():
     assert PROJECT["requires-python"] == ">=3.11,<3.14"
-    assert "(3, 11) <= sys.version_info[:2] <= (3, 13)" in (COURSE / "Makefile").read_text()
-    assert "(3, 11) <= sys.version_info[:2] <= (3, 13)" in (COURSE / "ddp_course/doctor.py").read_text()
+    assert (
+        "(3, 11) <= sys.version_info[:2] <= (3, 13)"
+        in (COURSE / "Makefile").read_text()
+    )
+    assert (
+        "(3, 11) <= sys.version_info[:2] <= (3, 13)"
+        in (COURSE / "ddp_course/school/doctor.py").read_text()
+    )
     environment = yaml.safe_load((COURSE / "environment.yml").read_text())
     assert environment["dependencies"][0] == "python=3.12"
     workflow = yaml.safe_load((COURSE / ".github/workflows/test.yml").read_text())
@@ -86,14 +100,25 @@ def test_all_name_the_same_versions_of_python():
         ),
     ],
 )
-def test_a_wrong_python_and_a_full_disk_get_one_line_before_anything_is_installed(planted, line, tmp_path):
-    """Planted: a python that says it is 3.9, or that the disk is full, in a copy where nothing is installed."""
+def test_a_wrong_python_and_a_full_disk_get_one_line_before_anything_is_installed(
+    planted, line, tmp_path
+):
+    """Planted: a python that says it is 3.9, or that the disk is full, in a copy where
+    nothing is installed.
+    """
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         (tmp_path / name).write_text((COURSE / name).read_text())
     fake = tmp_path / "fake-python"
-    fake.write_text(f'#!/bin/sh\nexec {sys.executable} -c "import sys; {planted}; exec(sys.argv[1])" "$2"\n')
+    fake.write_text(
+        f'#!/bin/sh\nexec {sys.executable} -c "import sys; {planted}; exec(sys.argv[1])" "$2"\n'
+    )
     fake.chmod(0o755)
-    done = subprocess.run(["make", "setup", f"PYTHON={fake}"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        ["make", "setup", f"PYTHON={fake}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 2 and done.stderr.splitlines()[0] == line
     assert not (tmp_path / ".venv").exists()
 
@@ -108,7 +133,10 @@ def test_setting_up_again_does_nothing():
 def test_the_readme_opens_with_commands_that_make_knows():
     readme = (COURSE / "README.md").read_text()
     commands = re.search(r"```\n(.*?)```", readme, re.DOTALL).group(1).splitlines()
-    assert [line.split("#")[0].strip() for line in commands] == ["make lab", "make test"]
+    assert [line.split("#")[0].strip() for line in commands] == [
+        "make lab",
+        "make test",
+    ]
     targets = re.findall(r"(?m)^([a-z]+):", (COURSE / "Makefile").read_text())
     assert {"lab", "test", "setup", "lessons", "bench", "doctor"} <= set(targets)
     for target in re.findall(r"`make ([a-z]+)`", readme):
@@ -118,12 +146,17 @@ def test_the_readme_opens_with_commands_that_make_knows():
 def test_the_readme_lists_every_lesson():
     readme = (COURSE / "README.md").read_text()
     linked = re.findall(r"\]\((lessons/[^)]+)\)", readme)
-    assert linked == sorted(f"lessons/{path.name}" for path in (COURSE / "lessons").glob("*.ipynb"))
+    assert linked == sorted(
+        f"lessons/{path.name}" for path in (COURSE / "lessons").glob("*.ipynb")
+    )
 
 
 def test_the_readme_says_how_long_each_lesson_takes_as_the_lesson_does():
     """The seconds next to it are of `make lessons`, on the machine that ran it last."""
-    rows = re.findall(r"\]\((lessons/[^)]+)\) \| (\d+) min, (\d+) s \|", (COURSE / "README.md").read_text())
+    rows = re.findall(
+        r"\]\((lessons/[^)]+)\) \| (\d+) min, (\d+) s \|",
+        (COURSE / "README.md").read_text(),
+    )
     assert len(rows) == len(list((COURSE / "lessons").glob("*.ipynb")))
     for name, minutes, seconds in rows:
         assert f"**Time** {minutes} minutes" in (COURSE / name).read_text(), name
@@ -132,14 +165,23 @@ def test_the_readme_says_how_long_each_lesson_takes_as_the_lesson_does():
 
 def test_no_file_names_a_machine_or_a_registry():
     names = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=COURSE, capture_output=True, text=True
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=COURSE,
+        capture_output=True,
+        text=True,
     ).stdout.split()
     assert names
     for name in names:
         path = COURSE / name
-        if path.suffix in (".npz", ".ipynb") or "tests" in Path(name).parts or not path.exists():
+        if (
+            path.suffix in (".npz", ".ipynb")
+            or "tests" in Path(name).parts
+            or not path.exists()
+        ):
             continue
-        assert not re.search(r"/(root|home|work|Users)/|pypi\.org|index-url", path.read_text()), name
+        assert not re.search(
+            r"/(root|home|work|Users)/|pypi\.org|index-url", path.read_text()
+        ), name
 
 
 def test_versions_agree():

@@ -1,4 +1,6 @@
-"""Exercise 01: normalise, train for an epoch, measure the accuracy; all in one process."""
+"""Exercise 01: normalise, train for an epoch, measure the accuracy; all in one
+process.
+"""
 
 import math
 import numbers
@@ -9,16 +11,17 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from ddp_course.checks.judge import Wrong, question
+from ddp_course.school.judge import Wrong, question
 
 # ---- what the answers are tried on ----
 
 
 class Watched(nn.Module):
-    """A linear network that notes what is done with it. Takes (batch, 1, 28, 28); returns log-probabilities (batch, 10).
+    """A linear network that notes what is done with it. Takes (batch, 1, 28, 28);
+    returns log-probabilities (batch, 10).
 
-    calls: 'forward', 'backward' and 'zero_grad', as they come; modes, recording: whether it was in training mode at each
-    forward, and whether autograd recorded it.
+    calls: 'forward', 'backward' and 'zero_grad', as they come; modes, recording:
+    whether it was in training mode at each forward, and whether autograd recorded it.
     """
 
     def __init__(self, weight, dropout=0.0):
@@ -26,7 +29,9 @@ class Watched(nn.Module):
         self.dropout, self.linear = nn.Dropout(dropout), nn.Linear(784, 10, bias=False)
         self.linear.weight = nn.Parameter(weight.clone())
         self.calls, self.modes, self.recording = [], [], []
-        self.linear.weight.register_post_accumulate_grad_hook(lambda _: self.calls.append("backward"))
+        self.linear.weight.register_post_accumulate_grad_hook(
+            lambda _: self.calls.append("backward")
+        )
 
     def forward(self, images):
         self.calls.append("forward")
@@ -40,7 +45,9 @@ class Watched(nn.Module):
 
 
 class WatchedSGD(torch.optim.SGD):
-    """SGD that adds its own 'zero_grad' and 'step' to the calls of a Watched network."""
+    """SGD that adds its own 'zero_grad' and 'step' to the calls of a Watched
+    network.
+    """
 
     def __init__(self, model, lr):
         super().__init__(model.parameters(), lr=lr)
@@ -57,18 +64,30 @@ class WatchedSGD(torch.optim.SGD):
 
 def number(value):
     """A number of any kind, NumPy's too, as a float; anything else as it is."""
-    return float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else value
+    return (
+        float(value)
+        if isinstance(value, numbers.Real) and not isinstance(value, bool)
+        else value
+    )
 
 
 def told(values):
-    """What an answer returned, as a learner reads it: a list of numbers or of tensors, a small tensor, None, or whatever."""
+    """What an answer returned, as a learner reads it: a list of numbers or of tensors,
+    a small tensor, None, or whatever.
+    """
     if values is None:
         return "nothing (None)"
     if isinstance(values, torch.Tensor) and values.numel() == 1:
         return str(values)
-    if isinstance(values, list) and any(isinstance(value, torch.Tensor) for value in values):
+    if isinstance(values, list) and any(
+        isinstance(value, torch.Tensor) for value in values
+    ):
         return f"a list of {len(values)}, the first {values[0]!r:.300}"
-    if isinstance(values, list) and values and all(isinstance(value, float) for value in values):
+    if (
+        isinstance(values, list)
+        and values
+        and all(isinstance(value, float) for value in values)
+    ):
         return "[" + ", ".join(f"{value:.4g}" for value in values) + "]"
     return values
 
@@ -79,7 +98,10 @@ def told(values):
 def normalize_there(normalize, train_images, test_images):
     before = train_images.clone(), test_images.clone()
     result = normalize(train_images, test_images)
-    return {"result": result, "unchanged": [*map(torch.equal, before, (train_images, test_images))]}
+    return {
+        "result": result,
+        "unchanged": [*map(torch.equal, before, (train_images, test_images))],
+    }
 
 
 @question(
@@ -91,11 +113,17 @@ def normalize_there(normalize, train_images, test_images):
     "(train - mean) / std, (test - mean) / std",
 )
 def check_normalize(answer, draw):
-    """Both sets, with one mean and one standard deviation: those of all pixels of the training images."""
+    """Both sets, with one mean and one standard deviation: those of all pixels of the
+    training images.
+    """
     generator = torch.Generator().manual_seed(draw.randrange(10**6))
     sizes = draw.sample(range(30, 61), 2)
-    train_images = a_set_of_images(sizes[0], dark=0, bright=draw.randint(100, 130), generator=generator)
-    test_images = a_set_of_images(sizes[1], dark=60, bright=draw.randint(180, 220), generator=generator)
+    train_images = a_set_of_images(
+        sizes[0], dark=0, bright=draw.randint(100, 130), generator=generator
+    )
+    test_images = a_set_of_images(
+        sizes[1], dark=60, bright=draw.randint(180, 220), generator=generator
+    )
     images = {"training": train_images, "test": test_images}
     seen = answer.on_ranks(normalize_there, train_images, test_images)[0]
     call = "normalize(train_images, test_images)"
@@ -103,21 +131,32 @@ def check_normalize(answer, draw):
     for name, unchanged in zip(images, seen["unchanged"]):
         if not unchanged:
             checked = f"the {name} images that were given, after {call}"
-            cause = (
-                "the caller may still need them: no operations in place, such as those whose names end in _"
-            )
+            cause = "the caller may still need them: no operations in place, such as those whose names end in _"
             raise Wrong(checked, expected="as they were", got="changed", cause=cause)
     result = seen["result"]
     if not isinstance(result, list) or len(result) != 2:
         cause = "return both sets: return train, test"
-        cause = "it returns nothing: is there a return at the end?" if result is None else cause
-        raise Wrong(f"what {call} returns", expected="two tensors", got=told(result), cause=cause)
+        cause = (
+            "it returns nothing: is there a return at the end?"
+            if result is None
+            else cause
+        )
+        raise Wrong(
+            f"what {call} returns",
+            expected="two tensors",
+            got=told(result),
+            cause=cause,
+        )
     for position, (name, of_set) in enumerate(images.items()):
-        compare_images(f"the {name} images that {call} returns", of_set, position, images, result)
+        compare_images(
+            f"the {name} images that {call} returns", of_set, position, images, result
+        )
 
 
 def a_set_of_images(count, dark, bright, generator):
-    """Random images, uint8 (count, 28, 28): each as bright as it likes, and all brighter to the right."""
+    """Random images, uint8 (count, 28, 28): each as bright as it likes, and all
+    brighter to the right.
+    """
     contrast = torch.rand(count, 1, 1, generator=generator) * 0.5 + 0.5
     ramp = torch.linspace(0.6, 1.0, 28)
     noise = torch.rand(count, 28, 28, generator=generator)
@@ -125,10 +164,17 @@ def a_set_of_images(count, dark, bright, generator):
 
 
 def compare_images(checked, images, position, both, result):
-    """Raise Wrong unless result[position] is `images`, normalised with the training set; say what else it looks like."""
+    """Raise Wrong unless result[position] is `images`, normalised with the training
+    set; say what else it looks like.
+    """
     got, shape = result[position], (len(images), 1, 28, 28)
     if not isinstance(got, torch.Tensor):
-        raise Wrong(checked, expected="a tensor", got=got, cause="return two tensors, and nothing else")
+        raise Wrong(
+            checked,
+            expected="a tensor",
+            got=got,
+            cause="return two tensors, and nothing else",
+        )
     if got.shape != shape:
         causes = {
             tuple(images.shape): "the channel is missing: unsqueeze(1) makes (n, 1, 28, 28) of (n, 28, 28)",
@@ -136,8 +182,16 @@ def compare_images(checked, images, position, both, result):
             (1, *images.shape): "the channel comes second, and the samples first: unsqueeze(1), not unsqueeze(0)",
             (len(both["test"]), 1, 28, 28): "the two are in the wrong order: return train, test",
         }  # fmt: skip
-        cause = causes.get(tuple(got.shape), "each image is to keep its 28 rows of 28 pixels, in one channel")
-        raise Wrong(checked, expected=f"shape {shape}", got=f"shape {tuple(got.shape)}", cause=cause)
+        cause = causes.get(
+            tuple(got.shape),
+            "each image is to keep its 28 rows of 28 pixels, in one channel",
+        )
+        raise Wrong(
+            checked,
+            expected=f"shape {shape}",
+            got=f"shape {tuple(got.shape)}",
+            cause=cause,
+        )
     got = got.cpu()
     if got.dtype != torch.float32:
         cause = "convert with .float(), 32 bits: the weights of a network are float32, and its images must be, too"
@@ -148,7 +202,9 @@ def compare_images(checked, images, position, both, result):
     x, train = images.unsqueeze(1).double() / 255, both["training"].double() / 255
     mean, std = train.mean(), train.std()
     expected = (x - mean) / std
-    if torch.allclose(got.double(), expected, rtol=1e-3, atol=1e-3):  # biased or unbiased: 0.00002 of it
+    if torch.allclose(
+        got.double(), expected, rtol=1e-3, atol=1e-3
+    ):  # biased or unbiased: 0.00002 of it
         return
     looks = [(distance(got, value), cause) for value, cause in other_ways(x, both)]
     nearest, cause = min(looks, key=lambda look: look[0])
@@ -160,11 +216,16 @@ def compare_images(checked, images, position, both, result):
 
 
 def other_ways(x, both):
-    """What people do instead: [(pixels, what a teacher would say)]. x: one of the two sets, scaled to 0..1."""
+    """What people do instead: [(pixels, what a teacher would say)]. x: one of the two
+    sets, scaled to 0..1.
+    """
     train = both["training"].unsqueeze(1).double() / 255
     pooled = torch.cat([pixels.flatten() for pixels in both.values()]).double() / 255
     mean, std = train.mean(), train.std()
-    deviate = lambda pixels, dim: (pixels.mean(dim, keepdim=True), pixels.std(dim, keepdim=True))
+    deviate = lambda pixels, dim: (
+        pixels.mean(dim, keepdim=True),
+        pixels.std(dim, keepdim=True),
+    )
     by = lambda mean, std: (x - mean) / std
     of_its_own = "has a mean and a standard deviation of its own:"
     return [
@@ -190,7 +251,9 @@ def other_ways(x, both):
 
 
 def distance(got, guess):
-    """How far `got` is from a guess, relative to its size; infinite where that is no number."""
+    """How far `got` is from a guess, relative to its size; infinite where that is no
+    number.
+    """
     far = ((got - guess).norm() / guess.norm()).item()
     return far if math.isfinite(far) else math.inf
 
@@ -217,7 +280,9 @@ def train_there(train_one_epoch, weight, images, labels, batch_size, lr):
 
 
 def simulate(weight, batches, lr, reset=True, reduction="mean"):
-    """One epoch of SGD by hand: the weights after it, the loss of each step, and what each was once the step was taken."""
+    """One epoch of SGD by hand: the weights after it, the loss of each step, and what
+    each was once the step was taken.
+    """
     loss_of = lambda weight, images, labels: F.nll_loss(
         F.log_softmax(images.flatten(1) @ weight.T, dim=1), labels, reduction=reduction
     )
@@ -241,7 +306,9 @@ def simulate(weight, batches, lr, reset=True, reduction="mean"):
     "optimizer.step(); losses.append(loss.item()). After the loop: return losses",
 )
 def check_train_one_epoch(answer, draw):
-    """One step for each batch, also the last, smaller one; in training mode; and the losses that it returns."""
+    """One step for each batch, also the last, smaller one; in training mode; and the
+    losses that it returns.
+    """
     generator = torch.Generator().manual_seed(draw.randrange(10**6))
     batch_size, steps = draw.randint(8, 14), draw.randint(4, 6)
     samples = batch_size * (steps - 1) + draw.randint(3, batch_size - 2)
@@ -257,16 +324,31 @@ def check_train_one_epoch(answer, draw):
         cause = "an evaluation leaves the model in eval mode: begin with model.train(), or dropout never acts"
         checked = f"the mode of the model in each forward of {epoch}"
         raise Wrong(checked, expected="training", got="eval", cause=cause)
-    compare_weights(f"the weights of the model after {epoch}", seen, weight, batches, lr)
-    compare_losses(f"what train_one_epoch returns after {epoch}", seen["losses"], weight, batches, lr)
+    compare_weights(
+        f"the weights of the model after {epoch}", seen, weight, batches, lr
+    )
+    compare_losses(
+        f"what train_one_epoch returns after {epoch}",
+        seen["losses"],
+        weight,
+        batches,
+        lr,
+    )
 
 
 def compare_weights(checked, seen, weight, batches, lr):
-    """Raise Wrong unless the weights are those of one step for each batch; say what the calls tell of it."""
+    """Raise Wrong unless the weights are those of one step for each batch; say what the
+    calls tell of it.
+    """
     equal = lambda one, other: (
-        one.shape == other.shape and torch.allclose(one.double(), other.double(), rtol=1e-3, atol=1e-5)
+        one.shape == other.shape
+        and torch.allclose(one.double(), other.double(), rtol=1e-3, atol=1e-5)
     )
-    expected, got, calls = simulate(weight, batches, lr)[0], seen["weight"], seen["calls"]
+    expected, got, calls = (
+        simulate(weight, batches, lr)[0],
+        seen["weight"],
+        seen["calls"],
+    )
     if equal(got, expected):
         return
     count, order = Counter(calls), " ".join(calls)
@@ -291,7 +373,10 @@ def compare_weights(checked, seen, weight, batches, lr):
     other = "is each batch one forward, F.nll_loss, backward and step of the optimizer, and nothing else?"
     cause = next((cause for applies, cause in looks if applies), other)
     end = nth(calls, "forward", 3)
-    order = ", ".join(calls[:end]) + (", ..." if end < len(calls) else "") or "no call at all"
+    order = (
+        ", ".join(calls[:end]) + (", ..." if end < len(calls) else "")
+        or "no call at all"
+    )
     wanted = f"zero_grad, forward, backward, step, for each batch (steps in all: {len(batches)})"
     raise Wrong(
         checked,
@@ -308,14 +393,19 @@ def nth(calls, name, number):
 
 
 def weights(tensor):
-    return ", ".join(f"{value:.4f}" for value in tensor.flatten()[:4].tolist()) + ", ..."
+    return (
+        ", ".join(f"{value:.4f}" for value in tensor.flatten()[:4].tolist()) + ", ..."
+    )
 
 
 def compare_losses(checked, got, weight, batches, lr):
-    """Raise Wrong unless `got` is the list of the losses; say what else it looks like."""
+    """Raise Wrong unless `got` is the list of the losses; say what else it looks
+    like.
+    """
     _, expected, afterwards = simulate(weight, batches, lr)
     close = lambda values, others: all(
-        math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-5) for one, other in zip(values, others)
+        math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-5)
+        for one, other in zip(values, others)
     )
     cause = None
     if got is None:
@@ -327,21 +417,31 @@ def compare_losses(checked, got, weight, batches, lr):
     elif not isinstance(got, list):
         cause = "return a list of floats, the loss of each step"
     elif any(isinstance(loss, torch.Tensor) for loss in got):
-        cause = (
-            "these are still tensors: loss.item() is the number alone, without all that autograd remembers"
-        )
+        cause = "these are still tensors: loss.item() is the number alone, without all that autograd remembers"
     elif not all(isinstance(loss, float) for loss in got):
         cause = "return a list of floats, the loss of each step, and nothing else"
     elif len(got) != len(expected):
         cause = "one loss for each step: append it within the loop"
-        cause = "it is one loss for the whole epoch: append one in each step" if len(got) == 1 else cause
+        cause = (
+            "it is one loss for the whole epoch: append one in each step"
+            if len(got) == 1
+            else cause
+        )
     elif not close(got, expected):
         summed = [loss * len(labels) for loss, (_, labels) in zip(expected, batches)]
-        so_far = [sum(expected[: step + 1]) / (step + 1) for step in range(len(expected))]
+        so_far = [
+            sum(expected[: step + 1]) / (step + 1) for step in range(len(expected))
+        ]
         looks = [
-            (summed, "each loss is multiplied by the size of its batch: F.nll_loss is the mean already"),
+            (
+                summed,
+                "each loss is multiplied by the size of its batch: F.nll_loss is the mean already",
+            ),
             (so_far, "it is the mean of the losses so far: return each step's own"),
-            (afterwards, "it is the loss after the step: return the one whose gradients made the step"),
+            (
+                afterwards,
+                "it is the loss after the step: return the one whose gradients made the step",
+            ),
         ]
         other = "the steps were right, so keep the very loss that you call backward on"
         cause = next((cause for values, cause in looks if close(got, values)), other)
@@ -354,7 +454,9 @@ def compare_losses(checked, got, weight, batches, lr):
 
 def measure_there(accuracy, weight, images, labels, batch_size):
     model = Watched(weight, dropout=0.5).train()  # as training leaves it
-    share = number(accuracy(model, DataLoader(TensorDataset(images, labels), batch_size)))
+    share = number(
+        accuracy(model, DataLoader(TensorDataset(images, labels), batch_size))
+    )
     return {"share": share, "modes": model.modes, "recording": model.recording}
 
 
@@ -367,24 +469,33 @@ def measure_there(accuracy, weight, images, labels, batch_size):
     "loop: return correct / seen",
 )
 def check_accuracy(answer, draw):
-    """First on batches of one size, then with a last batch that is smaller; in eval mode and without gradients."""
+    """First on batches of one size, then with a last batch that is smaller; in eval
+    mode and without gradients.
+    """
     for ragged in (False, True):
         compare_accuracy(answer, *a_test_set(draw, ragged))
 
 
 def a_test_set(draw, ragged):
-    """Weights, images, labels and a batch size, such that every mistake leads to a wrong number, and each to another.
+    """Weights, images, labels and a batch size, such that every mistake leads to a
+    wrong number, and each to another.
 
-    The network knows each digit with certainty. It gets more than half of each batch right, and of a ragged one, one.
+    The network knows each digit with certainty. It gets more than half of each batch
+    right, and of a ragged one, one.
     """
     while True:  # twice or so
-        # in batches of 10, one for each digit, even an argmax over the samples raises no error
+        # in batches of 10, one for each digit, even an argmax over the samples raises
+        # no error
         batch_size = draw.choice([7, 8, 9, 11, 12, 13]) if ragged else 10
-        sizes = [batch_size] * draw.randint(4, 6) + [draw.randint(3, batch_size - 2)] * ragged
+        sizes = [batch_size] * draw.randint(4, 6) + [
+            draw.randint(3, batch_size - 2)
+        ] * ragged
         generator = torch.Generator().manual_seed(draw.randrange(10**6))
         weight = torch.randn(10, 784, generator=generator)
         digits = torch.randint(10, (sum(sizes),), generator=generator)
-        images = weight[digits] / 200 + 0.01 * torch.randn(len(digits), 784, generator=generator)
+        images = weight[digits] / 200 + 0.01 * torch.randn(
+            len(digits), 784, generator=generator
+        )
         right = []
         for size in sizes:
             count = 1 if size < batch_size else draw.randint(size // 2 + 1, size - 1)
@@ -394,16 +505,24 @@ def a_test_set(draw, ragged):
         test_set = weight, images.view(-1, 1, 28, 28), labels, batch_size
         shares = {(round(share, 3), cause) for share, cause in mistakes(*test_set)}
         shares.add((round(sum(right) / len(right), 3), "right"))
-        if len({share for share, _ in shares}) == len({cause for _, cause in shares}) == len(shares):
+        if (
+            len({share for share, _ in shares})
+            == len({cause for _, cause in shares})
+            == len(shares)
+        ):
             return test_set
 
 
 def hits_of_each_batch(weight, images, labels, batch_size):
-    """Scores and labels of each batch, and how many the network gets right in it, and of how many."""
+    """Scores and labels of each batch, and how many the network gets right in it, and
+    of how many.
+    """
     with torch.no_grad():
         scores = Watched(weight).eval()(images).split(batch_size)
     labels = labels.split(batch_size)
-    hits = [(row.argmax(dim=1) == label).sum().item() for row, label in zip(scores, labels)]
+    hits = [
+        (row.argmax(dim=1) == label).sum().item() for row, label in zip(scores, labels)
+    ]
     return scores, labels, hits, [len(label) for label in labels]
 
 
@@ -411,13 +530,16 @@ def mistakes(weight, images, labels, batch_size):
     """What people return instead: [(number, what a teacher would say)]."""
     scores, labels, hits, sizes = hits_of_each_batch(weight, images, labels, batch_size)
     correct, seen = sum(hits), sum(sizes)
-    anywhere = sum((row.argmax() == label).sum().item() for row, label in zip(scores, labels))
+    anywhere = sum(
+        (row.argmax() == label).sum().item() for row, label in zip(scores, labels)
+    )
     nothing = (
         "it is 0: are digits compared with the labels, .argmax(dim=1), and not the highest scores? And is the division "
         "/ and not //?"
     )
     each_with_each = sum(
-        (row.argmax(dim=1, keepdim=True) == label).sum().item() for row, label in zip(scores, labels)
+        (row.argmax(dim=1, keepdim=True) == label).sum().item()
+        for row, label in zip(scores, labels)
     )
     looks = [
         (100 * correct / seen, "it is a percentage: the share lies between 0 and 1"),
@@ -433,7 +555,10 @@ def mistakes(weight, images, labels, batch_size):
         (hits[-1] / sizes[-1], "it is the accuracy of the last batch: set the counts to 0 before the loop, and add with +="),
     ]  # fmt: skip
     if sizes[-1] == batch_size == 10:
-        across = sum((row.argmax(dim=0) == label).sum().item() for row, label in zip(scores, labels))
+        across = sum(
+            (row.argmax(dim=0) == label).sum().item()
+            for row, label in zip(scores, labels)
+        )
         looks.append((across / seen, "argmax goes over the samples, for each digit, and not over the digits, for each "
                                      "sample: .argmax(dim=1)"))  # fmt: skip
     if sizes[-1] < batch_size:
@@ -450,7 +575,9 @@ def mistakes(weight, images, labels, batch_size):
 
 
 def compare_accuracy(answer, weight, images, labels, batch_size):
-    """Raise Wrong unless the answer tells the accuracy on this test set, in eval mode and without gradients."""
+    """Raise Wrong unless the answer tells the accuracy on this test set, in eval mode
+    and without gradients.
+    """
     seen = answer.on_ranks(measure_there, weight, images, labels, batch_size)[0]
     _, _, hits, sizes = hits_of_each_batch(weight, images, labels, batch_size)
     ragged = f", the last one of {sizes[-1]}" if sizes[-1] < batch_size else ""
@@ -459,16 +586,33 @@ def compare_accuracy(answer, weight, images, labels, batch_size):
 
     if any(seen["modes"]):
         cause = "dropout is still on, and half of each image is missing: model.eval() switches it off"
-        raise Wrong(f"the mode of the model in {checked}", expected="eval", got="training", cause=cause)
+        raise Wrong(
+            f"the mode of the model in {checked}",
+            expected="eval",
+            got="training",
+            cause=cause,
+        )
     if not isinstance(got, float):
         cause = "return one float, right answers divided by samples"
-        cause = "it returns nothing: is there a return at the end?" if got is None else cause
-        cause = "it is a tensor: .item() is the number in it" if isinstance(got, torch.Tensor) else cause
-        raise Wrong(checked, expected=f"a float, {expected:.4f}", got=told(got), cause=cause)
+        cause = (
+            "it returns nothing: is there a return at the end?"
+            if got is None
+            else cause
+        )
+        cause = (
+            "it is a tensor: .item() is the number in it"
+            if isinstance(got, torch.Tensor)
+            else cause
+        )
+        raise Wrong(
+            checked, expected=f"a float, {expected:.4f}", got=told(got), cause=cause
+        )
     if not math.isclose(got, expected, abs_tol=1e-5):
         looks = mistakes(weight, images, labels, batch_size)
         other = "count the samples that it gets right, count all samples, and divide once, at the end"
-        cause = next((cause for share, cause in looks if abs(got - share) < 1e-4), other)
+        cause = next(
+            (cause for share, cause in looks if abs(got - share) < 1e-4), other
+        )
         expected = f"{expected:.4f} ({sum(hits)} of {sum(sizes)})"
         raise Wrong(checked, expected=expected, got=f"{got:.4f}", cause=cause)
     if any(seen["recording"]):

@@ -1,4 +1,6 @@
-"""Exercise 02: who is who, a broadcast in rounds and an all-reduce round a ring, from send and receive alone."""
+"""Exercise 02: who is who, a broadcast in rounds and an all-reduce round a ring, from
+send and receive alone.
+"""
 
 import itertools
 import operator
@@ -7,9 +9,9 @@ from contextlib import suppress
 import torch
 import torch.distributed as dist
 
-from ddp_course.checks.judge import Wrong, question, trying
-from ddp_course.distributed import process_group
-from ddp_course.profiling import Watch
+from ddp_course.ranks.environment import process_group
+from ddp_course.ranks.watch import Watch
+from ddp_course.school.judge import Wrong, question, trying
 
 ONE_TO_ONE = ("send", "recv", "recv_any_source")
 
@@ -17,7 +19,9 @@ ONE_TO_ONE = ("send", "recv", "recv_any_source")
 
 
 def results_of(global_rank, node_and_local_rank, name, cases):
-    function = {"global_rank": global_rank, "node_and_local_rank": node_and_local_rank}[name]
+    function = {"global_rank": global_rank, "node_and_local_rank": node_and_local_rank}[
+        name
+    ]
     with process_group():
         results = []
         for case in cases:
@@ -27,7 +31,9 @@ def results_of(global_rank, node_and_local_rank, name, cases):
 
 
 def as_int(value):
-    """A whole number of whatever kind, numpy's or a tensor's, as an int; also those in a tuple; all else as it is."""
+    """A whole number of whatever kind, numpy's or a tensor's, as an int; also those in
+    a tuple; all else as it is.
+    """
     if isinstance(value, list | tuple):
         return [as_int(item) for item in value]
     with suppress(TypeError):
@@ -47,12 +53,22 @@ def equal(got, expected):
     "node_rank * ranks_per_node + local_rank; and back: rank // ranks_per_node, rank % ranks_per_node",
 )
 def check_rank_arithmetic(answer, draw):
-    """From node rank and local rank to the rank in the whole job, and back, for any number of ranks on a node."""
+    """From node rank and local rank to the rank in the whole job, and back, for any
+    number of ranks on a node.
+    """
     places = []
     for per_node in draw.sample(range(3, 9), 2):
         nodes = draw.choice([number for number in range(3, 8) if number != per_node])
-        places += [(1, 2, per_node), (0, per_node - 1, per_node), (1, 0, per_node), (0, 0, per_node)]
-        places += [(draw.randrange(nodes), draw.randrange(per_node), per_node) for _ in range(4)]
+        places += [
+            (1, 2, per_node),
+            (0, per_node - 1, per_node),
+            (1, 0, per_node),
+            (0, 0, per_node),
+        ]
+        places += [
+            (draw.randrange(nodes), draw.randrange(per_node), per_node)
+            for _ in range(4)
+        ]
         places += [(nodes - 1, per_node - 1, per_node)]
     places += [(draw.randint(2, 9), 0, 1)]
 
@@ -69,7 +85,9 @@ def check_rank_arithmetic(answer, draw):
         if not equal(got, list(divmod(rank, per_node))):
             checked = f"node_and_local_rank(rank={rank}, ranks_per_node={per_node})"
             cause = why_node_and_local_rank(ranks, seen, got)
-            raise Wrong(checked, expected=divmod(rank, per_node), got=named(got), cause=cause)
+            raise Wrong(
+                checked, expected=divmod(rank, per_node), got=named(got), cause=cause
+            )
 
 
 def named(got):
@@ -110,7 +128,9 @@ def why_node_and_local_rank(ranks, seen, got):
         return "it is to return two numbers: return node_rank, local_rank"
 
     def is_always(formula):
-        return all(equal(result, list(formula(*rank))) for rank, result in zip(ranks, seen))
+        return all(
+            equal(result, list(formula(*rank))) for rank, result in zip(ranks, seen)
+        )
 
     looks = [
         (lambda rank, per: (rank % per, rank // per), "the two have changed places: node rank first, then local rank"),
@@ -133,10 +153,15 @@ def why_node_and_local_rank(ranks, seen, got):
             return cause
     if any(isinstance(number, float) for number in got):
         return "both are whole numbers: divide with //, not with /"
-    right = [all(equal(pair[i], divmod(*rank)[i]) for rank, pair in zip(ranks, seen)) for i in (0, 1)]
+    right = [
+        all(equal(pair[i], divmod(*rank)[i]) for rank, pair in zip(ranks, seen))
+        for i in (0, 1)
+    ]
     if any(right):
         return f"the {'local' if right[0] else 'node'} rank is wrong, the other one is always right"
-    return "how many whole nodes come before this rank, and how many ranks are left over?"
+    return (
+        "how many whole nodes come before this rank, and how many ranks are left over?"
+    )
 
 
 # ---- 2 and 3: what the ranks are given, and what they did ----
@@ -151,11 +176,16 @@ def a_tensor(shape, dtype, seed):
 
 
 class CarefulWatch(Watch):
-    """A Watch that says so where the other rank does not exist: gloo crashes, or waits for it."""
+    """A Watch that says so where the other rank does not exist: gloo crashes, or waits
+    for it.
+    """
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function.namespace == "c10d" and function._opname in ("send", "recv_"):
-            verb, n = ("sends to", "receives from")[function._opname == "recv_"], dist.get_world_size()
+            verb, n = (
+                ("sends to", "receives from")[function._opname == "recv_"],
+                dist.get_world_size(),
+            )
             if not 0 <= args[2] < n:
                 raise ValueError(
                     f"rank {dist.get_rank()} {verb} rank {args[2]}, but there are {n} ranks, from 0 on"
@@ -164,7 +194,9 @@ class CarefulWatch(Watch):
 
 
 def outcomes(function, cases):
-    """What `function(tensor)` did on this rank in each case (shape, dtype, seed): tensor after it, what it returned, log."""
+    """What `function(tensor)` did on this rank in each case (shape, dtype, seed):
+    tensor after it, what it returned, log.
+    """
     seen = []
     with process_group() as (rank, world_size):
         for shape, dtype, seed in cases:
@@ -178,13 +210,20 @@ def outcomes(function, cases):
 
 def described(shape, dtype, n):
     """A case in words."""
-    numbers = " × ".join(map(str, shape)) + (" number" if tuple(shape) == (1,) else " numbers")
+    numbers = " × ".join(map(str, shape)) + (
+        " number" if tuple(shape) == (1,) else " numbers"
+    )
     return f"{numbers} of {str(dtype).removeprefix('torch.')} on {n} rank{'s' if n > 1 else ''}"
 
 
 def is_close(got, expected):
-    """Whether something is a tensor with these numbers, whatever the order in which they were summed."""
-    same_kind = isinstance(got, torch.Tensor) and (got.shape, got.dtype) == (expected.shape, expected.dtype)
+    """Whether something is a tensor with these numbers, whatever the order in which
+    they were summed.
+    """
+    same_kind = isinstance(got, torch.Tensor) and (got.shape, got.dtype) == (
+        expected.shape,
+        expected.dtype,
+    )
     if not same_kind or not expected.is_floating_point():
         return same_kind and torch.equal(got, expected)
     return torch.allclose(got, expected, rtol=1e-9, atol=1e-9)
@@ -213,7 +252,9 @@ def refuse_collectives(checked, of_ranks):
     "2 * have - 1 receives from rank - have, into the tensor itself; the others wait for their turn; have *= 2",
 )
 def check_broadcast(answer, draw):
-    """Every rank ends with rank 0's tensor, in place, by send and recv alone, in ceil(log2 n) rounds."""
+    """Every rank ends with rank 0's tensor, in place, by send and recv alone, in
+    ceil(log2 n) rounds.
+    """
     for n in (
         draw.choice([2, 3]),
         4,
@@ -222,7 +263,9 @@ def check_broadcast(answer, draw):
         1,
     ):  # alone comes last: it is the least likely to matter
         cases = []
-        for dtype in draw.sample([torch.float32, torch.float64, torch.int32, torch.int64], 2):
+        for dtype in draw.sample(
+            [torch.float32, torch.float64, torch.int32, torch.int64], 2
+        ):
             shape = [draw.randint(2, 5) for _ in range(draw.randint(1, 3))]
             cases.append((shape, dtype, draw.randrange(10**6)))
         seen = answer.on_ranks(outcomes, cases, nproc=n)
@@ -231,7 +274,9 @@ def check_broadcast(answer, draw):
 
 
 def compare_broadcast(case, of_ranks):
-    """Raise Wrong unless all have what rank 0 had, it came by messages, and these fit into ceil(log2 n) rounds."""
+    """Raise Wrong unless all have what rank 0 had, it came by messages, and these fit
+    into ceil(log2 n) rounds.
+    """
     n = len(of_ranks)
     shape, dtype, seed = case
     checked = f"broadcast, {described(shape, dtype, n)}"
@@ -242,9 +287,17 @@ def compare_broadcast(case, of_ranks):
     for rank, seen in enumerate(of_ranks):
         if not is_close(seen["after"], before[0]):
             got, cause = why_broadcast(rank, seen, before)
-            raise Wrong(checked, rank=f"{rank} of {n}", expected="rank 0's tensor", got=got, cause=cause)
+            raise Wrong(
+                checked,
+                rank=f"{rank} of {n}",
+                expected="rank 0's tensor",
+                got=got,
+                cause=cause,
+            )
     for rank, seen in enumerate(of_ranks[1:], start=1):
-        received = sum(entry["bytes"] for entry in seen["log"] if entry["name"] != "send")
+        received = sum(
+            entry["bytes"] for entry in seen["log"] if entry["name"] != "send"
+        )
         if received < before[0].nbytes:
             cause = "the tensor is right, but it did not come by dist.recv"
             raise Wrong(checked, rank=f"{rank} of {n}", expected=f"{before[0].nbytes} bytes received",
@@ -255,9 +308,14 @@ def compare_broadcast(case, of_ranks):
         max((time for time, _, _ in messages), default=0),
     )  # ceil(log2 n), exactly
     if took > fewest:
-        ways = [[f"{a}→{b}" for time, a, b in messages if time == now] for now in range(1, took + 1)]
+        ways = [
+            [f"{a}→{b}" for time, a, b in messages if time == now]
+            for now in range(1, took + 1)
+        ]
         rounds = ", then ".join(" and ".join(way) for way in ways)
-        expected = f"at most {fewest} rounds, since in each the ranks that have it can double"
+        expected = (
+            f"at most {fewest} rounds, since in each the ranks that have it can double"
+        )
         raise Wrong(f"the rounds that it takes, {described(shape, dtype, n)}", expected=expected,
                     got=f"{took} rounds: {rounds}", cause=why_so_many_rounds(messages, n))  # fmt: skip
 
@@ -274,7 +332,10 @@ def why_broadcast(rank, seen, before):
                 f"rank {other} passed on its own tensor: receive first, and then send",
             )
     if not is_close(after, before[rank]):
-        return after, "neither rank 0's tensor nor its own: was all of it received, into the tensor itself?"
+        return (
+            after,
+            "neither rank 0's tensor nor its own: was all of it received, into the tensor itself?",
+        )
     got = "its own tensor, as it was before"
     if is_close(seen["returned"], before[0]):
         return (
@@ -297,10 +358,12 @@ def why_broadcast(rank, seen, before):
 
 
 def schedule(logs):
-    """The messages of all ranks in logical time: a list of (round, from, to), for logs in rank order.
+    """The messages of all ranks in logical time: a list of (round, from, to), for logs
+    in rank order.
 
-    A rank does what it does in order, and each send takes it one round. The k-th send from a to b is what the k-th recv
-    of b from a gets, and who receives goes on in the round after that.
+    A rank does what it does in order, and each send takes it one round. The k-th send
+    from a to b is what the k-th recv of b from a gets, and who receives goes on in the
+    round after that.
     """
     now, todo = [0] * len(logs), [list(log) for log in logs]
     messages, on_the_way = [], []
@@ -314,7 +377,9 @@ def schedule(logs):
                     on_the_way.append(messages[-1])
                 else:
                     sender = entries[0]["peer"]  # None: from any
-                    mine = [m for m in on_the_way if m[2] == rank and sender in (None, m[1])]
+                    mine = [
+                        m for m in on_the_way if m[2] == rank and sender in (None, m[1])
+                    ]
                     if not mine:
                         break
                     on_the_way.remove(mine[0])
@@ -336,9 +401,7 @@ def why_so_many_rounds(messages, n):
     if set(senders) == {0}:
         return "rank 0 sends to everybody itself, while those who have the tensor stand by: let them pass it on, too"
     if len(set(senders)) == len(senders):
-        return (
-            "a chain: each rank passes it on once and then stands by; let it go on sending until all have it"
-        )
+        return "a chain: each rank passes it on once and then stands by; let it go on sending until all have it"
     return (
         "in some round a rank has the tensor and stands by, or serves those first who have nobody to pass it on to: "
         "in every round, all that have it send to one that has not"
@@ -357,14 +420,21 @@ def why_so_many_rounds(messages, n):
     "wait; piece (r - step - 1) % n += what came, or, once step is n - 1 or more, copy_ it",
 )
 def check_ring_all_reduce(answer, draw):
-    """The sum over all ranks, in place, any length, sending one piece at a time to one neighbour."""
+    """The sum over all ranks, in place, any length, sending one piece at a time to one
+    neighbour.
+    """
     first, second = draw.sample([3, 4, 5], 2)
     even = [first * draw.randint(2, 5)]
-    ragged = [second * draw.randint(2, 5) + draw.randrange(1, second), draw.randrange(1, second), 0]
+    ragged = [
+        second * draw.randint(2, 5) + draw.randrange(1, second),
+        draw.randrange(1, second),
+        0,
+    ]
     of_two = [2 * draw.randint(2, 9) + 1, 1]
     of_one = [draw.randint(1, 9), 0]
     for n, lengths in [(first, even), (second, ragged), (2, of_two), (1, of_one)]:
-        # whole numbers come second: /= n on them raises an error, and "the mean" is the better verdict
+        # whole numbers come second: /= n on them raises an error, and "the mean" is the
+        # better verdict
         cases = [((length,), dtype, draw.randrange(10**6))
                  for length in lengths for dtype in (torch.float64, torch.int64)]  # fmt: skip
         if lengths is even:
@@ -375,21 +445,35 @@ def check_ring_all_reduce(answer, draw):
 
 
 def compare_ring(case, of_ranks):
-    """Raise Wrong unless all have the sum, each sent to the same neighbour, and no more than a ring needs."""
+    """Raise Wrong unless all have the sum, each sent to the same neighbour, and no more
+    than a ring needs.
+    """
     n = len(of_ranks)
     shape, dtype, seed = case
     checked = f"ring_all_reduce, {described(shape, dtype, n)}"
     refuse_collectives(checked, of_ranks)
     before = torch.stack([a_tensor(shape, dtype, seed + rank) for rank in range(n)])
     total = before.sum(dim=0)
-    sends = [[entry for entry in seen["log"] if entry["name"] == "send"] for seen in of_ranks]
+    sends = [
+        [entry for entry in seen["log"] if entry["name"] == "send"] for seen in of_ranks
+    ]
 
-    wrong = [rank for rank, seen in enumerate(of_ranks) if not is_close(seen["after"], total)]
+    wrong = [
+        rank for rank, seen in enumerate(of_ranks) if not is_close(seen["after"], total)
+    ]
     if wrong:
         rank = wrong[0]
-        got, cause = why_ring(rank, of_ranks[rank], before, [len(sent) for sent in sends])
-        expected = f"the sum of all {n} ranks' numbers" if n > 1 else "its own numbers, as they were"
-        raise Wrong(checked, rank=f"{rank} of {n}", expected=expected, got=got, cause=cause)
+        got, cause = why_ring(
+            rank, of_ranks[rank], before, [len(sent) for sent in sends]
+        )
+        expected = (
+            f"the sum of all {n} ranks' numbers"
+            if n > 1
+            else "its own numbers, as they were"
+        )
+        raise Wrong(
+            checked, rank=f"{rank} of {n}", expected=expected, got=got, cause=cause
+        )
 
     if n > 1 and len(total):
         compare_neighbours(f"whom each rank sends to: {checked}", sends)
@@ -399,10 +483,15 @@ def compare_ring(case, of_ranks):
 def compare_neighbours(checked, sends):
     n = len(sends)
     peers = [sorted({entry["peer"] for entry in sent}) for sent in sends]
-    expected = "each rank sends to one neighbour only: all to rank + 1, or all to rank - 1"
+    expected = (
+        "each rank sends to one neighbour only: all to rank + 1, or all to rank - 1"
+    )
     if not any(peers):
         raise Wrong(
-            checked, expected=expected, got="nobody sends", cause="the sum is right, but not by dist.send"
+            checked,
+            expected=expected,
+            got="nobody sends",
+            cause="the sum is right, but not by dist.send",
         )
     for rank, of_rank in enumerate(peers):
         if len(of_rank) <= 1:
@@ -413,11 +502,18 @@ def compare_neighbours(checked, sends):
         elif rank == 0 and all(some == [0] for some in peers[1:]):
             cause = "all send to rank 0, which sends back the sum: it carries n times the load, while the others wait"
         got = f"rank {rank} sends to ranks {', '.join(map(str, of_rank))}"
-        raise Wrong(checked, rank=f"{rank} of {n}", expected=expected, got=got, cause=cause)
+        raise Wrong(
+            checked, rank=f"{rank} of {n}", expected=expected, got=got, cause=cause
+        )
     for direction in (1, n - 1):
-        if all(of_rank in ([], [(rank + direction) % n]) for rank, of_rank in enumerate(peers)):
+        if all(
+            of_rank in ([], [(rank + direction) % n])
+            for rank, of_rank in enumerate(peers)
+        ):
             return
-    got = ", ".join(f"{rank}→{of_rank[0]}" for rank, of_rank in enumerate(peers) if of_rank)
+    got = ", ".join(
+        f"{rank}→{of_rank[0]}" for rank, of_rank in enumerate(peers) if of_rank
+    )
     cause = "each speaks to one rank only, but it is not the same neighbour for all: (rank + 1) % n"
     raise Wrong(checked, expected=expected, got=got, cause=cause)
 
@@ -438,15 +534,25 @@ def compare_bytes(checked, sends, total):
             cause = "pieces of about equal size, one a step, 2 (n - 1) steps: what else is sent?"
         expected = f"at most {most}: 2 (n - 1) pieces of {piece}, of the tensor's {total.nbytes}"
         got = f"{size}, in {len(sent)} message{'s' if len(sent) > 1 else ''}"
-        raise Wrong(checked, rank=f"{rank} of {n}", expected=expected, got=got, cause=cause)
+        raise Wrong(
+            checked, rank=f"{rank} of {n}", expected=expected, got=got, cause=cause
+        )
 
 
 def why_ring(rank, seen, before, steps):
-    """What the numbers of a rank are made of, in words, and the likely cause. before: (n, length); steps: sends by rank."""
+    """What the numbers of a rank are made of, in words, and the likely cause. before:
+    (n, length); steps: sends by rank.
+    """
     n, length = before.shape
     after = seen["after"]
-    if not isinstance(after, torch.Tensor) or (after.shape, after.dtype) != (before[0].shape, before.dtype):
-        return after, "the tensor has another shape or type than before: only its numbers are to change"
+    if not isinstance(after, torch.Tensor) or (after.shape, after.dtype) != (
+        before[0].shape,
+        before.dtype,
+    ):
+        return (
+            after,
+            "the tensor has another shape or type than before: only its numbers are to change",
+        )
     if n > 1 and is_close(after, before.sum(dim=0) / n):
         return (
             f"the sum of all, divided by {n}",
@@ -454,7 +560,9 @@ def why_ring(rank, seen, before, steps):
         )
     held = made_of(after, before)
     if n == 1:
-        return in_words(held), "a rank that is alone has nobody to send to, and nothing to do"
+        return in_words(
+            held
+        ), "a rank that is alone has nobody to send to, and nothing to do"
     own = tuple(int(other == rank) for other in range(n))
     finished = (1,) * n
     got = in_words(held)
@@ -466,15 +574,25 @@ def why_ring(rank, seen, before, steps):
             )
         if not any(steps):
             short = ", also where some pieces are empty" if length < n else ""
-            return got, f"nobody has sent anything: the numbers of all ranks must come together{short}"
+            return (
+                got,
+                f"nobody has sent anything: the numbers of all ranks must come together{short}",
+            )
         return (
             got,
             "the tensor is as before: were the sums made in a copy? Work on pieces of the tensor itself",
         )
     whole = length - length % n
-    if whole < length and set(held[:whole]) <= {finished} and set(held[whole:]) == {own}:
+    if (
+        whole < length
+        and set(held[:whole]) <= {finished}
+        and set(held[whole:]) == {own}
+    ):
         what = "number is" if length - whole == 1 else f"{length - whole} numbers are"
-        return got, f"{n} does not divide {length}: the last {what} in no piece; tensor_split leaves none out"
+        return (
+            got,
+            f"{n} does not divide {length}: the last {what} in no piece; tensor_split leaves none out",
+        )
     half = n - 1
     if finished in held and max(steps) <= half:
         return (
@@ -493,8 +611,14 @@ def why_ring(rank, seen, before, steps):
             "pieces are mixed up: what a rank receives is the piece that its neighbour sent at that very step, "
             "one place further than its own; check the piece's number"
         )
-    if any(sum(content) > n or max(content) > 1 for content in held) and max(steps) > 2 * half:
-        return got, f"a piece was added once too often: the first half takes n - 1 = {half} steps, not n"
+    if (
+        any(sum(content) > n or max(content) > 1 for content in held)
+        and max(steps) > 2 * half
+    ):
+        return (
+            got,
+            f"a piece was added once too often: the first half takes n - 1 = {half} steps, not n",
+        )
     if any(sum(content) > n or max(content) > 1 for content in held):
         return (
             got,
@@ -512,17 +636,23 @@ def why_ring(rank, seen, before, steps):
 
 
 def made_of(after, before):
-    """For each number, how often each rank's number is in it: a list of tuples, None where it is no such sum."""
+    """For each number, how often each rank's number is in it: a list of tuples, None
+    where it is no such sum.
+    """
     n = len(before)
     counts = sorted(itertools.product(range(n + 1), repeat=n), key=sum)
     sums = torch.tensor(counts, dtype=torch.float64) @ before.double()
     fits = torch.isclose(sums, after.double(), rtol=1e-9, atol=1e-9)
     which = fits.int().argmax(dim=0).tolist()
-    return [counts[row] if fits[row, column] else None for column, row in enumerate(which)]
+    return [
+        counts[row] if fits[row, column] else None for column, row in enumerate(which)
+    ]
 
 
 def in_words(held):
-    """What the numbers are made of: 'numbers 0 to 3: rank 0 + rank 2; 4 to 7: the sum of all'."""
+    """What the numbers are made of: 'numbers 0 to 3: rank 0 + rank 2; 4 to 7: the sum
+    of all'.
+    """
     words = []
     for content, places in itertools.groupby(range(len(held)), key=held.__getitem__):
         places = list(places)

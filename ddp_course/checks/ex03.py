@@ -6,18 +6,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddp_course.checks.judge import Wrong, question, trying
 from ddp_course.checks.training import close, fill, gradients_of, state, take_steps
-from ddp_course.checks.watch import noting_works
-from ddp_course.distributed import process_group
-from ddp_course.profiling import Watch
+from ddp_course.checks.works import noting_works
+from ddp_course.ranks.environment import process_group
+from ddp_course.ranks.watch import Watch
+from ddp_course.school.judge import Wrong, question, trying
 
 # ---- what the answers are tried on ----
 
 
 class Tied(nn.Module):
-    """A small network with all that trips an averager: tied weights, a frozen parameter, a buffer, and layers that are
-    used in another order than they are listed."""
+    """A small network with all that trips an averager: tied weights, a frozen
+    parameter, a buffer, and layers that are used in another order than they are
+    listed."""
 
     def __init__(self, width, seed):
         super().__init__()
@@ -28,20 +29,31 @@ class Tied(nn.Module):
         fill(self, seed)
 
     def forward(self, x):
-        return self.last(torch.tanh(self.middle(torch.tanh(self.first(x * self.scale)))))
+        return self.last(
+            torch.tanh(self.middle(torch.tanh(self.first(x * self.scale))))
+        )
 
 
 class Chain(nn.Sequential):
-    """`layers` layers of equal size, `width` squared weights of 8 bytes each, and no biases."""
+    """`layers` layers of equal size, `width` squared weights of 8 bytes each, and no
+    biases.
+    """
 
     def __init__(self, width, layers, seed):
-        parts = [(nn.Linear(width, width, bias=False), nn.Tanh()) for _ in range(layers)]
+        parts = [
+            (nn.Linear(width, width, bias=False), nn.Tanh()) for _ in range(layers)
+        ]
         super().__init__(*(module for part in parts for module in part))
         fill(self, seed)
 
 
 def a_batch(samples, width, seed):
-    return torch.randn(samples, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        samples,
+        width,
+        generator=torch.Generator().manual_seed(seed),
+        dtype=torch.float64,
+    )
 
 
 # ---- 1: after backward ----
@@ -59,7 +71,9 @@ def gradients_before_and_after(average_gradients, width, seed):
         average_gradients(model)
         after = {name: value.grad for name, value in model.named_parameters()}
         moved = [
-            name for name, value in model.named_parameters() if not torch.equal(weights[name], value.detach())
+            name
+            for name, value in model.named_parameters()
+            if not torch.equal(weights[name], value.detach())
         ]
         return {"before": before, "after": after, "moved": moved}
 
@@ -70,12 +84,16 @@ def gradients_before_and_after(average_gradients, width, seed):
     "for each parameter with a gradient: dist.all_reduce(parameter.grad), then parameter.grad /= dist.get_world_size()",
 )
 def check_average_gradients(answer, draw):
-    """Every gradient must become its mean over the ranks; a frozen parameter has none, a tied one has one."""
+    """Every gradient must become its mean over the ranks; a frozen parameter has none,
+    a tied one has one.
+    """
     for n in draw.sample([2, 3, 4], 2):
         width, seed = draw.randint(2, 6), draw.randrange(10**6)
         seen = answer.on_ranks(gradients_before_and_after, width, seed, nproc=n)
         checked = f"the gradients of a small network on {n} ranks, after average_gradients(model)"
-        for rank, of_rank in reversed(list(enumerate(seen))):  # rank 0 is often right by accident
+        for rank, of_rank in reversed(
+            list(enumerate(seen))
+        ):  # rank 0 is often right by accident
             where = f"{rank} of {n}"
             if of_rank["moved"]:
                 raise Wrong(
@@ -91,16 +109,24 @@ def check_average_gradients(answer, draw):
 
 
 def compare_gradient(checked, where, rank, of_all, got):
-    """Raise Wrong unless `got` is the mean of the ranks' own gradients; say what else it looks like."""
+    """Raise Wrong unless `got` is the mean of the ranks' own gradients; say what else
+    it looks like.
+    """
     if of_all[0] is None:
         if got is not None:
             cause = "this parameter is frozen and has no gradient: leave it alone"
-            raise Wrong(checked, rank=where, expected="no gradient (None)", got=got, cause=cause)
+            raise Wrong(
+                checked, rank=where, expected="no gradient (None)", got=got, cause=cause
+            )
         return
     mean, total = sum(of_all) / len(of_all), sum(of_all)
     if not isinstance(got, torch.Tensor) or got.shape != mean.shape:
         raise Wrong(
-            checked, rank=where, expected=mean, got=got, cause="a gradient has the shape of its parameter"
+            checked,
+            rank=where,
+            expected=mean,
+            got=got,
+            cause="a gradient has the shape of its parameter",
         )
     if close(got, mean):
         return
@@ -113,7 +139,11 @@ def compare_gradient(checked, where, rank, of_all, got):
         (torch.zeros_like(mean), "it is zero"),
     ]
     likely = [cause for value, cause in looks if close(got, value)]
-    cause = likely[0] if likely else "is each gradient summed exactly once, by all ranks, and then divided?"
+    cause = (
+        likely[0]
+        if likely
+        else "is each gradient summed exactly once, by all ranks, and then divided?"
+    )
     raise Wrong(checked, rank=where, expected=mean, got=got, cause=cause)
 
 
@@ -121,7 +151,9 @@ def compare_gradient(checked, where, rank, of_all, got):
 
 
 def train_wrapped(wrapper, options, network, seed, batches, lateness):
-    """Wrap a network that differs on each rank, look at what it has become, watch one slow backward, train."""
+    """Wrap a network that differs on each rank, look at what it has become, watch one
+    slow backward, train.
+    """
     with process_group() as (rank, world_size):
         model = wrapper(network(seed + rank), **options)
         if not isinstance(getattr(model, "module", None), nn.Module):
@@ -131,7 +163,9 @@ def train_wrapped(wrapper, options, network, seed, batches, lateness):
         parts = [batch.chunk(world_size)[rank] for batch in batches]
         first = parts[0].clone().requires_grad_(True)
         ends = []
-        first.register_hook(lambda gradient: ends.append(time.perf_counter()))  # comes last in backward
+        first.register_hook(
+            lambda gradient: ends.append(time.perf_counter())
+        )  # comes last in backward
         loss = model(first).pow(2).mean()
         dist.barrier()
         if rank == world_size - 1:
@@ -144,7 +178,9 @@ def train_wrapped(wrapper, options, network, seed, batches, lateness):
         collectives = [entry for entry in watch.log if entry["name"] == "allreduce"]
         in_time = [entry for entry in collectives if entry["at"] < ends[0]]
         moved = [
-            name for name, value in model.module.state_dict().items() if not torch.equal(value, start[name])
+            name
+            for name, value in model.module.state_dict().items()
+            if not torch.equal(value, start[name])
         ]
         gradients = gradients_of(model.module)
 
@@ -159,16 +195,22 @@ def train_wrapped(wrapper, options, network, seed, batches, lateness):
 
 
 def check_wrapper(answer, draw, name, network, width, options, n, timed=True):
-    """What both wrappers must do: begin alike, train as one process, and where it is timed, start early and not wait."""
+    """What both wrappers must do: begin alike, train as one process, and where it is
+    timed, start early and not wait.
+    """
     seed, lateness = draw.randrange(10**6), 0.5 * timed
     batches = [a_batch(4 * n, width, seed + 100 + step) for step in range(5)]
-    seen = answer.on_ranks(train_wrapped, options, network, seed, batches, lateness, nproc=n)
+    seen = answer.on_ranks(
+        train_wrapped, options, network, seed, batches, lateness, nproc=n
+    )
     given = ", ".join(f"{option}={value:.4g}" for option, value in options.items())
     call = f"{name}(model{', ' if given else ''}{given})"
 
     alone = network(seed)
     # the buffer last
-    expected_start = dict(sorted(state(alone).items(), key=lambda item: item[0] == "scale"))
+    expected_start = dict(
+        sorted(state(alone).items(), key=lambda item: item[0] == "scale")
+    )
     alone(batches[0]).pow(2).mean().backward()
     expected_gradients = {key: value.grad for key, value in alone.named_parameters()}
     alone.zero_grad()
@@ -190,8 +232,12 @@ def check_wrapper(answer, draw, name, network, width, options, n, timed=True):
             if not torch.equal(got := of_rank["start"][key], expected):
                 kind = "buffer" if key == "scale" else "parameter"
                 checked = f"{kind} {key} after {call}, where each rank had another"
-                cause = f"the ranks must begin alike: broadcast every {kind} from rank 0"
-                raise Wrong(checked, rank=where, expected=expected, got=got, cause=cause)
+                cause = (
+                    f"the ranks must begin alike: broadcast every {kind} from rank 0"
+                )
+                raise Wrong(
+                    checked, rank=where, expected=expected, got=got, cause=cause
+                )
     one_backward = "after one backward and finish_gradient_synchronization()"
     for where, of_rank in of_each:
         if of_rank["moved"]:
@@ -203,13 +249,19 @@ def check_wrapper(answer, draw, name, network, width, options, n, timed=True):
                 got="changed",
                 cause=cause,
             )
-        if of_rank["count"] > (trained := sum(value is not None for value in expected_gradients.values())):
+        if of_rank["count"] > (
+            trained := sum(value is not None for value in expected_gradients.values())
+        ):
             raise Wrong(f"all-reduces in a step of {call}", rank=where, expected=f"at most {trained}, one a gradient",
                         got=of_rank["count"], cause="some gradient is sent twice: a tied weight has two names, but it is "
                         "one parameter; module.parameters() gives it once")  # fmt: skip
         for key, expected in expected_gradients.items():
             compare_with_joined(
-                f"the gradient of {key} {one_backward}", where, expected, of_rank["gradients"][key], n
+                f"the gradient of {key} {one_backward}",
+                where,
+                expected,
+                of_rank["gradients"][key],
+                n,
             )
     for where, of_rank in of_each:
         if of_rank["forgotten"]:
@@ -218,12 +270,20 @@ def check_wrapper(answer, draw, name, network, width, options, n, timed=True):
                         cause="each all_reduce(..., async_op=True) returns a work of its own: keep them all, and wait for "
                         "each")  # fmt: skip
     for where, of_rank in of_each:
-        for step, (expected, got) in enumerate(zip(expected_history, of_rank["history"])):
+        for step, (expected, got) in enumerate(
+            zip(expected_history, of_rank["history"])
+        ):
             for key in expected:
                 if not close(got[key], expected[key]):
                     checked = f"{key} after step {step + 1} of training with {call}"
                     cause = "one step was right, a later one is not: what is left over from the step before?"
-                    raise Wrong(checked, rank=where, expected=expected[key], got=got[key], cause=cause)
+                    raise Wrong(
+                        checked,
+                        rank=where,
+                        expected=expected[key],
+                        got=got[key],
+                        cause=cause,
+                    )
 
     early = seen[0]
     if not timed:
@@ -244,7 +304,11 @@ def compare_with_joined(checked, where, expected, got, n):
     if expected is None or got is None:
         if (expected is None) != (got is None):
             raise Wrong(
-                checked, rank=where, expected=expected, got=got, cause="a frozen parameter has no gradient"
+                checked,
+                rank=where,
+                expected=expected,
+                got=got,
+                cause="a frozen parameter has no gradient",
             )
         return
     if close(got, expected):
@@ -263,10 +327,14 @@ def compare_with_joined(checked, where, expected, got, n):
     "all_reduce with async_op=True, append. finish_gradient_synchronization: wait for all, and clear the list.",
 )
 def check_overlapped(answer, draw):
-    """Every rank begins as rank 0; gradients are averaged while backward goes on; training equals one process."""
+    """Every rank begins as rank 0; gradients are averaged while backward goes on;
+    training equals one process.
+    """
     width = draw.randint(2, 6)
     for n in (2, 3):
-        check_wrapper(answer, draw, "Overlapped", lambda seed: Tied(width, seed), width, {}, n)
+        check_wrapper(
+            answer, draw, "Overlapped", lambda seed: Tied(width, seed), width, {}, n
+        )
 
 
 @question(
@@ -280,26 +348,52 @@ def check_bucketed(answer, draw):
     width = draw.randint(2, 6)
     tied = lambda seed: Tied(width, seed)
     check_wrapper(answer, draw, "Bucketed", tied, width, {"bucket_size_mb": 1e-5}, 2)
-    check_wrapper(answer, draw, "Bucketed", tied, width, {"bucket_size_mb": 1.0}, 2, timed=False)
+    check_wrapper(
+        answer, draw, "Bucketed", tied, width, {"bucket_size_mb": 1.0}, 2, timed=False
+    )
 
     width, layers = draw.randint(6, 10), 12
     size = 8 * width**2  # bytes of a layer
     network = lambda seed: Chain(width, layers, seed)  # noqa: E731
-    check_wrapper(answer, draw, "Bucketed", network, width, {"bucket_size_mb": 4 * size / 2**20}, 2)
-    cases = [(4, 3, 4), (0.5, 12, 12), (100, 1, 1)]  # layers in a bucket: fewest and most all-reduces
+    check_wrapper(
+        answer,
+        draw,
+        "Bucketed",
+        network,
+        width,
+        {"bucket_size_mb": 4 * size / 2**20},
+        2,
+    )
+    cases = [
+        (4, 3, 4),
+        (0.5, 12, 12),
+        (100, 1, 1),
+    ]  # layers in a bucket: fewest and most all-reduces
     counts = answer.on_ranks(
-        count_collectives, [layers_in * size for layers_in, _, _ in cases], width, layers, nproc=2
+        count_collectives,
+        [layers_in * size for layers_in, _, _ in cases],
+        width,
+        layers,
+        nproc=2,
     )[0]
     for (layers_in, fewest, most), count in zip(cases, counts):
         if not fewest <= count <= most:
             expected = f"{fewest}" if fewest == most else f"{fewest} or {most}"
             cause = "is a bucket begun where the one before is full, by bytes, numel() * element_size()?"
             cause = (
-                "every gradient is sent alone: wait until its bucket is full" if count == layers else cause
+                "every gradient is sent alone: wait until its bucket is full"
+                if count == layers
+                else cause
             )
-            cause = "all gradients share one bucket: bucket_size_mb is not looked at" if count == 1 else cause
+            cause = (
+                "all gradients share one bucket: bucket_size_mb is not looked at"
+                if count == 1
+                else cause
+            )
             checked = f"all-reduces in a step, {layers} layers of {size} bytes in buckets of {layers_in * size:.0f} bytes"
-            raise Wrong(checked, rank="0 of 2", expected=expected, got=count, cause=cause)
+            raise Wrong(
+                checked, rank="0 of 2", expected=expected, got=count, cause=cause
+            )
 
 
 def count_collectives(wrapper, bucket_sizes, width, layers):

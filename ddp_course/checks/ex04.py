@@ -1,4 +1,6 @@
-"""Exercise 04: a sampler, an exact evaluation, one program turned into DDP, and three programs to repair."""
+"""Exercise 04: a sampler, an exact evaluation, one program turned into DDP, and three
+programs to repair.
+"""
 
 import math
 import random
@@ -12,25 +14,37 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, DistributedSampler
 
-from ddp_course.checks.judge import Wrong, question, trying
-from ddp_course.checks.training import close, descend, equal, fill, gradients_of, state, take_steps, unwrapped
-from ddp_course.distributed import process_group
-from ddp_course.launch import SYMPTOMS, RankError, RankTimeout
+from ddp_course.checks.training import (
+    close,
+    descend,
+    equal,
+    fill,
+    gradients_of,
+    state,
+    take_steps,
+    unwrapped,
+)
+from ddp_course.ranks.environment import process_group
+from ddp_course.ranks.launch import SYMPTOMS, RankError, RankTimeout
+from ddp_course.school.judge import Wrong, question, trying
 
 WIDTH, CLASSES, LEARNING_RATE = 5, 3, 0.1
-FIRST_TEST = 1000  # the number of the first sample of a test set, above those of all training sets
+# the number of the first sample of a test set, above those of all training sets
+FIRST_TEST = 1000
 
 # ---- what the answers are tried on ----
 
 
 class Numbered(Dataset):
-    """Random samples of CLASSES classes: inputs, float64 (1 + WIDTH,), and a label. The first input is the sample's own
-    number, from `first` on."""
+    """Random samples of CLASSES classes: inputs, float64 (1 + WIDTH,), and a label. The
+    first input is the sample's own number, from `first` on."""
 
     def __init__(self, samples, seed, first=0):
         generator = torch.Generator().manual_seed(seed)
         numbers = torch.arange(first, first + samples, dtype=torch.float64)
-        random_inputs = torch.randn(samples, WIDTH, generator=generator, dtype=torch.float64)
+        random_inputs = torch.randn(
+            samples, WIDTH, generator=generator, dtype=torch.float64
+        )
         self.inputs = torch.cat([numbers[:, None], random_inputs], dim=1)
         self.labels = torch.randint(CLASSES, (samples,), generator=generator)
 
@@ -42,16 +56,20 @@ class Numbered(Dataset):
 
 
 class Diary(nn.Module):
-    """A small network, in 64 bits, that ignores the samples' numbers but writes them down.
+    """A small network, in 64 bits, that ignores the samples' numbers but writes them
+    down.
 
-    start: its parameters when it was first trained; trained: the samples of each training step, a list of lists;
+    start: its parameters when it was first trained; trained: the samples of each
+    training step, a list of lists;
     tested: all samples that it was given otherwise.
     """
 
     def __init__(self, norm=False):
         super().__init__()
         middle = nn.BatchNorm1d(8) if norm else nn.Identity()
-        self.layers = nn.Sequential(nn.Linear(WIDTH, 8), middle, nn.Tanh(), nn.Linear(8, CLASSES)).double()
+        self.layers = nn.Sequential(
+            nn.Linear(WIDTH, 8), middle, nn.Tanh(), nn.Linear(8, CLASSES)
+        ).double()
         self.start, self.trained, self.tested = None, [], []
 
     def forward(self, inputs):
@@ -65,7 +83,9 @@ class Diary(nn.Module):
 
 
 class TwoGroups(Dataset):
-    """Two classes that a line parts with ease: inputs, float32 (WIDTH,), and label, float32 (1,), 0.0 or 1.0."""
+    """Two classes that a line parts with ease: inputs, float32 (WIDTH,), and label,
+    float32 (1,), 0.0 or 1.0.
+    """
 
     def __init__(self, samples, seed, group_seed):
         generator = torch.Generator().manual_seed(group_seed)
@@ -86,8 +106,8 @@ class TwoGroups(Dataset):
 
 
 def shares(sampler_class, cases):
-    """For each case, what the sampler of each rank gives: in epochs 0, 1, 2 and 0 again; and where all ranks have the
-    same luck."""
+    """For each case, what the sampler of each rank gives: in epochs 0, 1, 2 and 0
+    again; and where all ranks have the same luck."""
     seen = []
     for samples, ranks, options in cases:
         of_ranks = []
@@ -111,12 +131,18 @@ def share_of(sampler_class, samples, ranks, rank, options):
 
 def indices(sampler, epoch, samples):
     sampler.set_epoch(epoch)
-    given = islice(sampler, 10 * samples + 100)  # one that never ends is longer than it should be, no more
-    return [int(index) if hasattr(index, "__index__") else str(index) for index in given]
+    given = islice(
+        sampler, 10 * samples + 100
+    )  # one that never ends is longer than it should be, no more
+    return [
+        int(index) if hasattr(index, "__index__") else str(index) for index in given
+    ]
 
 
 def random_numbers_of_a_process(seed):
-    """Seed all that a process draws random numbers from; return what each would draw next."""
+    """Seed all that a process draws random numbers from; return what each would draw
+    next.
+    """
     import numpy
 
     def begin():
@@ -146,7 +172,9 @@ def next_random_numbers():
     "order until it is long enough, cut it to num_replicas * len(self), and return iter(order[rank::num_replicas]).",
 )
 def check_sharded_sampler(answer, draw):
-    """Shares that are equally long, disjoint and complete, out of one shuffle that all ranks make alike."""
+    """Shares that are equally long, disjoint and complete, out of one shuffle that all
+    ranks make alike.
+    """
     small = [(draw.randint(20, 30), 1), (12, 3), (14, 4), (2, 5), (1, 3)]
     small.append((draw.randint(5, 30), draw.randint(2, 6)))
     large = [
@@ -170,7 +198,12 @@ def check_sharded_sampler(answer, draw):
         judge_order(*case, of_ranks)
     for drop_last in (False, True):
         judge_odd_ones(
-            drop_last, [pair for pair in zip(cases, seen) if pair[0][2].get("drop_last") is drop_last]
+            drop_last,
+            [
+                pair
+                for pair in zip(cases, seen)
+                if pair[0][2].get("drop_last") is drop_last
+            ],
         )
     for case, of_ranks in zip(cases, seen):
         judge_side_effects(*case, of_ranks)
@@ -187,8 +220,13 @@ def call_of(samples, ranks, options, rank="rank"):
 
 
 def judge_shares(samples, ranks, options, of_ranks):
-    """Raise Wrong unless the ranks' shares are as long, and hold each sample as often, as torch's."""
-    torchs = [list(DistributedSampler(range(samples), ranks, rank, **options)) for rank in range(ranks)]
+    """Raise Wrong unless the ranks' shares are as long, and hold each sample as often,
+    as torch's.
+    """
+    torchs = [
+        list(DistributedSampler(range(samples), ranks, rank, **options))
+        for rank in range(ranks)
+    ]
     length, drop_last, call = (
         len(torchs[0]),
         options.get("drop_last", False),
@@ -198,7 +236,11 @@ def judge_shares(samples, ranks, options, of_ranks):
         given = [of_rank["epochs"][epoch] for of_rank in of_ranks]
         checked = f"{call}, in epoch {epoch}"
         for rank, share in enumerate(given):
-            if odd := [index for index in share if not (isinstance(index, int) and 0 <= index < samples)]:
+            if odd := [
+                index
+                for index in share
+                if not (isinstance(index, int) and 0 <= index < samples)
+            ]:
                 raise Wrong(checked, rank=f"{rank} of {ranks}", expected=f"indices from 0 to {samples - 1}", got=odd[0],
                             cause="a sampler gives the numbers of samples: whole, from 0 on")  # fmt: skip
         lengths = [len(share) for share in given]
@@ -220,7 +262,9 @@ def judge_shares(samples, ranks, options, of_ranks):
 
 
 def how_often(given, samples):
-    """How many samples come how often: {1: 12, 2: 2} is 12 samples once, 2 samples twice."""
+    """How many samples come how often: {1: 12, 2: 2} is 12 samples once, 2 samples
+    twice.
+    """
     counts = Counter(index for share in given for index in share)
     return Counter(counts[sample] for sample in range(samples))
 
@@ -229,18 +273,29 @@ def in_words(tally):
     words = {0: "not at all", 1: "once", 2: "twice"}
     groups = sorted(tally.items(), key=lambda group: (-group[1], group[0]))
     counted = [
-        (f"{many} sample{'s' * (many > 1)}", words.get(times, f"{times} times")) for times, many in groups
+        (f"{many} sample{'s' * (many > 1)}", words.get(times, f"{times} times"))
+        for times, many in groups
     ]
     return ", ".join(f"{samples} {times}" for samples, times in counted)
 
 
 def an_example(given, samples):
     """The sample that most ranks have, and one that none has."""
-    owners = [[rank for rank, share in enumerate(given) if sample in share] for sample in range(samples)]
+    owners = [
+        [rank for rank, share in enumerate(given) if sample in share]
+        for sample in range(samples)
+    ]
     most = max(range(samples), key=lambda sample: len(owners[sample]))
-    texts = [f"sample {most} is on rank{'s' * (len(owners[most]) > 1)} {', '.join(map(str, owners[most]))}"]
+    texts = [
+        f"sample {most} is on rank{'s' * (len(owners[most]) > 1)} {', '.join(map(str, owners[most]))}"
+    ]
     return ", ".join(
-        texts + [f"sample {sample} on none" for sample in range(samples) if not owners[sample]][:2]
+        texts
+        + [
+            f"sample {sample} on none"
+            for sample in range(samples)
+            if not owners[sample]
+        ][:2]
     )
 
 
@@ -276,7 +331,9 @@ def cause_of_overlap(samples, ranks, options, given, right_by_luck):
 
 
 def judge_order(samples, ranks, options, of_ranks):
-    """Raise Wrong unless a shuffle is another one in each epoch, and the same one whenever that epoch comes again."""
+    """Raise Wrong unless a shuffle is another one in each epoch, and the same one
+    whenever that epoch comes again.
+    """
     call = call_of(samples, ranks, options)
     orders = [[of_rank["epochs"][epoch] for of_rank in of_ranks] for epoch in range(4)]
     if not options.get("shuffle", True):
@@ -288,8 +345,17 @@ def judge_order(samples, ranks, options, of_ranks):
         return
     if samples < 40:
         return  # so few that two shuffles may agree by chance
-    got = "; ".join(f"epoch {epoch}: {order[0][:6]} ..." for epoch, order in enumerate(orders[:3]))
-    pair = next((pair for pair in ((0, 1), (1, 2), (0, 2)) if orders[pair[0]] == orders[pair[1]]), None)
+    got = "; ".join(
+        f"epoch {epoch}: {order[0][:6]} ..." for epoch, order in enumerate(orders[:3])
+    )
+    pair = next(
+        (
+            pair
+            for pair in ((0, 1), (1, 2), (0, 2))
+            if orders[pair[0]] == orders[pair[1]]
+        ),
+        None,
+    )
     if pair:
         cause = "set_epoch has no effect: the epoch must have a part in the shuffle"
         if all(sum(a > b for a, b in pairwise(share)) <= 1 for share in orders[0]):
@@ -301,24 +367,36 @@ def judge_order(samples, ranks, options, of_ranks):
                     expected="the same order", got=f"{orders[0][0][:8]} ..., then {orders[3][0][:8]} ...",
                     cause="the order depends on what came before: seed and epoch alone must decide it, or no run can "
                     "be resumed")  # fmt: skip
-    if ranks > 1 and all(len({frozenset(order[rank]) for order in orders}) == 1 for rank in range(ranks)):
+    if ranks > 1 and all(
+        len({frozenset(order[rank]) for order in orders}) == 1 for rank in range(ranks)
+    ):
         raise Wrong(f"{call}: which samples each rank gets", rank=f"0 of {ranks}", expected="others in each epoch",
                     got="the same ones in all epochs, in another order", cause="each rank shuffles its own share only: "
                     "shuffle all indices first, then share them out")  # fmt: skip
 
 
 def judge_odd_ones(drop_last, seen):
-    """Raise Wrong where the samples that are left out, or repeated, are the same in all epochs of all shuffles."""
+    """Raise Wrong where the samples that are left out, or repeated, are the same in all
+    epochs of all shuffles.
+    """
     odd_ones = []
     for (samples, ranks, options), of_ranks in seen:
         if options["shuffle"] and samples > 30 and samples % ranks:
             for epoch in range(3):
-                counts = Counter(index for of_rank in of_ranks for index in of_rank["epochs"][epoch])
+                counts = Counter(
+                    index for of_rank in of_ranks for index in of_rank["epochs"][epoch]
+                )
                 odd_ones.append(
-                    (samples, ranks, options, {sample for sample in range(samples) if counts[sample] != 1})
+                    (
+                        samples,
+                        ranks,
+                        options,
+                        {sample for sample in range(samples) if counts[sample] != 1},
+                    )
                 )
     by_case = [
-        [odd for *case, odd in odd_ones if case[:2] == [samples, ranks]] for samples, ranks, *_ in odd_ones
+        [odd for *case, odd in odd_ones if case[:2] == [samples, ranks]]
+        for samples, ranks, *_ in odd_ones
     ]
     if all(odd == of_case[0] for of_case in by_case for odd in of_case):
         what = "left out" if drop_last else "repeated"
@@ -339,7 +417,9 @@ def judge_side_effects(samples, ranks, options, of_ranks):
 
 
 def evaluations(evaluate, sizes, seed, stop_at_wrapper=False):
-    """Evaluate on test sets of these sizes; for each, what came back, and what the network saw and became."""
+    """Evaluate on test sets of these sizes; for each, what came back, and what the
+    network saw and became.
+    """
     with process_group(timeout=4):
         model = DistributedDataParallel(fill(Diary(norm=True), seed))
         network, calls, seen = model.module, [], []
@@ -357,9 +437,22 @@ def evaluations(evaluate, sizes, seed, stop_at_wrapper=False):
                 book.clear()
             with trying(f"a test set of {size}"):
                 returned = evaluate(model, half_known(size, seed), torch.device("cpu"))
-            moved = [name for name, value in state(network).items() if not torch.equal(value, before[name])]
-            mine = network.tested + [number for step in network.trained for number in step]
-            seen.append({"returned": returned, "moved": moved, "mine": mine, "wrapper": len(calls)})
+            moved = [
+                name
+                for name, value in state(network).items()
+                if not torch.equal(value, before[name])
+            ]
+            mine = network.tested + [
+                number for step in network.trained for number in step
+            ]
+            seen.append(
+                {
+                    "returned": returned,
+                    "moved": moved,
+                    "mine": mine,
+                    "wrapper": len(calls),
+                }
+            )
         return seen
 
 
@@ -367,7 +460,9 @@ STOPPED = "the wrapper was called"
 
 
 def half_known(size, seed):
-    """A test set of which the network gets about two thirds right, and always the first sample."""
+    """A test set of which the network gets about two thirds right, and always the first
+    sample.
+    """
     data, network = Numbered(size, seed + size), fill(Diary(norm=True), seed).eval()
     with torch.no_grad():
         guesses = network(data.inputs).argmax(dim=1)
@@ -385,10 +480,16 @@ def half_known(size, seed):
     "labels; then one dist.all_reduce of torch.tensor([correct, seen]).",
 )
 def check_evaluate(answer, draw):
-    """Exactly how many are right, of exactly all samples, known to every rank, whatever the size."""
+    """Exactly how many are right, of exactly all samples, known to every rank, whatever
+    the size.
+    """
     seed = draw.randrange(10**6)
-    # With a prime number of samples on one rank, and one more on the other, both have equally many batches.
-    mild = [2 * draw.choice([11, 13, 17, 19, 23]) + 1, 2 * draw.choice([307, 311, 313, 317]) + 1]
+    # With a prime number of samples on one rank, and one more on the other, both have
+    # equally many batches.
+    mild = [
+        2 * draw.choice([11, 13, 17, 19, 23]) + 1,
+        2 * draw.choice([307, 311, 313, 317]) + 1,
+    ]
     n = draw.choice([3, 4])
     hard = [1, n - 1, n + 1, draw.randint(5, 40) * n + 1, 2 * n]
     for ranks, sizes in ((2, mild), (n, hard)):
@@ -398,7 +499,9 @@ def check_evaluate(answer, draw):
 
 
 def evaluated(answer, ranks, sizes, seed):
-    """`evaluations` on ranks. Where those end badly, and it is BatchNorm's doing, raise Wrong and say so."""
+    """`evaluations` on ranks. Where those end badly, and it is BatchNorm's doing, raise
+    Wrong and say so.
+    """
     try:
         return answer.on_ranks(evaluations, sizes, seed, nproc=ranks)
     except RankError as error:
@@ -407,14 +510,21 @@ def evaluated(answer, ranks, sizes, seed):
             raise Wrong(checked, rank=f"{error.rank} of {ranks}", expected="a forward in evaluation mode",
                         got=error.message, cause=TRAINING_MODE) from None  # fmt: skip
         symptoms = [*SYMPTOMS, "SIGABRT", "gloo"]
-        if isinstance(error, RankTimeout) or any(text in str(error) for text in symptoms):
+        if isinstance(error, RankTimeout) or any(
+            text in str(error) for text in symptoms
+        ):
             try:
                 answer.on_ranks(evaluations, [48], seed, True, nproc=2)
             except RankError as other:
                 if STOPPED in other.message:
-                    said = re.sub(r"\[/.*?\] ", "", error.message or "no end").split(". ")[0]
+                    said = re.sub(r"\[/.*?\] ", "", error.message or "no end").split(
+                        ". "
+                    )[0]
                     raise Wrong(
-                        checked, expected="the totals, on every rank", got=said, cause=WRAPPER
+                        checked,
+                        expected="the totals, on every rank",
+                        got=said,
+                        cause=WRAPPER,
                     ) from None
         raise
 
@@ -443,13 +553,26 @@ def judge_evaluation(size, seed, of_ranks):
             raise Wrong(checked, rank=f"{rank} of {n}", expected=f"({correct}, {size})", got=of_rank["returned"],
                         cause="return two numbers, correct and seen")  # fmt: skip
     truth = torch.tensor([correct, size])
-    wrong = [rank for rank, total in enumerate(totals) if not (total - truth).abs().max() <= 1e-6]
-    shares = [[number for number in of_rank["mine"] if number < size] for of_rank in of_ranks]
+    wrong = [
+        rank
+        for rank, total in enumerate(totals)
+        if not (total - truth).abs().max() <= 1e-6
+    ]
+    shares = [
+        [number for number in of_rank["mine"] if number < size] for of_rank in of_ranks
+    ]
     if wrong:
-        got = ", ".join(f"({total[0]:g}, {total[1]:g}) on rank {rank}" for rank, total in enumerate(totals))
+        got = ", ".join(
+            f"({total[0]:g}, {total[1]:g}) on rank {rank}"
+            for rank, total in enumerate(totals)
+        )
         cause = cause_of_totals(right, size, shares, totals, wrong)
-        cause = WRAPPER if len({of_rank["wrapper"] for of_rank in of_ranks}) > 1 else cause
-        raise Wrong(checked, rank=f"{wrong[0]} of {n}", expected=expected, got=got, cause=cause)
+        cause = (
+            WRAPPER if len({of_rank["wrapper"] for of_rank in of_ranks}) > 1 else cause
+        )
+        raise Wrong(
+            checked, rank=f"{wrong[0]} of {n}", expected=expected, got=got, cause=cause
+        )
     if size >= 20 and max(map(len, shares)) > 0.8 * size:
         rank = max(range(n), key=lambda rank: len(shares[rank]))
         raise Wrong(f"how many samples a rank evaluates, of {size} on {n} ranks", rank=f"{rank} of {n}",
@@ -467,13 +590,20 @@ def two_numbers(returned):
 
 
 def cause_of_totals(right, size, shares, totals, wrong):
-    """What the wrong totals look like. right: which samples are; shares: which samples each rank evaluated."""
+    """What the wrong totals look like. right: which samples are; shares: which samples
+    each rank evaluated.
+    """
     n, correct = len(shares), int(right.sum())
-    own = [torch.tensor([int(right[share].sum()), len(share)]).double() for share in shares]
+    own = [
+        torch.tensor([int(right[share].sum()), len(share)]).double() for share in shares
+    ]
     seen = [total[1].item() for total in totals]
     if 0 not in wrong:
         return "only rank 0 knows the totals: dist.all_reduce brings them to all ranks, dist.reduce to one"
-    if all(torch.equal(total, mine) for total, mine in zip(totals, own)) and seen != [size] * n:
+    if (
+        all(torch.equal(total, mine) for total, mine in zip(totals, own))
+        and seen != [size] * n
+    ):
         return "each rank returns the counts of its own share: sum them over the ranks"
     if (
         size != correct
@@ -511,8 +641,12 @@ def same_as(expected):
 
 def a_training(train, samples, epochs, batch_size, seed):
     with process_group() as (rank, world_size):
-        torch.manual_seed(1000 + rank)  # processes begin with random numbers of their own
-        returned = unwrapped(train(Diary, Numbered(samples, seed), epochs, batch_size, seed))
+        torch.manual_seed(
+            1000 + rank
+        )  # processes begin with random numbers of their own
+        returned = unwrapped(
+            train(Diary, Numbered(samples, seed), epochs, batch_size, seed)
+        )
         return diary_of(returned)
 
 
@@ -532,22 +666,33 @@ def diary_of(network):
     "sampler=sampler); at the start of each epoch sampler.set_epoch(epoch); at the end return model.module.",
 )
 def check_train(answer, draw):
-    """Ranks that share the samples and end alike, where one process with the joined batches would end."""
+    """Ranks that share the samples and end alike, where one process with the joined
+    batches would end.
+    """
     for n in (2, 3):
-        batch_size, steps, epochs, seed = draw.randint(3, 5), draw.randint(5, 7), 3, draw.randrange(10**6)
+        batch_size, steps, epochs, seed = (
+            draw.randint(3, 5),
+            draw.randint(5, 7),
+            3,
+            draw.randrange(10**6),
+        )
         samples = n * batch_size * steps
-        diaries = answer.on_ranks(a_training, samples, epochs, batch_size, seed, nproc=n)
+        diaries = answer.on_ranks(
+            a_training, samples, epochs, batch_size, seed, nproc=n
+        )
         checked = f"train with {samples} samples, epochs={epochs}, batch_size={batch_size} on {n} ranks"
         judge_training(checked, diaries, samples, epochs, batch_size, seed)
 
 
-SAME_ORDER = (
-    "every epoch goes through the samples in one and the same order: does the sampler know which epoch it is?"
-)
+SAME_ORDER = "every epoch goes through the samples in one and the same order: does the sampler know which epoch it is?"
 
 
-def judge_training(checked, diaries, samples, epochs, batch_size, seed, same_order=SAME_ORDER):
-    """Raise Wrong unless the ranks shared the samples of each epoch, and trained as one process would."""
+def judge_training(
+    checked, diaries, samples, epochs, batch_size, seed, same_order=SAME_ORDER
+):
+    """Raise Wrong unless the ranks shared the samples of each epoch, and trained as one
+    process would.
+    """
     n = len(diaries)
     for rank, diary in enumerate(diaries):
         where = f"{rank} of {n}"
@@ -590,9 +735,13 @@ def judge_training(checked, diaries, samples, epochs, batch_size, seed, same_ord
 
 
 def judge_samples(checked, diaries, samples, epochs, batch_size, same_order):
-    """Raise Wrong unless each sample was trained on once in each epoch, in batches of one size, in changing order."""
+    """Raise Wrong unless each sample was trained on once in each epoch, in batches of
+    one size, in changing order.
+    """
     n = len(diaries)
-    flat = [[number for step in diary["trained"] for number in step] for diary in diaries]
+    flat = [
+        [number for step in diary["trained"] for number in step] for diary in diaries
+    ]
     share = samples // n
     for rank, numbers in enumerate(flat):
         if len(numbers) != epochs * share:
@@ -613,7 +762,10 @@ def judge_samples(checked, diaries, samples, epochs, batch_size, same_order):
                 cause = "all ranks are trained on the same samples: nothing has shared them out"
             raise Wrong(f"epoch {epoch} of {checked}, all ranks together", expected="each sample once",
                         got=f"{in_words(how_often(parts, samples))}: {an_example(parts, samples)}", cause=cause)  # fmt: skip
-    orders = [[numbers[epoch * share : (epoch + 1) * share] for numbers in flat] for epoch in range(epochs)]
+    orders = [
+        [numbers[epoch * share : (epoch + 1) * share] for numbers in flat]
+        for epoch in range(epochs)
+    ]
     for epoch, (one, other) in enumerate(pairwise(orders)):
         if one == other:
             cause = same_order
@@ -624,7 +776,9 @@ def judge_samples(checked, diaries, samples, epochs, batch_size, same_order):
 
 
 def replayed(data, start, steps, learning_rate=LEARNING_RATE):
-    """Where one process ends that begins at `start` and takes these steps, lists of sample numbers."""
+    """Where one process ends that begins at `start` and takes these steps, lists of
+    sample numbers.
+    """
     network = Diary()
     network.load_state_dict(start)
     for numbers in steps:
@@ -656,12 +810,22 @@ def a_backward(wrapper, seed, batches):
         gradients = gradients_of(network)
         network.zero_grad()
         history = take_steps(model, parts, model.finish_gradient_synchronization)
-        return {"module": True, "start": start, "after": after, "gradients": gradients, "history": history}
+        return {
+            "module": True,
+            "start": start,
+            "after": after,
+            "gradients": gradients,
+            "history": history,
+        }
 
 
 def a_chain(seed):
     layers = nn.Sequential(
-        nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 2)
+        nn.Linear(WIDTH, WIDTH),
+        nn.Tanh(),
+        nn.Linear(WIDTH, WIDTH),
+        nn.Tanh(),
+        nn.Linear(WIDTH, 2),
     )
     return fill(layers.double(), seed)
 
@@ -678,11 +842,16 @@ def gradients_alone(batch, seed):
     "gradient_is_ready is called when parameter.grad is complete. That is what has to be all-reduced, not parameter.data.",
 )
 def check_find_the_bug_1(answer, draw):
-    """A wrapper made by hand has to do what DDP does: every rank begins, and goes on, as one process would."""
+    """A wrapper made by hand has to do what DDP does: every rank begins, and goes on,
+    as one process would.
+    """
     for n in (2, 3):
         seed = draw.randrange(10**6)
         generator = torch.Generator().manual_seed(seed)
-        batches = [torch.randn(3 * n, WIDTH, generator=generator, dtype=torch.float64) for _ in range(4)]
+        batches = [
+            torch.randn(3 * n, WIDTH, generator=generator, dtype=torch.float64)
+            for _ in range(4)
+        ]
         seen = answer.on_ranks(a_backward, seed, batches, nproc=n)
         judge_wrapper(seen, seed, batches)
 
@@ -708,7 +877,10 @@ def judge_wrapper(seen, seed, batches):
     own = [gradients_alone(batches[0].chunk(n)[rank], seed) for rank in range(n)]
     for rank, (where, of_rank) in reversed(list(enumerate(of_each))):
         for name in own[0]:
-            locals_, got = [gradients[name] for gradients in own], of_rank["gradients"].get(name)
+            locals_, got = (
+                [gradients[name] for gradients in own],
+                of_rank["gradients"].get(name),
+            )
             mean = sum(locals_) / n
             if close(got, mean):
                 continue
@@ -719,11 +891,23 @@ def judge_wrapper(seen, seed, batches):
                 (locals_[rank] / n, f"each rank has its own gradient, divided by {n}: nothing was summed"),
                 (locals_[0], "every rank has rank 0's gradient: the other ranks' samples do not count"),
             ]  # fmt: skip
-            otherwise = "the gradient is not what one process would have for the joined batch"
-            cause = next((text for value, text in looks if close(got, value)), otherwise)
-            raise Wrong(f"the gradient of {name} {after}", rank=where, expected=mean, got=got, cause=cause)
+            otherwise = (
+                "the gradient is not what one process would have for the joined batch"
+            )
+            cause = next(
+                (text for value, text in looks if close(got, value)), otherwise
+            )
+            raise Wrong(
+                f"the gradient of {name} {after}",
+                rank=where,
+                expected=mean,
+                got=got,
+                cause=cause,
+            )
     for where, of_rank in of_each:
-        for step, (expected, got) in enumerate(zip(take_steps(a_chain(seed), batches), of_rank["history"])):
+        for step, (expected, got) in enumerate(
+            zip(take_steps(a_chain(seed), batches), of_rank["history"])
+        ):
             if not equal(got, expected):
                 raise Wrong(f"the parameters after step {step + 1} of training", rank=where, expected=a_look(expected),
                             got=a_look(got), cause="the first gradients were right, later ones are not: what is left over "
@@ -741,7 +925,9 @@ def two_classes(train, samples, epochs, batch_size, seed):
                 network = unwrapped(model).eval()
                 with torch.no_grad():
                     outputs = network(TwoGroups(200, seed + 1, seed).inputs)
-                losses = losses.flatten() if isinstance(losses, torch.Tensor) else losses
+                losses = (
+                    losses.flatten() if isinstance(losses, torch.Tensor) else losses
+                )
                 return {"outputs": outputs, "state": state(network), "losses": losses}
             case other:
                 return {"losses": [], "returned": f"{other!r}"}
@@ -754,9 +940,16 @@ def two_classes(train, samples, epochs, batch_size, seed):
     "One output for two classes goes with F.binary_cross_entropy_with_logits(model(inputs), labels).",
 )
 def check_find_the_bug_2(answer, draw):
-    """Two classes that a line can part: the loss falls, the ranks agree, and new samples are told apart."""
+    """Two classes that a line can part: the loss falls, the ranks agree, and new
+    samples are told apart.
+    """
     n = draw.choice([2, 3])
-    batch_size, steps, epochs, seed = draw.randint(6, 10), draw.randint(5, 7), 6, draw.randrange(10**6)
+    batch_size, steps, epochs, seed = (
+        draw.randint(6, 10),
+        draw.randint(5, 7),
+        6,
+        draw.randrange(10**6),
+    )
     samples = n * batch_size * steps
     checked = f"train_two_classes with {samples} samples, epochs={epochs}, batch_size={batch_size}, {n} ranks"
     seen = answer.on_ranks(two_classes, samples, epochs, batch_size, seed, nproc=n)
@@ -773,7 +966,8 @@ def check_find_the_bug_2(answer, draw):
             raise Wrong(f"the losses of {checked}", rank=where, expected="numbers", got=of_rank["losses"],
                         cause="a loss is one number a step") from None  # fmt: skip
         *first, end = [
-            f"{loss + 0.0:.3f}" if loss < 1000 else f"{loss:.0e}" for loss in [*losses[:4], losses[-1]]
+            f"{loss + 0.0:.3f}" if loss < 1000 else f"{loss:.0e}"
+            for loss in [*losses[:4], losses[-1]]
         ]
         shown = f"{' '.join(first)} ... {end}"
         last = losses[-len(losses) // epochs :].mean()
@@ -809,10 +1003,20 @@ def check_find_the_bug_2(answer, draw):
 
 
 def guesses(outputs):
-    """Which samples a network gives label 1, from one output or two; None for any other shape."""
-    if not isinstance(outputs, torch.Tensor) or outputs.shape not in [(200,), (200, 1), (200, 2)]:
+    """Which samples a network gives label 1, from one output or two; None for any other
+    shape.
+    """
+    if not isinstance(outputs, torch.Tensor) or outputs.shape not in [
+        (200,),
+        (200, 1),
+        (200, 2),
+    ]:
         return None
-    return outputs.argmax(dim=1) == 1 if outputs.shape[1:] == (2,) else outputs.reshape(200) > 0
+    return (
+        outputs.argmax(dim=1) == 1
+        if outputs.shape[1:] == (2,)
+        else outputs.reshape(200) > 0
+    )
 
 
 # ---- 6: a report that cannot be trusted ----
@@ -821,7 +1025,10 @@ def guesses(outputs):
 def train_then_test(train_and_test, samples, tests, epochs, batch_size, seed):
     with process_group() as (rank, world_size):
         torch.manual_seed(1000 + rank)
-        train_set, test_set = Numbered(samples, seed), Numbered(tests, seed + 1, first=FIRST_TEST)
+        train_set, test_set = (
+            Numbered(samples, seed),
+            Numbered(tests, seed + 1, first=FIRST_TEST),
+        )
         returned = train_and_test(Diary, train_set, test_set, epochs, batch_size)
         if not (isinstance(returned, tuple | list) and len(returned) == 3):
             return {"network": f"{returned!r}"}
@@ -835,14 +1042,21 @@ def train_then_test(train_and_test, samples, tests, epochs, batch_size, seed):
     "sampler.set_epoch(epoch) first thing in each epoch; and what is counted is test_set, in both places.",
 )
 def check_find_the_bug_3(answer, draw):
-    """Another order in each epoch, and counts of samples that the network has never been trained on."""
+    """Another order in each epoch, and counts of samples that the network has never
+    been trained on.
+    """
     n = draw.choice([2, 3])
-    batch_size, steps, epochs, seed = draw.randint(3, 5), draw.randint(5, 7), 3, draw.randrange(10**6)
-    samples, tests = n * batch_size * steps, n * draw.randint(5, 12) + 1
-    seen = answer.on_ranks(train_then_test, samples, tests, epochs, batch_size, seed, nproc=n)
-    checked = (
-        f"train_and_test with {samples} samples to train on, {tests} to test, {epochs} epochs, {n} ranks"
+    batch_size, steps, epochs, seed = (
+        draw.randint(3, 5),
+        draw.randint(5, 7),
+        3,
+        draw.randrange(10**6),
     )
+    samples, tests = n * batch_size * steps, n * draw.randint(5, 12) + 1
+    seen = answer.on_ranks(
+        train_then_test, samples, tests, epochs, batch_size, seed, nproc=n
+    )
+    checked = f"train_and_test with {samples} samples to train on, {tests} to test, {epochs} epochs, {n} ranks"
     for rank, of_rank in enumerate(seen):
         trained = of_rank.get("trained", [])
         if any(number >= FIRST_TEST for step in trained for number in step):
@@ -857,7 +1071,10 @@ def check_find_the_bug_3(answer, draw):
         correct = int((network(data.inputs).argmax(dim=1) == data.labels).sum())
     for rank, of_rank in enumerate(seen):
         totals = two_numbers(of_rank["totals"])
-        if totals is not None and (totals - torch.tensor([correct, tests])).abs().max() <= 1e-6:
+        if (
+            totals is not None
+            and (totals - torch.tensor([correct, tests])).abs().max() <= 1e-6
+        ):
             continue
         cause = "are all samples of the test set counted, each once, over all ranks?"
         tested = of_rank["tested"]
@@ -867,9 +1084,7 @@ def check_find_the_bug_3(answer, draw):
         elif totals is None:
             cause = "return the network, and two numbers"
         elif totals[1] > tests:
-            cause = (
-                "samples of the test set are counted more than once, and the more so the more ranks there are"
-            )
+            cause = "samples of the test set are counted more than once, and the more so the more ranks there are"
         elif totals[1] < tests and len(tested) == totals[1]:
             cause = "each rank tells of its own share of the test set only"
         raise Wrong(f"the counts of {checked}", rank=f"{rank} of {n}", expected=f"({correct}, {tests}), of the test set",

@@ -1,4 +1,6 @@
-"""Exercise 05: batch normalisation over all ranks, forward and backward, and putting it into a network."""
+"""Exercise 05: batch normalisation over all ranks, forward and backward, and putting it
+into a network.
+"""
 
 from functools import partial
 from itertools import zip_longest
@@ -8,38 +10,51 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_course.checks.judge import Wrong, question, trying
 from ddp_course.checks.training import close, equal, fill, state, take_steps
-from ddp_course.checks.watch import noting_works
-from ddp_course.distributed import process_group
-from ddp_course.launch import SYMPTOMS
+from ddp_course.checks.works import noting_works
 from ddp_course.lesson05 import SyncBatchNorm, along_channels, sum_by_channel
-from ddp_course.profiling import Watch
+from ddp_course.ranks.environment import process_group
+from ddp_course.ranks.launch import SYMPTOMS
+from ddp_course.ranks.watch import Watch
+from ddp_course.school.judge import Wrong, question, trying
 
 # ---- 1 and 2: parts of a batch, and what an answer did with them ----
 
 
 def parts_of_a_batch(draw, ranks, dims, empty=None):
-    """A random batch, float64 (batch, channels, ...): parts of different lengths, one for each rank.
+    """A random batch, float64 (batch, channels, ...): parts of different lengths, one
+    for each rank.
 
-    empty: the rank whose part has no samples. Mean and deviation of a channel are others in each part.
+    empty: the rank whose part has no samples. Mean and deviation of a channel are
+    others in each part.
     """
-    lengths = [0 if rank == empty else length for rank, length in enumerate(draw.sample(range(3, 8), ranks))]
+    lengths = [
+        0 if rank == empty else length
+        for rank, length in enumerate(draw.sample(range(3, 8), ranks))
+    ]
     channels, further = draw.randint(8, 10), draw.sample(range(2, 5), dims - 2)
     generator, parts = torch.Generator().manual_seed(draw.randrange(10**6)), []
     for length in lengths:
-        noise = torch.randn(length, channels, *further, generator=generator, dtype=torch.float64)
+        noise = torch.randn(
+            length, channels, *further, generator=generator, dtype=torch.float64
+        )
         mean = 2 * torch.randn(channels, generator=generator)
         deviation = 0.5 + torch.rand(channels, generator=generator)
-        parts.append(along_channels(mean, noise) + along_channels(deviation, noise) * noise)
+        parts.append(
+            along_channels(mean, noise) + along_channels(deviation, noise) * noise
+        )
     return parts
 
 
 def many_samples(draw, ranks):
-    """Parts of a batch, so large that a few numbers for each channel are little beside them."""
+    """Parts of a batch, so large that a few numbers for each channel are little beside
+    them.
+    """
     generator = torch.Generator().manual_seed(draw.randrange(10**6))
     shapes = [(30 + rank, 2, 16, 16) for rank in range(ranks)]
-    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    return [
+        torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes
+    ]
 
 
 def in_words(parts):
@@ -50,7 +65,8 @@ def in_words(parts):
 
 
 def calls(function, cases):
-    """Call an answer with this rank's arguments of each case; say what it returned, sent and changed.
+    """Call an answer with this rank's arguments of each case; say what it returned,
+    sent and changed.
 
     cases: pairs of a name and a list of arguments for each rank.
     """
@@ -102,7 +118,9 @@ def judge_waits(name, of_ranks):
 
 
 def judge_manners(name, of_ranks, most, inputs):
-    """Raise Wrong unless the inputs are as they were, and at most so many collectives were called."""
+    """Raise Wrong unless the inputs are as they were, and at most so many collectives
+    were called.
+    """
     for rank, of_rank in enumerate(of_ranks):
         where = f"{rank} of {len(of_ranks)}"
         for place in of_rank["changed"]:
@@ -128,25 +146,32 @@ def judge_bytes(name, arguments, of_ranks):
 
 def agree(got, expected, tolerance):
     """Whether numbers differ by no more than this, of their size or absolutely."""
-    return torch.allclose(got.double(), expected.double(), rtol=tolerance, atol=tolerance)
+    return torch.allclose(
+        got.double(), expected.double(), rtol=tolerance, atol=tolerance
+    )
 
 
 def compare(checked, where, got, expected, looks, otherwise, tolerance=1e-10):
     """Raise Wrong unless `got` agrees with `expected`; say what it looks like instead.
 
-    looks: a function that gives pairs of numbers and a cause; otherwise: the cause where none of them fits.
+    looks: a function that gives pairs of numbers and a cause; otherwise: the cause
+    where none of them fits.
     """
     if agree(got, expected, tolerance):
         return
     if tolerance < 1e-5 and agree(got, expected, 1e-5):
         cause = "it is right to about seven digits: somewhere on the way, 64 bits have become 32"
     else:
-        cause = next((text for value, text in looks() if agree(got, value, 1e-5)), otherwise)
+        cause = next(
+            (text for value, text in looks() if agree(got, value, 1e-5)), otherwise
+        )
     raise Wrong(checked, rank=where, expected=expected, got=got, cause=cause)
 
 
 def statistics(x, less=0):
-    """Mean and variance of each channel, both nan where x is empty. less: 1 for the unbiased variance."""
+    """Mean and variance of each channel, both nan where x is empty. less: 1 for the
+    unbiased variance.
+    """
     count = x[:, 0].numel()
     mean = sum_by_channel(x) / count
     return mean, sum_by_channel((x - along_channels(mean, x)).square()) / (count - less)
@@ -165,12 +190,15 @@ def statistics(x, less=0):
     "mean) / (variance + eps).sqrt(), with both as view(1, -1, 1, ...), and at the end .to(x.dtype).",
 )
 def check_normalize(answer, draw):
-    """Mean, variance and the normalised part are those of the joined batch: with uneven parts, with an empty
-    one, in 32 bits with a mean that is much larger than the deviation; and little is sent."""
+    """Mean, variance and the normalised part are those of the joined batch: with uneven
+    parts, with an empty one, in 32 bits with a mean that is much larger than the
+    deviation; and little is sent."""
     n = draw.choice([2, 3])
     batches = [parts_of_a_batch(draw, n, dims) for dims in (4, 2, 5, 3)]
     channels = batches[0][0].shape[1]
-    far = torch.tensor([draw.choice([-1, 1]) * draw.uniform(2000, 5000) for _ in range(channels)])
+    far = torch.tensor(
+        [draw.choice([-1, 1]) * draw.uniform(2000, 5000) for _ in range(channels)]
+    )
     batches.append([(part + along_channels(far, part)).float() for part in batches[0]])
     batches.append(many_samples(draw, n))
     cases = [a_forward(draw, parts) for parts in batches]
@@ -187,7 +215,9 @@ def check_normalize(answer, draw):
 def a_forward(draw, parts):
     """A case for `calls`."""
     eps = round(draw.uniform(0.2, 0.6), 2)
-    return f"normalize(x, eps={eps}) with {in_words(parts)}", [[part, eps] for part in parts]
+    return f"normalize(x, eps={eps}) with {in_words(parts)}", [
+        [part, eps] for part in parts
+    ]
 
 
 def judge_normalized(name, arguments, of_ranks):
@@ -195,16 +225,22 @@ def judge_normalized(name, arguments, of_ranks):
     parts, eps = [part for part, _ in arguments], arguments[0][1]
     joined = torch.cat(parts).double()
     mean, variance = statistics(joined)
-    normalized = F.batch_norm(joined, None, None, training=True, eps=eps).split([len(part) for part in parts])
+    normalized = F.batch_norm(joined, None, None, training=True, eps=eps).split(
+        [len(part) for part in parts]
+    )
     narrow = parts[0].dtype == torch.float32
     tolerance = 1e-2 if narrow else 1e-10
-    why_variance = "it is the mean of (x - mean)², over all values of a channel, on all ranks"
+    why_variance = (
+        "it is the mean of (x - mean)², over all values of a channel, on all ranks"
+    )
     if narrow:
         why_variance = "the mean is large against the deviation, which is lost in the rounding of 32 bits: " \
                        "sum in 64 bits, or subtract the mean before squaring"  # fmt: skip
 
     judge_waits(name, of_ranks)
-    for rank, of_rank in reversed(list(enumerate(of_ranks))):  # rank 0 is often right by accident
+    for rank, of_rank in reversed(
+        list(enumerate(of_ranks))
+    ):  # rank 0 is often right by accident
         where = f"{rank} of {len(parts)}"
         got = three_tensors(name, where, of_rank["returned"], parts[rank])
         if any(tensor.isnan().any() for tensor in got) and not all(map(len, parts)):
@@ -228,7 +264,11 @@ def three_tensors(name, where, returned, part):
     if not is_triple or not all(isinstance(value, torch.Tensor) for value in returned):
         raise Wrong(name, rank=where, expected="three tensors", got=returned,
                     cause="return normalized, mean, variance, in this order")  # fmt: skip
-    shapes = {"normalized": part.shape, "the mean": part.shape[1:2], "the variance": part.shape[1:2]}
+    shapes = {
+        "normalized": part.shape,
+        "the mean": part.shape[1:2],
+        "the variance": part.shape[1:2],
+    }
     for (what, shape), value in zip(shapes.items(), returned):
         if value.shape != shape:
             raise Wrong(f"the shape of {what} from {name}", rank=where, expected=tuple(shape),
@@ -259,9 +299,7 @@ def looks_of_variance(parts, rank):
     mean, variance = statistics(joined)
     variances = [statistics(part)[1] for part in parts]
     weighted = sum(own * len(part) for own, part in zip(variances, parts)) / len(joined)
-    apart = (
-        "it is a mean of the ranks' variances, and leaves out how far their means lie apart: sum the squares"
-    )
+    apart = "it is a mean of the ranks' variances, and leaves out how far their means lie apart: sum the squares"
     return [
         (variances[rank], "it is the variance of this rank's own part: sum over the ranks"),
         (sum(variances) / len(parts), apart),
@@ -305,9 +343,13 @@ def looks_of_normalized(parts, rank, eps):
     "slope and scale as view(1, -1, 1, ...).",
 )
 def check_input_gradient(answer, draw):
-    """The gradient by each rank's part is autograd's for the joined batch, with all losses added up."""
+    """The gradient by each rank's part is autograd's for the joined batch, with all
+    losses added up.
+    """
     n = draw.choice([2, 3])
-    batches = [parts_of_a_batch(draw, n, dims) for dims in (4, 2, 5, 3)] + [many_samples(draw, n)]
+    batches = [parts_of_a_batch(draw, n, dims) for dims in (4, 2, 5, 3)] + [
+        many_samples(draw, n)
+    ]
     cases = [a_backward(draw, parts) for parts in batches]
     seen = answer.on_ranks(calls, [case[:2] for case in cases], nproc=n)
     for place, case in enumerate(cases):
@@ -320,27 +362,43 @@ def check_input_gradient(answer, draw):
 
 
 def a_backward(draw, parts):
-    """A case for `calls`, and the gradients that autograd finds in one process, for each rank's part."""
+    """A case for `calls`, and the gradients that autograd finds in one process, for
+    each rank's part.
+    """
     eps, joined = draw.uniform(0.2, 0.6), torch.cat(parts).requires_grad_(True)
     normalized = F.batch_norm(joined, None, None, training=True, eps=eps)
-    noise = torch.randn(joined.shape, generator=torch.Generator().manual_seed(draw.randrange(10**6)))
+    noise = torch.randn(
+        joined.shape, generator=torch.Generator().manual_seed(draw.randrange(10**6))
+    )
     gradient = 0.5 + normalized.detach() + noise
     normalized.backward(gradient)
 
     lengths = [len(part) for part in parts]
     scale, count = (statistics(joined.detach())[1] + eps).rsqrt(), joined[:, 0].numel()
     pairs = zip(gradient.split(lengths), normalized.detach().split(lengths))
-    arguments = [[of_rank.clone(), normal.clone(), scale, count] for of_rank, normal in pairs]
-    return f"input_gradient with {in_words(parts)}", arguments, joined.grad.split(lengths)
+    arguments = [
+        [of_rank.clone(), normal.clone(), scale, count] for of_rank, normal in pairs
+    ]
+    return (
+        f"input_gradient with {in_words(parts)}",
+        arguments,
+        joined.grad.split(lengths),
+    )
 
 
 def judge_gradient(name, arguments, expected, of_ranks):
     """Raise Wrong unless the ranks have these gradients."""
     judge_waits(name, of_ranks)
     for rank, of_rank in reversed(list(enumerate(of_ranks))):
-        where, got, shape = f"{rank} of {len(of_ranks)}", of_rank["returned"], expected[rank].shape
+        where, got, shape = (
+            f"{rank} of {len(of_ranks)}",
+            of_rank["returned"],
+            expected[rank].shape,
+        )
         if not isinstance(got, torch.Tensor) or got.shape != shape:
-            given = f"shape {tuple(got.shape)}" if isinstance(got, torch.Tensor) else got
+            given = (
+                f"shape {tuple(got.shape)}" if isinstance(got, torch.Tensor) else got
+            )
             raise Wrong(name, rank=where, expected=f"a tensor of shape {tuple(shape)}", got=given,
                         cause="the gradient by x has the shape of x, as normalized does")  # fmt: skip
         compare(name, where, got, expected[rank], partial(looks_of_gradient, arguments, expected, rank),
@@ -352,11 +410,16 @@ def judge_gradient(name, arguments, expected, of_ranks):
 def looks_of_gradient(arguments, expected, rank):
     n, (gradient, normalized, scale, count) = len(arguments), arguments[rank]
     own_count = max(1, gradient[:, 0].numel())
-    sums = [torch.stack([sum_by_channel(g), sum_by_channel(g * normal)]) for g, normal, *_ in arguments]
+    sums = [
+        torch.stack([sum_by_channel(g), sum_by_channel(g * normal)])
+        for g, normal, *_ in arguments
+    ]
     own, (mean, slope) = sums[rank], sum(sums) / count
 
     def result(mean, slope, factor=scale):
-        mean, slope, factor = (along_channels(vector, gradient) for vector in (mean, slope, factor))
+        mean, slope, factor = (
+            along_channels(vector, gradient) for vector in (mean, slope, factor)
+        )
         return (gradient - mean - normalized * slope) * factor
 
     nothing = torch.zeros_like(mean)
@@ -390,19 +453,29 @@ OPTIONS = ["num_features", "eps", "momentum", "affine", "track_running_stats"]
 
 
 class BatchNormBlock(nn.Module):
-    """Every kind of BatchNorm, with all options, at several depths, and among them what only looks like one,
-    as this block does by its name. Takes (batch, channels, 2, 2, 2), returns (batch, width)."""
+    """Every kind of BatchNorm, with all options, at several depths, and among them what
+    only looks like one, as this block does by its name. Takes (batch, channels, 2, 2,
+    2), returns (batch, width)."""
 
     def __init__(self, channels, width, eps, momentum):
         super().__init__()
         self.first = nn.BatchNorm3d(channels, eps, momentum)
         self.first.weight.requires_grad_(False)
-        others = nn.Sequential(nn.InstanceNorm2d(channels, affine=True), nn.GroupNorm(1, channels))
-        self.images = nn.ModuleDict({"norm": nn.BatchNorm2d(channels, eps, affine=False), "others": others})
+        others = nn.Sequential(
+            nn.InstanceNorm2d(channels, affine=True), nn.GroupNorm(1, channels)
+        )
+        self.images = nn.ModuleDict(
+            {"norm": nn.BatchNorm2d(channels, eps, affine=False), "others": others}
+        )
         rest = [nn.Linear(8 * channels, width), SyncBatchNorm(width, eps)]
-        rest += [nn.Sequential(nn.Tanh(), nn.BatchNorm1d(width, eps, momentum=None)), nn.LayerNorm(width)]
+        rest += [
+            nn.Sequential(nn.Tanh(), nn.BatchNorm1d(width, eps, momentum=None)),
+            nn.LayerNorm(width),
+        ]
         rest += [nn.BatchNorm1d(width, momentum=momentum).eval()]
-        self.rest = nn.ModuleList([nn.BatchNorm1d(channels, track_running_stats=False), nn.Sequential(*rest)])
+        self.rest = nn.ModuleList(
+            [nn.BatchNorm1d(channels, track_running_stats=False), nn.Sequential(*rest)]
+        )
 
     def forward(self, x):
         x = self.images["norm"](self.first(x).flatten(3))
@@ -411,7 +484,9 @@ class BatchNormBlock(nn.Module):
 
 
 def networks(seed, channels, eps, momentum):
-    """What an answer is to convert, {name: network}: layers by themselves, and at last a network to train."""
+    """What an answer is to convert, {name: network}: layers by themselves, and at last
+    a network to train.
+    """
     width = 4
     made = {
         "a BatchNorm1d": nn.BatchNorm1d(channels, eps, momentum),
@@ -426,11 +501,16 @@ def networks(seed, channels, eps, momentum):
 
 
 def conversions(convert, *of_networks):
-    """Convert each of the `networks`; say what has become of every layer, parameter and buffer."""
+    """Convert each of the `networks`; say what has become of every layer, parameter and
+    buffer.
+    """
     seen = []
     for name, network in networks(*of_networks).items():
         layers, tensors = dict(network.named_modules()), tensors_of(network)
-        before, values = {path: about(layer) for path, layer in layers.items()}, state(network)
+        before, values = (
+            {path: about(layer) for path, layer in layers.items()},
+            state(network),
+        )
         kinds = {
             key: "Parameter" if isinstance(value, nn.Parameter) else "buffer"
             for key, value in tensors.items()
@@ -440,7 +520,12 @@ def conversions(convert, *of_networks):
             converted = convert(network)
         if not isinstance(converted, nn.Module):
             return [
-                {"name": name, "returned": "None" if converted is None else f"a {type(converted).__name__}"}
+                {
+                    "name": name,
+                    "returned": "None"
+                    if converted is None
+                    else f"a {type(converted).__name__}",
+                }
             ]
         new = {path: at(converted, path) for path in layers}
         new_tensors = tensors_of(converted)
@@ -476,10 +561,15 @@ def at(network, path):
 
 
 def about(layer):
-    """What there is to say about a layer, or about whatever stands in its place: kind, mode and options."""
+    """What there is to say about a layer, or about whatever stands in its place: kind,
+    mode and options.
+    """
     kind = "SyncBatchNorm" if isinstance(layer, SyncBatchNorm) else type(layer).__name__
     kind = "torch.nn.SyncBatchNorm" if isinstance(layer, nn.SyncBatchNorm) else kind
-    return {"kind": kind, **{name: getattr(layer, name, None) for name in ["training", *OPTIONS]}}
+    return {
+        "kind": kind,
+        **{name: getattr(layer, name, None) for name in ["training", *OPTIONS]},
+    }
 
 
 def convert_and_train(convert, batches, *of_networks):
@@ -498,10 +588,15 @@ def convert_and_train(convert, batches, *of_networks):
     "return layer.train(module.training). Any other module: convert its children, return it.",
 )
 def check_convert(answer, draw):
-    """Every BatchNorm becomes a SyncBatchNorm with its tensors, options and mode, nothing else changes, and
-    then ranks train as one process."""
+    """Every BatchNorm becomes a SyncBatchNorm with its tensors, options and mode,
+    nothing else changes, and then ranks train as one process."""
     seed, channels = draw.randrange(10**6), draw.randint(3, 6)
-    of_networks = seed, channels, round(draw.uniform(0.1, 0.4), 2), round(draw.uniform(0.2, 0.6), 2)
+    of_networks = (
+        seed,
+        channels,
+        round(draw.uniform(0.1, 0.4), 2),
+        round(draw.uniform(0.2, 0.6), 2),
+    )
     seen = answer.on_ranks(conversions, *of_networks)[0]
     for case in seen:
         if "returned" in case:
@@ -513,14 +608,19 @@ def check_convert(answer, draw):
             judge(case)
 
     generator = torch.Generator().manual_seed(seed)
-    batches = [torch.randn(8, channels, 2, 2, 2, generator=generator, dtype=torch.float64) for _ in range(3)]
+    batches = [
+        torch.randn(8, channels, 2, 2, 2, generator=generator, dtype=torch.float64)
+        for _ in range(3)
+    ]
     of_ranks = answer.on_ranks(convert_and_train, batches, *of_networks, nproc=2)
     history = take_steps(networks(*of_networks)["a network"], batches)
     for step, expected in enumerate(history):
         for rank, of_rank in enumerate(of_ranks):
             got = of_rank[step]
             if not equal(got, expected):
-                key = next(key for key in expected if not close(got.get(key), expected[key]))
+                key = next(
+                    key for key in expected if not close(got.get(key), expected[key])
+                )
                 raise Wrong(f"{key} after step {step + 1} of training with DDP", rank=f"{rank} of 2",
                             expected=expected[key], got=got.get(key), cause="each layer looks like a "
                             "SyncBatchNorm, but ranks do not train as one process: does it compute like one?",
@@ -528,25 +628,35 @@ def check_convert(answer, draw):
 
 
 def judge_kinds(seen):
-    """Raise Wrong unless every BatchNorm has become a SyncBatchNorm, and all else is what it was."""
+    """Raise Wrong unless every BatchNorm has become a SyncBatchNorm, and all else is
+    what it was.
+    """
     alone = [case["layers"][""] for case in seen]
     converts_some = any(
-        layer["before"]["kind"] in BATCH_NORMS and layer["after"]["kind"] == "SyncBatchNorm"
+        layer["before"]["kind"] in BATCH_NORMS
+        and layer["after"]["kind"] == "SyncBatchNorm"
         for layer in alone
     )
     for case in seen:
         for path, layer in case["layers"].items():
             old, new = layer["before"]["kind"], layer["after"]["kind"]
             if old in BATCH_NORMS and new != "SyncBatchNorm":
-                cause = (
-                    "it lies deeper in the network: go down into every child, and replace it in its parent"
-                )
+                cause = "it lies deeper in the network: go down into every child, and replace it in its parent"
                 if new == "torch.nn.SyncBatchNorm":
                     cause = "that is torch's, which trains on GPUs only: take that of ddp_course.lesson05"
                 elif not path:
                     cause = "the module may be a BatchNorm itself, which has no parent: return the new layer"
-                    cause = "BatchNorm comes in three kinds, 1d, 2d and 3d" if converts_some else cause
-                raise Wrong(the_place(case, path), expected="SyncBatchNorm", got=new, cause=cause)
+                    cause = (
+                        "BatchNorm comes in three kinds, 1d, 2d and 3d"
+                        if converts_some
+                        else cause
+                    )
+                raise Wrong(
+                    the_place(case, path),
+                    expected="SyncBatchNorm",
+                    got=new,
+                    cause=cause,
+                )
             if old not in BATCH_NORMS and not layer["same"]:
                 cause = "all that is no BatchNorm stays the very same object: change what is given, no copy"
                 if old == "SyncBatchNorm":
@@ -575,10 +685,14 @@ def judge_options(case):
 
 
 def judge_tensors(case):
-    """Raise Wrong unless names, parameters and buffers are what they were, and the same objects."""
+    """Raise Wrong unless names, parameters and buffers are what they were, and the same
+    objects.
+    """
     keys, new_keys = case["keys"]
     if new_keys != keys:
-        old, new = next((old, new) for old, new in zip_longest(keys, new_keys) if old != new)
+        old, new = next(
+            (old, new) for old, new in zip_longest(keys, new_keys) if old != new
+        )
         raise Wrong(f"names in the state_dict of {case['name']}, converted", expected=f"{old} in this place",
                     got=new, cause="names, and their order, come from a layer's place among its siblings: "
                     "setattr puts the new one there, but what is deleted and added comes last")  # fmt: skip
@@ -592,7 +706,10 @@ def judge_tensors(case):
             if tensor["kind"] == "Parameter":
                 cause = "it is a copy, though with these numbers: an optimizer made before trains the old one"
             raise Wrong(
-                what, expected=f"the same {tensor['kind']} as before", got="another object", cause=cause
+                what,
+                expected=f"the same {tensor['kind']} as before",
+                got="another object",
+                cause=cause,
             )
         if tensor["trained"][0] != tensor["trained"][1]:
             raise Wrong(f"requires_grad of {what}", expected=tensor["trained"][0], got=tensor["trained"][1],
@@ -600,5 +717,11 @@ def judge_tensors(case):
 
 
 def the_place(case, path):
-    """A layer in words: 'a BatchNorm1d, converted', or 'layer 0.first of a network, converted'."""
-    return f"layer {path} of {case['name']}, converted" if path else f"{case['name']}, converted"
+    """A layer in words: 'a BatchNorm1d, converted', or 'layer 0.first of a network,
+    converted'.
+    """
+    return (
+        f"layer {path} of {case['name']}, converted"
+        if path
+        else f"{case['name']}, converted"
+    )

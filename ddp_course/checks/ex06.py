@@ -1,4 +1,6 @@
-"""Exercise 06: one step for a window of micro-batches, no_sync in its place, and a hook that counts bytes."""
+"""Exercise 06: one step for a window of micro-batches, no_sync in its place, and a hook
+that counts bytes.
+"""
 
 import re
 import time
@@ -9,22 +11,26 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course.checks.ex03 import Chain, a_batch
-from ddp_course.checks.judge import Wrong, question, trying
 from ddp_course.checks.training import fill, gradients_of, take_steps
-from ddp_course.distributed import process_group
-from ddp_course.launch import SYMPTOMS, RankError, RankTimeout
-from ddp_course.profiling import Watch
+from ddp_course.ranks.environment import process_group
+from ddp_course.ranks.launch import SYMPTOMS, RankError, RankTimeout
+from ddp_course.ranks.watch import Watch
+from ddp_course.school.judge import Wrong, question, trying
 
 FEATURES, CLASSES, LEARNING_RATE = 4, 3, 0.1
-IGNORED = -100  # the label of an item that does not count; cross_entropy's own ignore_index
+IGNORED = (
+    -100
+)  # the label of an item that does not count; cross_entropy's own ignore_index
 
 # ---- what becomes of the micro-batches ----
 
 
 def follow(model):
-    """A list that gets an entry for each forward and backward of the network in a DDP model, from now on.
+    """A list that gets an entry for each forward and backward of the network in a DDP
+    model, from now on.
 
-    what: 'forward' or 'backward'; size: of the batch; alone: whether this was within no_sync.
+    what: 'forward' or 'backward'; size: of the batch; alone: whether this was within
+    no_sync.
     """
     events = []
 
@@ -46,9 +52,14 @@ def only(what, events):
 
 
 def judge_memory(checked, where, window, events):
-    """Raise Wrong where a rank had several micro-batches in memory at once; all of the window hold items."""
+    """Raise Wrong where a rank had several micro-batches in memory at once; all of the
+    window hold items.
+    """
     expected = "forward and backward of one micro-batch, then of the next"
-    forwards, largest = only("forward", events), max(len(inputs) for inputs, _ in window)
+    forwards, largest = (
+        only("forward", events),
+        max(len(inputs) for inputs, _ in window),
+    )
     for event in forwards:
         if event["size"] > largest:
             cause = "micro-batches were joined, and there is no memory for that: take them one by one"
@@ -67,27 +78,49 @@ def joined(tensors):
 
 
 def agree(got, expected, tolerance=1e-5):
-    """Whether two tensors are equal as a whole, even where some factor was a number of 32 bits."""
-    return got.shape == expected.shape and (got - expected).norm() <= tolerance * expected.norm()
+    """Whether two tensors are equal as a whole, even where some factor was a number of
+    32 bits.
+    """
+    return (
+        got.shape == expected.shape
+        and (got - expected).norm() <= tolerance * expected.norm()
+    )
 
 
 def the_likely(looks, got, otherwise):
-    """The first cause that has a value like `got`. looks: pairs of values, a list, and their cause."""
-    return next((cause for values, cause in looks if any(agree(got, value) for value in values)), otherwise)
+    """The first cause that has a value like `got`. looks: pairs of values, a list, and
+    their cause.
+    """
+    return next(
+        (
+            cause
+            for values, cause in looks
+            if any(agree(got, value) for value in values)
+        ),
+        otherwise,
+    )
 
 
 # ---- 1: a step for a window ----
 
 
 def items_of_windows(draw, n):
-    """How many items count, in each of four windows: on each of n ranks, in each micro-batch."""
+    """How many items count, in each of four windows: on each of n ranks, in each
+    micro-batch.
+    """
     lengths = [draw.choice([5, 6]), 3, 2, 1]
-    # Of 4 or more items, to which a_window adds 4 at most: not twice as many labels, as n is 2 at least.
-    items = [[[draw.randint(4, 10) for _ in range(length)] for _ in range(n)] for length in lengths]
+    # Of 4 or more items, to which a_window adds 4 at most: not twice as many labels, as
+    # n is 2 at least.
+    items = [
+        [[draw.randint(4, 10) for _ in range(length)] for _ in range(n)]
+        for length in lengths
+    ]
     first, second, third, _ = items
     for numbers in (map(sum, first), map(sum, zip(*first)), *first):
         if len(set(numbers)) < 2:
-            return items_of_windows(draw, n)  # where all have equally many, a mean of means is right
+            return items_of_windows(
+                draw, n
+            )  # where all have equally many, a mean of means is right
     one, other = draw.sample(range(n), 2)
     second[one][draw.randrange(2)] = second[other][2] = 0
     third[draw.randrange(n)] = [0, 0]
@@ -107,15 +140,22 @@ def a_window(items, seed):
 
 
 def windows_of(rank, items, seed):
-    return [a_window(of_ranks[rank], seed + 10 * place + rank) for place, of_ranks in enumerate(items)]
+    return [
+        a_window(of_ranks[rank], seed + 10 * place + rank)
+        for place, of_ranks in enumerate(items)
+    ]
 
 
 def a_classifier(seed):
-    return fill(nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES)), seed)
+    return fill(
+        nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES)), seed
+    )
 
 
 def steps_of_windows(window_step, items, seed, stop_at_gap=False):
-    """Train on windows, one after the other; of each, where it led, and what was done for it."""
+    """Train on windows, one after the other; of each, where it led, and what was done
+    for it.
+    """
     with process_group(timeout=4) as (rank, _):
         model = DistributedDataParallel(a_classifier(seed))
         optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
@@ -126,9 +166,19 @@ def steps_of_windows(window_step, items, seed, stop_at_gap=False):
             steps.clear()
             with trying(f"window {number}, of {len(window)}"):
                 window_step(model, window, optimizer)
-            if stop_at_gap and (backwards := len(only("backward", events))) < len(window):
-                raise RuntimeError(f"{GAP}: {backwards} for {len(window)} in window {number}")
-            seen.append({"end": joined(model.parameters()), "steps": len(steps), "events": list(events)})
+            if stop_at_gap and (backwards := len(only("backward", events))) < len(
+                window
+            ):
+                raise RuntimeError(
+                    f"{GAP}: {backwards} for {len(window)} in window {number}"
+                )
+            seen.append(
+                {
+                    "end": joined(model.parameters()),
+                    "steps": len(steps),
+                    "events": list(events),
+                }
+            )
         return seen
 
 
@@ -148,25 +198,33 @@ GAP = "fewer backwards than micro-batches"
     "optimizer.step().",
 )
 def check_window_step(answer, draw):
-    """After each of several windows, the parameters are those of one process with all items in one batch."""
+    """After each of several windows, the parameters are those of one process with all
+    items in one batch.
+    """
     for n in (2, 3):
         items, seed = items_of_windows(draw, n), draw.randrange(10**6)
         judge_windows(stepped(answer, items, seed, n), items, seed)
 
 
 def stepped(answer, items, seed, n):
-    """`steps_of_windows` on n ranks. Where they wait for one that left something out, say so."""
+    """`steps_of_windows` on n ranks. Where they wait for one that left something out,
+    say so.
+    """
     try:
         return answer.on_ranks(steps_of_windows, items, seed, nproc=n)
     except RankError as error:
         symptoms = [*SYMPTOMS, "SIGABRT", "gloo"]
-        if isinstance(error, RankTimeout) or any(text in str(error) for text in symptoms):
+        if isinstance(error, RankTimeout) or any(
+            text in str(error) for text in symptoms
+        ):
             try:
                 answer.on_ranks(steps_of_windows, items, seed, True, nproc=n)
             except RankError as other:
                 if GAP in other.message:
                     cause = "a micro-batch without items is left out, and the other ranks wait in its "
-                    cause += "backward: all that it adds are zeros, but it has to take part"
+                    cause += (
+                        "backward: all that it adds are zeros, but it has to take part"
+                    )
                     raise Wrong(f"window_step with {len(items)} windows in a row, {n} ranks", cause=cause,
                                 rank=f"{other.rank} of {n}", expected="a backward for each micro-batch",
                                 got=other.message.removeprefix("RuntimeError: ")) from None  # fmt: skip
@@ -187,7 +245,9 @@ def judge_windows(seen, items, seed):
                             got=steps, cause=cause)  # fmt: skip
         start = joined(network.parameters())
         windows = [windows_of(rank, items, seed)[number] for rank in range(n)]
-        gradients = [[gradient_of_sum(network, *pair) for pair in window] for window in windows]
+        gradients = [
+            [gradient_of_sum(network, *pair) for pair in window] for window in windows
+        ]
         truth = sum(map(sum, gradients)) / sum(map(sum, of_ranks))
         for rank, of_rank in reversed(list(enumerate(seen))):
             got = (start - of_rank[number]["end"]) / LEARNING_RATE
@@ -197,24 +257,33 @@ def judge_windows(seen, items, seed):
                 raise Wrong(f"{checked}: the gradient of the step, for all parameters in a row",
                             rank=f"{rank} of {n}", expected=truth, got=got, cause=cause)  # fmt: skip
         before = before + truth
-        nn.utils.vector_to_parameters(start - LEARNING_RATE * truth, network.parameters())
+        nn.utils.vector_to_parameters(
+            start - LEARNING_RATE * truth, network.parameters()
+        )
     for rank, of_rank in enumerate(seen):
         window = windows_of(rank, items, seed)[0]
-        checked = f"what was done with the {len(window)} micro-batches of window 1, {n} ranks"
+        checked = (
+            f"what was done with the {len(window)} micro-batches of window 1, {n} ranks"
+        )
         judge_memory(checked, f"{rank} of {n}", window, of_rank[0]["events"])
 
 
 def gradient_of_sum(network, inputs, labels):
-    """Of the sum of the losses of those items that count, for all parameters in a row."""
-    loss = F.cross_entropy(network(inputs), labels, ignore_index=IGNORED, reduction="sum")
+    """Of the sum of the losses of those items that count, for all parameters in a
+    row.
+    """
+    loss = F.cross_entropy(
+        network(inputs), labels, ignore_index=IGNORED, reduction="sum"
+    )
     return joined(torch.autograd.grad(loss, list(network.parameters())))
 
 
 def cause_of_step(got, rank, gradients, items, labels, before):
     """What a wrong step looks like.
 
-    gradients: of each rank, of the sum of each micro-batch; items: how many count there; labels: how many
-    there are in all; before: the sum of the gradients of the windows before.
+    gradients: of each rank, of the sum of each micro-batch; items: how many count
+    there; labels: how many there are in all; before: the sum of the gradients of the
+    windows before.
     """
     if got.isnan().any():
         return "a micro-batch without items has no mean: 0/0 is nan, and nan times 0 is nan. Its sum is 0"
@@ -259,7 +328,10 @@ def mean_of(gradient, items):
 def pairs_of(sizes, width, seed):
     """Micro-batches of these sizes: [(inputs, target), ...]."""
     seeds = range(seed, seed + 2 * len(sizes), 2)
-    return [(a_batch(size, width, one), a_batch(size, width, one + 1)) for size, one in zip(sizes, seeds)]
+    return [
+        (a_batch(size, width, one), a_batch(size, width, one + 1))
+        for size, one in zip(sizes, seeds)
+    ]
 
 
 def seed_of(seed, rank, window):
@@ -271,12 +343,17 @@ def loss_of(output, target):
 
 
 def accumulations(accumulate, sizes, width, layers, seed):
-    """Accumulate windows of these sizes, one after the other. Say what one plain backward sends; and of each
-    window what was sent, what was done, and the gradients."""
+    """Accumulate windows of these sizes, one after the other. Say what one plain
+    backward sends; and of each window what was sent, what was done, and the
+    gradients."""
     with process_group() as (rank, _):
         layer = 8 * width**2  # its bytes
-        model = DistributedDataParallel(Chain(width, layers, seed), bucket_cap_mb=1.5 * layer / 2**20)
-        for _ in range(2):  # only after its first step does DDP know in which order gradients come
+        model = DistributedDataParallel(
+            Chain(width, layers, seed), bucket_cap_mb=1.5 * layer / 2**20
+        )
+        for _ in range(
+            2
+        ):  # only after its first step does DDP know in which order gradients come
             loss = model(a_batch(2, width, seed)).sum()
             with Watch() as watch:
                 loss.backward()
@@ -288,9 +365,16 @@ def accumulations(accumulate, sizes, width, layers, seed):
             with trying(f"a window of {len(window)}"), Watch() as watch:
                 accumulate(model, window, loss_of)
             gradients = [
-                torch.zeros_like(value) if value.grad is None else value.grad for value in model.parameters()
+                torch.zeros_like(value) if value.grad is None else value.grad
+                for value in model.parameters()
             ]
-            windows.append({"sent": sent(watch), "events": list(events), "gradients": joined(gradients)})
+            windows.append(
+                {
+                    "sent": sent(watch),
+                    "events": list(events),
+                    "gradients": joined(gradients),
+                }
+            )
         return {"once": once, "windows": windows}
 
 
@@ -307,16 +391,26 @@ def sent(watch):
     "outside of it, forward and backward for the last.",
 )
 def check_accumulate(answer, draw):
-    """The gradients of a window are averaged over the ranks, and each of DDP's buckets was sent once."""
+    """The gradients of a window are averaged over the ranks, and each of DDP's buckets
+    was sent once.
+    """
     for n in (2, 3):
         width, layers, seed = draw.randint(4, 7), 6, draw.randrange(10**6)
         lengths = [draw.choice([5, 6]), 1, 3]
-        sizes = [[[draw.randint(2, 5) for _ in range(length)] for _ in range(n)] for length in lengths]
+        sizes = [
+            [[draw.randint(2, 5) for _ in range(length)] for _ in range(n)]
+            for length in lengths
+        ]
         seen = answer.on_ranks(accumulations, sizes, width, layers, seed, nproc=n)
         for number, of_ranks in enumerate(sizes):
-            windows = [pairs_of(of_ranks[rank], width, seed_of(seed, rank, number)) for rank in range(n)]
+            windows = [
+                pairs_of(of_ranks[rank], width, seed_of(seed, rank, number))
+                for rank in range(n)
+            ]
             of_window = [of_rank["windows"][number] for of_rank in seen]
-            judge_accumulation(Chain(width, layers, seed), windows, seen[0]["once"], of_window)
+            judge_accumulation(
+                Chain(width, layers, seed), windows, seen[0]["once"], of_window
+            )
 
 
 def judge_accumulation(network, windows, once, seen):
@@ -334,15 +428,27 @@ def judge_accumulation(network, windows, once, seen):
             raise Wrong(f"what was sent in {checked}", rank=f"{rank} of {n}", expected=in_words(once),
                         got=in_words(of_rank["sent"]), cause=cause)  # fmt: skip
     for rank, of_rank in enumerate(seen):
-        judge_memory(f"what was done in {checked}", f"{rank} of {n}", windows[rank], of_rank["events"])
+        judge_memory(
+            f"what was done in {checked}",
+            f"{rank} of {n}",
+            windows[rank],
+            of_rank["events"],
+        )
 
 
 def gradient_of_loss(network, inputs, target):
-    return joined(torch.autograd.grad(loss_of(network(inputs), target), list(network.parameters())))
+    return joined(
+        torch.autograd.grad(
+            loss_of(network(inputs), target), list(network.parameters())
+        )
+    )
 
 
 def in_words(log):
-    names, sizes = ", ".join(sorted({name for name, _ in log})), ", ".join(str(size) for _, size in log)
+    names, sizes = (
+        ", ".join(sorted({name for name, _ in log})),
+        ", ".join(str(size) for _, size in log),
+    )
     return f"{names}: {len(log)}, of {sizes} bytes" if log else "nothing"
 
 
@@ -361,16 +467,27 @@ def cause_of_gradients(got, rank, own):
         ([sum(means) * n], f"{n} times too large: DDP has averaged them; do not sum over the ranks, too"),
         ([sum(means) / length], f"{length} times too small: the loss that loss_of gives is scaled already"),
     ]  # fmt: skip
-    return the_likely(looks, got, "does each micro-batch go through forward and backward, exactly once?")
+    return the_likely(
+        looks,
+        got,
+        "does each micro-batch go through forward and backward, exactly once?",
+    )
 
 
 def cause_of_sending(of_rank, once, length):
-    """Why something else was sent than in one backward, though the gradients are right."""
+    """Why something else was sent than in one backward, though the gradients are
+    right.
+    """
     times = len(of_rank["sent"]) // len(once)
     if of_rank["sent"] != sorted(once * times):
         return "not all of it was sent by DDP, which averages by itself: call no collective of your own"
-    forwards, backwards = only("forward", of_rank["events"]), only("backward", of_rank["events"])
-    if any(event["alone"] for event in backwards) and not any(event["alone"] for event in forwards):
+    forwards, backwards = (
+        only("forward", of_rank["events"]),
+        only("backward", of_rank["events"]),
+    )
+    if any(event["alone"] for event in backwards) and not any(
+        event["alone"] for event in forwards
+    ):
         return "no_sync stands around backward only, but it is the forward that decides: put both inside"
     return f"{times} of {length} micro-batches were sent: all but the last belong within no_sync"
 
@@ -381,21 +498,30 @@ DTYPES = [torch.float64, torch.float32]
 
 
 def hooked_trainings(hook, width, layers, seed, batches, lateness):
-    """Train a network of each dtype with the hook, each with its own dict. Rank 0 is late for backward."""
+    """Train a network of each dtype with the hook, each with its own dict. Rank 0 is
+    late for backward.
+    """
     with process_group() as (rank, world_size):
         seen = []
         for dtype in DTYPES:
             parts = [batch.to(dtype).chunk(world_size)[rank] for batch in batches]
             network = Chain(width, layers, seed).to(dtype)
-            seen.append(hooked_training(hook, network, parts, lateness if rank == 0 else 0))
+            seen.append(
+                hooked_training(hook, network, parts, lateness if rank == 0 else 0)
+            )
         return seen
 
 
 def hooked_training(hook, network, batches, lateness):
-    """The first gradients, the `state` after each step, what the hook counted, and what there was."""
+    """The first gradients, the `state` after each step, what the hook counted, and what
+    there was.
+    """
     layer = next(network.parameters()).nbytes
     model = DistributedDataParallel(network, bucket_cap_mb=1.5 * layer / 2**20)
-    counts, truth = {"calls": 0, "bytes": 0}, {"calls": 0, "bytes": 0, "numbers": 0, "last": 0}
+    counts, truth = (
+        {"calls": 0, "bytes": 0},
+        {"calls": 0, "bytes": 0, "numbers": 0, "last": 0},
+    )
 
     def observed(state, bucket):
         buffer = bucket.buffer()
@@ -420,7 +546,12 @@ def hooked_training(hook, network, batches, lateness):
     gradients = gradients_of(network)
     model.zero_grad()
     history = take_steps(model, batches)
-    return {"gradients": gradients, "history": history, "counts": counts, "truth": truth}
+    return {
+        "gradients": gradients,
+        "history": history,
+        "counts": counts,
+        "truth": truth,
+    }
 
 
 NO_FUTURE, NO_TENSOR = "the hook returned a", "the future's value is a"
@@ -436,28 +567,43 @@ NO_FUTURE, NO_TENSOR = "the hook returned a", "the future's value is a"
     "async_op=True).get_future(); return future.then(lambda future: future.value()[0]).",
 )
 def check_counting_hook(answer, draw):
-    """DDP trains with the hook as it does without one, and every rank has counted its calls and bytes."""
+    """DDP trains with the hook as it does without one, and every rank has counted its
+    calls and bytes.
+    """
     for n, lateness in ((2, 0.3), (3, 0.0)):
-        width, layers, seed = draw.randint(4, 7), draw.choice([5, 6]), draw.randrange(10**6)
+        width, layers, seed = (
+            draw.randint(4, 7),
+            draw.choice([5, 6]),
+            draw.randrange(10**6),
+        )
         batches = [a_batch(3 * n, width, seed + 1 + step) for step in range(3)]
         seen = hooked(answer, n, width, layers, seed, batches, lateness)
         for place, dtype in enumerate(DTYPES):
             checked = f"a network of {dtype} under DDP with counting_hook, {n} ranks"
             of_ranks = [of_rank[place] for of_rank in seen]
             tolerance = 1e-5 if dtype == torch.float64 else 1e-3
-            judge_averages(checked, of_ranks, Chain(width, layers, seed), batches, tolerance)
+            judge_averages(
+                checked, of_ranks, Chain(width, layers, seed), batches, tolerance
+            )
             judge_counts(checked, of_ranks, dtype)
 
 
 def hooked(answer, n, *arguments):
-    """`hooked_trainings` on n ranks. Where DDP cannot use what the hook returns, raise Wrong and say so."""
-    checked, expected = f"a backward with counting_hook, {n} ranks", "a torch.futures.Future of a tensor"
+    """`hooked_trainings` on n ranks. Where DDP cannot use what the hook returns, raise
+    Wrong and say so.
+    """
+    checked, expected = (
+        f"a backward with counting_hook, {n} ranks",
+        "a torch.futures.Future of a tensor",
+    )
     try:
         return answer.on_ranks(hooked_trainings, *arguments, nproc=n)
     except RankTimeout as late:
         if str(late).count("_engine_run_backward") == n:
             cause = "DDP waits for the future, and nobody completes it: return the work's, or set_result"
-            raise Wrong(checked, expected=expected, got="one that never completes", cause=cause) from None
+            raise Wrong(
+                checked, expected=expected, got="one that never completes", cause=cause
+            ) from None
         raise
     except RankError as error:
         said = next(iter(error.message.splitlines()), "")
@@ -477,7 +623,9 @@ def hooked(answer, n, *arguments):
 
 
 def judge_averages(checked, of_ranks, network, batches, tolerance):
-    """Raise Wrong unless the first gradients are means over the ranks, and training is one process's."""
+    """Raise Wrong unless the first gradients are means over the ranks, and training is
+    one process's.
+    """
     n, own = len(of_ranks), []
     for part in batches[0].chunk(n):
         network.zero_grad()
@@ -510,19 +658,26 @@ def judge_averages(checked, of_ranks, network, batches, tolerance):
 
 
 def judge_counts(checked, of_ranks, dtype):
-    """Raise Wrong unless each rank has counted the calls of its hook, and the bytes of its buckets."""
+    """Raise Wrong unless each rank has counted the calls of its hook, and the bytes of
+    its buckets.
+    """
     n, counts = len(of_ranks), [in_numbers(of_rank["counts"]) for of_rank in of_ranks]
     for rank, of_rank in reversed(list(enumerate(of_ranks))):
         truth, got = of_rank["truth"], counts[rank]
         numbers, size = truth["numbers"], truth["bytes"] // truth["numbers"]
         of_numbers = f"a number of {dtype} has {size} bytes: buffer.numel() * buffer.element_size()"
         looks = {
-            truth["bytes"] * n: "each rank counts its own buckets, and not those of all ranks: no world_size",
+            truth["bytes"]
+            * n: "each rank counts its own buckets, and not those of all ranks: no world_size",
             **dict.fromkeys((numbers, 4 * numbers, 8 * numbers), of_numbers),
-            truth["last"]: "only the last call is in it: add to what state has already, +=",
+            truth[
+                "last"
+            ]: "only the last call is in it: add to what state has already, +=",
         }
         threads = "count in the hook itself: callbacks run in several threads at once, and lose counts"
-        bytes_of_all = f"it is the bytes of bucket.buffer(), added up over all calls; {threads}"
+        bytes_of_all = (
+            f"it is the bytes of bucket.buffer(), added up over all calls; {threads}"
+        )
         likely = {
             "bytes": looks.get(got["bytes"], bytes_of_all),
             "calls": f"it is how often DDP calls the hook, once for each bucket of each backward; {threads}",
@@ -546,6 +701,10 @@ def in_numbers(counts):
     found = {}
     for what in UNTOUCHED:
         value = counts.get(what)
-        value = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+        value = (
+            value.item()
+            if isinstance(value, torch.Tensor) and value.numel() == 1
+            else value
+        )
         found[what] = value if isinstance(value, int | float) else None
     return found

@@ -1,6 +1,7 @@
-"""Exercise 08: uneven examples and their loss in Trainer, and a callback that stops all ranks together."""
+"""Exercise 08: uneven examples and their loss in Trainer, and a callback that stops all
+ranks together.
+"""
 
-import gc
 import json
 import os
 import tempfile
@@ -13,20 +14,24 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from ddp_course.checks.judge import Wrong, question, trying
 from ddp_course.checks.training import fill
-from ddp_course.distributed import process_group
-from ddp_course.launch import RankError, start_server
-from ddp_course.profiling import Watch
+from ddp_course.ranks.environment import process_group
+from ddp_course.ranks.launch import RankError, start_server
+from ddp_course.ranks.watch import Watch
+from ddp_course.school.judge import Wrong, question, trying
 
-TIMEOUT = 40  # seconds for ranks that have yet to import transformers; they need two where it is there
+# what the ranks begin with: Trainer, and what it imports on the way
+PRELOADED = ["transformers.trainer", "datasets", "deepspeed"]
+TIMEOUT = 40  # seconds, for ranks that have yet to import these; else they need two
 PATIENCE = 4  # seconds that a rank waits for the others at the end of a step
 
 # ---- Trainer on ranks ----
 
 
 class Meeting:
-    """Where ranks leave notes for each other, without any collective: those are for the answers."""
+    """Where ranks leave notes for each other, without any collective: those are for the
+    answers.
+    """
 
     def __init__(self):
         self.rank, self.n = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -37,9 +42,14 @@ class Meeting:
         self.store.set(f"{topic}, {self.rank}", json.dumps(note))
 
     def notes(self, topic, note, patience=PATIENCE):
-        """Leave a note; return those of all ranks, in their order, with None for those that did not come."""
+        """Leave a note; return those of all ranks, in their order, with None for those
+        that did not come.
+        """
         self.leave(topic, note)
-        keys, deadline = [f"{topic}, {rank}" for rank in range(self.n)], time.monotonic() + patience
+        keys, deadline = (
+            [f"{topic}, {rank}" for rank in range(self.n)],
+            time.monotonic() + patience,
+        )
         while not self.store.check(keys) and time.monotonic() < deadline:
             time.sleep(0.002)
         return [self.left_by(rank, topic) for rank in range(self.n)]
@@ -52,14 +62,12 @@ class Meeting:
 
 @contextmanager
 def settings(meeting, **options):
-    """TrainingArguments for small trainings on a CPU; and the process group, where a launch has set it up."""
+    """TrainingArguments for small trainings on a CPU; and the process group, where a
+    launch has set it up.
+    """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # or Accelerate warns of it
-    import ddp_course.quick_trainer  # noqa: F401, before transformers, which comes quicker then
-
-    # isort: split
     from transformers.trainer import TrainingArguments
 
-    gc.freeze()  # Trainer collects garbage: it need not look for it in all that was imported
     meeting.notes("imported", True, patience=TIMEOUT)
     launched = "RANK" in os.environ
     group = process_group(timeout=2 * PATIENCE) if launched else nullcontext()
@@ -84,7 +92,9 @@ def a_trainer(model, made, examples, **options):
     from transformers.trainer_callback import PrinterCallback
 
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    trainer = Trainer(model, made, train_dataset=examples, optimizers=(optimizer, None), **options)
+    trainer = Trainer(
+        model, made, train_dataset=examples, optimizers=(optimizer, None), **options
+    )
     trainer.remove_callback(PrinterCallback)
     return trainer
 
@@ -92,7 +102,9 @@ def a_trainer(model, made, examples, **options):
 # ---- 1: an uneven task ----
 
 WORDS, WIDTH, CLASSES, LEARNING_RATE = 7, 4, 11, 0.1
-LENGTHS = range(3, 10)  # of examples; there are more classes, so that the two cannot be mixed up unnoticed
+LENGTHS = range(
+    3, 10
+)  # of examples; there are more classes, so that the two cannot be mixed up unnoticed
 BATCH_SIZE, ACCUMULATION = 2, 3
 IGNORED = -100
 
@@ -102,7 +114,10 @@ class Tagger(nn.Module):
 
     def __init__(self, seed):
         super().__init__()
-        self.embedding, self.linear = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.embedding, self.linear = (
+            nn.Embedding(WORDS, WIDTH),
+            nn.Linear(WIDTH, CLASSES),
+        )
         fill(self, seed)
 
     def forward(self, tokens):
@@ -110,16 +125,23 @@ class Tagger(nn.Module):
 
 
 def an_example(draw, counting=None):
-    """An example of any length. counting: how many of its targets count, two or more where left out."""
+    """An example of any length. counting: how many of its targets count, two or more
+    where left out.
+    """
     length = draw.choice(LENGTHS)
     counting = draw.randint(2, length) if counting is None else counting
     targets = torch.tensor([draw.randrange(CLASSES) for _ in range(length)])
     targets[draw.sample(range(length), length - counting)] = IGNORED
-    return {"tokens": torch.tensor([draw.randrange(1, WORDS) for _ in range(length)]), "targets": targets}
+    return {
+        "tokens": torch.tensor([draw.randrange(1, WORDS) for _ in range(length)]),
+        "targets": targets,
+    }
 
 
 def padded(batch, name, value, side="right"):
-    return nn.utils.rnn.pad_sequence([example[name] for example in batch], True, value, side)
+    return nn.utils.rnn.pad_sequence(
+        [example[name] for example in batch], True, value, side
+    )
 
 
 def count(batch):
@@ -151,25 +173,40 @@ def in_row(things):
 
 
 def trained(collate, mean_loss, examples, seed):
-    """Train on these examples: this rank's losses, and the parameters after each update.
+    """Train on these examples: this rank's losses, and the parameters after each
+    update.
 
-    odd: a loss that nothing can be trained on, if there was one, in a list; then there is no more.
+    odd: a loss that nothing can be trained on, if there was one, in a list; then there
+    is no more.
     """
     losses, history = [], []
 
     def noted(outputs, labels, num_items_in_batch):
         logits = outputs["logits"]
         loss = mean_loss(outputs, labels, num_items_in_batch=num_items_in_batch)
-        if not isinstance(loss, torch.Tensor) or loss.dim() > 0 or not comes_from(logits, loss):
+        if (
+            not isinstance(loss, torch.Tensor)
+            or loss.dim() > 0
+            or not comes_from(logits, loss)
+        ):
             raise OddLoss(loss)
         losses.append(loss.item())
         return loss
 
-    options = {"per_device_train_batch_size": BATCH_SIZE, "gradient_accumulation_steps": ACCUMULATION}
-    with settings(Meeting(), num_train_epochs=1, logging_strategy="no", **options) as made:
+    options = {
+        "per_device_train_batch_size": BATCH_SIZE,
+        "gradient_accumulation_steps": ACCUMULATION,
+    }
+    with settings(
+        Meeting(), num_train_epochs=1, logging_strategy="no", **options
+    ) as made:
         model = Tagger(seed)
-        trainer = a_trainer(model, made, examples, data_collator=collate, compute_loss_func=noted)
-        trainer.optimizer.register_step_post_hook(lambda *_: history.append(joined(model.parameters())))
+        trainer = a_trainer(
+            model, made, examples, data_collator=collate, compute_loss_func=noted
+        )
+        trainer.optimizer.register_step_post_hook(
+            lambda *_: history.append(joined(model.parameters()))
+        )
         try:
             trainer.train()
         except OddLoss as odd:
@@ -185,7 +222,10 @@ def comes_from(logits, loss):
     """Whether the backward of a loss leads to the logits."""
     if not loss.requires_grad:
         return False
-    return torch.autograd.grad(loss, logits, retain_graph=True, allow_unused=True)[0] is not None
+    return (
+        torch.autograd.grad(loss, logits, retain_graph=True, allow_unused=True)[0]
+        is not None
+    )
 
 
 def joined(tensors):
@@ -204,8 +244,10 @@ def joined(tensors):
     "labels, reduction='sum') / num_items_in_batch, and nothing else.",
 )
 def check_uneven(answer, draw):
-    """Batches are padded, and each update of Trainer is that of one process on the joined window."""
-    start_server("ddp_course.quick_trainer")  # where none runs yet
+    """Batches are padded, and each update of Trainer is that of one process on the
+    joined window.
+    """
+    start_server(*PRELOADED)  # where none runs yet
     check_collate(answer, draw)
     for n in (1, 2):
         batches, seed = uneven_batches(draw, n), draw.randrange(10**6)
@@ -214,9 +256,14 @@ def check_uneven(answer, draw):
 
 def check_collate(answer, draw):
     batches = telling_batches(draw)
-    for batch, got in zip(batches, answer.on_ranks(collated, batches, timeout=TIMEOUT)[0]):
+    for batch, got in zip(
+        batches, answer.on_ranks(collated, batches, timeout=TIMEOUT)[0]
+    ):
         checked = f"collate, with {lengths_of(batch)}"
-        expected = {"tokens": padded(batch, "tokens", 0), "labels": padded(batch, "targets", IGNORED)}
+        expected = {
+            "tokens": padded(batch, "tokens", 0),
+            "labels": padded(batch, "targets", IGNORED),
+        }
         if not isinstance(got, dict) or got.keys() != expected.keys():
             raise Wrong(checked, expected="a dict of tokens and labels", got=kind_of(got),
                         cause=cause_of_names(got))  # fmt: skip
@@ -234,16 +281,24 @@ def check_collate(answer, draw):
 
 
 def telling_batches(draw):
-    """Batches in which order and padding can be seen: three lengths in no order, rows of several lengths."""
+    """Batches in which order and padding can be seen: three lengths in no order, rows
+    of several lengths.
+    """
     batches = [[an_example(draw) for _ in range(size)] for size in (3, 2, 1, 2)]
     lengths = [list(map(length_of, batch)) for batch in batches]
     first, longest = lengths[0], set(map(max, lengths))
     ordered = first in (sorted(first), sorted(first, reverse=True))
-    return telling_batches(draw) if ordered or len(set(first)) < 3 or len(longest) < 3 else batches
+    return (
+        telling_batches(draw)
+        if ordered or len(set(first)) < 3 or len(longest) < 3
+        else batches
+    )
 
 
 def kind_of(thing):
-    """What something is, in a few words. A rank's tuples come as lists, its objects as texts, 'a Thing'."""
+    """What something is, in a few words. A rank's tuples come as lists, its objects as
+    texts, 'a Thing'.
+    """
     match thing:
         case None:
             return "nothing (None)"
@@ -271,12 +326,16 @@ def cause_of_shape(got, expected):
     if got.shape[:1] == (batch,) and got.dim() == 2:
         if got.shape[1] > longest:
             return "it is padded further than the longest example of this batch: so much work for nothing"
-        return "examples were cut: the longest of the batch decides how long the rows are"
+        return (
+            "examples were cut: the longest of the batch decides how long the rows are"
+        )
     return "each example is a row, and shorter ones are padded: (batch, longest)"
 
 
 def rows(tensor):
-    return "\n".join(" ".join(f"{number:4}" for number in row) for row in tensor.tolist())
+    return "\n".join(
+        " ".join(f"{number:4}" for number in row) for row in tensor.tolist()
+    )
 
 
 def cause_of_padding(name, got, batch):
@@ -290,27 +349,34 @@ def cause_of_padding(name, got, batch):
         return "-100 is for labels: a model that looks up tokens in a table has no row -100; pad with 0"
     if name == "labels" and torch.equal(got, padded(batch, of, 0)):
         return "0 is a class as any other, and the padding would be counted and learned: pad with -100"
-    if name == "labels" and torch.equal(got, F.pad(truth[:, 1:], (0, 1), value=IGNORED)):
+    if name == "labels" and torch.equal(
+        got, F.pad(truth[:, 1:], (0, 1), value=IGNORED)
+    ):
         return "the targets were shifted: here the target of a token stands at the token's own place"
     return f"row i holds the {of} of example i, unchanged, and then padding"
 
 
 def uneven_batches(draw, n):
-    """Batches for an epoch of three windows, the last one shorter, in the order of Trainer's sampler.
+    """Batches for an epoch of three windows, the last one shorter, in the order of
+    Trainer's sampler.
 
-    In the first window all have labels that count, some twice as many as others. In the second, the last one
-    of some rank has none: at that one, DDP waits for all.
+    In the first window all have labels that count, some twice as many as others. In the
+    second, the last one of some rank has none: at that one, DDP waits for all.
     """
     window = n * ACCUMULATION
     length = 2 * window + n * draw.randrange(1, ACCUMULATION)
     batches = [[an_example(draw) for _ in range(BATCH_SIZE)] for _ in range(length)]
-    batches[2 * window - draw.randint(1, n)] = [an_example(draw, counting=0) for _ in range(BATCH_SIZE)]
+    batches[2 * window - draw.randint(1, n)] = [
+        an_example(draw, counting=0) for _ in range(BATCH_SIZE)
+    ]
     first = list(map(count, batches[:window]))
     return batches if max(first) >= 2 * min(first) else uneven_batches(draw, n)
 
 
 def training_on(answer, batches, seed, n):
-    """`trained` on n ranks. Where the loss raises an error that says little, raise Wrong and say more."""
+    """`trained` on n ranks. Where the loss raises an error that says little, raise
+    Wrong and say more.
+    """
     examples = [example for batch in batches for example in batch]
     try:
         return answer.on_ranks(trained, examples, seed, nproc=n, timeout=TIMEOUT)
@@ -347,14 +413,18 @@ def judge_training(seen, batches, seed):
         length = len(window) // n
         checked = f"update {update + 1} on {ranks(n)}, of {length} micro-batch{'es' * (length > 1)}"
         start = joined(network.parameters())
-        truth = sum(gradient(network, batch) for batch in window) / sum(map(count, window))
+        truth = sum(gradient(network, batch) for batch in window) / sum(
+            map(count, window)
+        )
         for rank, of_rank in reversed(list(enumerate(seen))):
             got = (start - of_rank["history"][update]) / LEARNING_RATE
             if not agree(got, truth):
                 cause = cause_of_update(got, truth, network, window, n)
                 raise Wrong(f"{checked}: its gradient, for all parameters in a row", rank=f"{rank} of {n}",
                             expected=truth, got=got, cause=cause)  # fmt: skip
-        nn.utils.vector_to_parameters(start - LEARNING_RATE * truth, network.parameters())
+        nn.utils.vector_to_parameters(
+            start - LEARNING_RATE * truth, network.parameters()
+        )
     for rank, of_rank in enumerate(seen):
         if not torch.tensor(of_rank["losses"]).isfinite().all():
             raise Wrong(f"the losses of the micro-batches, on {ranks(n)}", rank=f"{rank} of {n}",
@@ -374,12 +444,16 @@ def cause_of_odd_loss(loss):
 
 
 def agree(some, other):
-    """Whether two gradients are equal, as far as 32 bits can tell: a loss may be computed in those."""
+    """Whether two gradients are equal, as far as 32 bits can tell: a loss may be
+    computed in those.
+    """
     return bool((some - other).norm() <= 1e-4 * other.norm())
 
 
 def gradient(network, batch, loss_of=None):
-    """Of the sum of the losses that count in a batch, or of loss_of(logits, labels), in a row."""
+    """Of the sum of the losses that count in a batch, or of loss_of(logits, labels), in
+    a row.
+    """
     labels = padded(batch, "targets", IGNORED)
     logits = network(padded(batch, "tokens", 0))["logits"]
     loss = (loss_of or sum_of_losses)(logits, labels)
@@ -387,7 +461,9 @@ def gradient(network, batch, loss_of=None):
 
 
 def sum_of_losses(logits, labels):
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    return F.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
 
 
 def cause_of_update(got, truth, network, window, n):
@@ -438,7 +514,9 @@ def counts_padding(logits, labels):
 
 def reshapes(logits, labels):
     batch, length, classes = logits.shape
-    return F.cross_entropy(logits.reshape(batch, classes, length), labels, reduction="sum")
+    return F.cross_entropy(
+        logits.reshape(batch, classes, length), labels, reduction="sum"
+    )
 
 
 def shifts(logits, labels):
@@ -448,7 +526,12 @@ def shifts(logits, labels):
 # ---- 2: all stop together ----
 
 EPOCH, MAX_STEPS = 4, 9  # steps
-STOPS = [1, 2, 5, 6]  # steps after which the next one is not the end of an epoch, nor the last of all
+STOPS = [
+    1,
+    2,
+    5,
+    6,
+]  # steps after which the next one is not the end of an epoch, nor the last of all
 
 
 class Square(nn.Module):
@@ -463,19 +546,33 @@ class Square(nn.Module):
 
 
 def trainings(stop_together, cases, seed):
-    """A training for each case, {rank: the step at which it wants to stop}; what was seen of each.
+    """A training for each case, {rank: the step at which it wants to stop}; what was
+    seen of each.
 
-    calls: what this rank's should_stop was asked; steps: how many were taken; ends: the notes of all ranks
-    at the end of each step, and of each epoch.
+    calls: what this rank's should_stop was asked; steps: how many were taken; ends: the
+    notes of all ranks at the end of each step, and of each epoch.
     """
     meeting, seen = Meeting(), []
     rank, n = meeting.rank, meeting.n
     if n == 1:  # as a program that nobody has launched, and that has no process group
-        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        for name in (
+            "RANK",
+            "LOCAL_RANK",
+            "WORLD_SIZE",
+            "LOCAL_WORLD_SIZE",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+        ):
             del os.environ[name]
     torch.manual_seed(seed)
-    examples = [{"inputs": torch.randn(3, dtype=torch.float64)} for _ in range(2 * EPOCH * n)]
-    options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "logging_steps": 1}
+    examples = [
+        {"inputs": torch.randn(3, dtype=torch.float64)} for _ in range(2 * EPOCH * n)
+    ]
+    options = {
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 2,
+        "logging_steps": 1,
+    }
     with settings(meeting, max_steps=MAX_STEPS, **options) as made:
         for number, case in enumerate(cases):
             calls, ends = [], []
@@ -483,21 +580,29 @@ def trainings(stop_together, cases, seed):
             def should_stop(step, calls=calls, wish=case.get(rank)):
                 calls.append(step)
                 if step == wish:
-                    time.sleep(0.1)  # who does not wait for this rank will not know of it
+                    time.sleep(
+                        0.1
+                    )  # who does not wait for this rank will not know of it
                 return step == wish
 
-            trainer = a_trainer(Square(seed), made, examples, callbacks=[stop_together(should_stop)])
+            trainer = a_trainer(
+                Square(seed), made, examples, callbacks=[stop_together(should_stop)]
+            )
             meet_at_the_ends(trainer, meeting, number, ends)
             with suppress(Parted), trying(f"a training where {in_words(case, n)}"):
                 trainer.train()
-            seen.append({"calls": calls, "steps": trainer.state.global_step, "ends": ends})
+            seen.append(
+                {"calls": calls, "steps": trainer.state.global_step, "ends": ends}
+            )
             if disagree(ends):
                 break  # in one more training, they would only wait for each other
         return seen
 
 
 def meet_at_the_ends(trainer, meeting, number, ends):
-    """Have the ranks meet at the ends of steps and epochs, before one waits for another in vain."""
+    """Have the ranks meet at the ends of steps and epochs, before one waits for another
+    in vain.
+    """
 
     def then_meet(event):
         call_all = getattr(trainer.callback_handler, event)
@@ -508,14 +613,23 @@ def meet_at_the_ends(trainer, meeting, number, ends):
             with Watch() as watch:
                 control = call_all(args, state, control)
             flags = {name: getattr(control, name, None) for name in FLAGS}
-            note = {name: None if flag is None else bool(flag) for name, flag in flags.items()}
-            note |= {"event": event, "kind": type(control).__name__, "sent": len(watch.log)}
+            note = {
+                name: None if flag is None else bool(flag)
+                for name, flag in flags.items()
+            }
+            note |= {
+                "event": event,
+                "kind": type(control).__name__,
+                "sent": len(watch.log),
+            }
             notes = meeting.notes(place, note)
             if None in notes:
                 other = notes.index(None)
                 stands = STUCK if meeting.left_by(other, f"to {place}") else GOES_ON
                 where = f"the end of the {event.split('_')[1]}, after step {state.global_step}"
-                raise RuntimeError(f"{APART}rank {meeting.rank} has come to {where}, rank {other} {stands}")
+                raise RuntimeError(
+                    f"{APART}rank {meeting.rank} has come to {where}, rank {other} {stands}"
+                )
             ends.append(notes)
             if disagree(ends):
                 raise Parted
@@ -537,7 +651,9 @@ class Parted(Exception):
 
 
 def disagree(ends):
-    """Whether, in the last of these steps, some ranks stop and others go on, or have lost the control."""
+    """Whether, in the last of these steps, some ranks stop and others go on, or have
+    lost the control.
+    """
     flags = {note["should_training_stop"] for notes in ends[-1:] for note in notes}
     return len(flags) > 1 or None in flags
 
@@ -560,8 +676,10 @@ def in_words(case, n):
     "control.should_training_stop = True",
 )
 def check_stop_together(answer, draw):
-    """All ranks stop after the first step at which one of them wants to, or where Trainer ends by itself."""
-    start_server("ddp_course.quick_trainer")  # where none runs yet
+    """All ranks stop after the first step at which one of them wants to, or where
+    Trainer ends by itself.
+    """
+    start_server(*PRELOADED)  # where none runs yet
     for n in (2, 3, 1):
         one, other, common = draw.sample(STOPS, 3)
         cases = [{}, {0: one}] if n == 2 else []
@@ -571,7 +689,9 @@ def check_stop_together(answer, draw):
 
 
 def stopped(answer, cases, seed, n):
-    """`trainings` on n ranks. Where they end badly, and it is known why, raise Wrong and say so."""
+    """`trainings` on n ranks. Where they end badly, and it is known why, raise Wrong
+    and say so.
+    """
     try:
         return answer.on_ranks(trainings, cases, seed, nproc=n, timeout=TIMEOUT)
     except RankError as error:
@@ -599,12 +719,16 @@ ONE_SIDED = (
 
 def checked_in(message, n):
     """What was tried, from the note that `trying` has put under an error."""
-    case = message.splitlines()[-1].removeprefix("(in a training where ").removesuffix(")")
+    case = (
+        message.splitlines()[-1].removeprefix("(in a training where ").removesuffix(")")
+    )
     return f"StopTogether on {ranks(n)}, where {case}"
 
 
 def judge_stops(cases, seen):
-    """Raise Wrong unless all ranks have asked in each step, and have stopped together when they should."""
+    """Raise Wrong unless all ranks have asked in each step, and have stopped together
+    when they should.
+    """
     n = len(seen)
     done = [[of_rank[number] for of_rank in seen] for number in range(len(seen[0]))]
     for case, (first, *_) in zip(cases, done):
@@ -626,7 +750,9 @@ def judge_stops(cases, seen):
                         got=f"the end after step {first['steps']}",
                         cause=cause_of_end(case, first, cases, done))  # fmt: skip
     for case, (first, *_) in zip(cases, done):
-        of_steps = [notes for notes in first["ends"] if notes[0]["event"] == "on_step_end"]
+        of_steps = [
+            notes for notes in first["ends"] if notes[0]["event"] == "on_step_end"
+        ]
         for step, notes in enumerate(of_steps, 1):
             if not all(note["should_log"] for note in notes):
                 raise Wrong(f"control.should_log at the end of step {step}, where {in_words(case, n)}",
@@ -647,7 +773,9 @@ def tell_of_the_parting(checked, notes):
         cause = "the ranks have communicated, and still not all of them know: reduce and gather bring the "
         cause += "result to one rank, all_reduce and all_gather to all"
     got = f"rank {stops.index(True)} stops, rank {stops.index(False)} goes on"
-    raise Wrong(checked, expected="the same decision on all ranks", got=got, cause=cause)
+    raise Wrong(
+        checked, expected="the same decision on all ranks", got=got, cause=cause
+    )
 
 
 def end_of(case):
@@ -670,7 +798,9 @@ def cause_of_calls(calls):
 
 
 def cause_of_end(case, seen, cases, done):
-    """Why a training did not end where it should. done: all of them, of each case, on each rank."""
+    """Why a training did not end where it should. done: all of them, of each case, on
+    each rank.
+    """
     end, truth = seen["steps"], end_of(case)
     if end > MAX_STEPS:
         return OVERRULED
@@ -682,16 +812,18 @@ def cause_of_end(case, seen, cases, done):
         return "it comes one step late: every rank has to know the decision before it begins the next step"
     if end % EPOCH == 0:
         return "it comes at the end of the epoch: decide on_step_end"
-    heard = [case for case, (first, *_) in zip(cases, done) if case and first["steps"] == end_of(case)]
+    heard = [
+        case
+        for case, (first, *_) in zip(cases, done)
+        if case and first["steps"] == end_of(case)
+    ]
     if not heard:
         return "nobody has stopped: it is control.should_training_stop that Trainer looks at"
     decisive = set.intersection(*map(set, heard))
     if decisive == set(cases[-1]):
         return "it takes all ranks, or most, to stop: one that wants to is to be enough, as with a maximum"
     if decisive:
-        return (
-            f"only what rank {min(decisive)} wants counts: it tells the others, and hears nothing from them"
-        )
+        return f"only what rank {min(decisive)} wants counts: it tells the others, and hears nothing from them"
     return "one rank can stop them all, and several at once cannot: the sum of their wishes is more than 1"
 
 

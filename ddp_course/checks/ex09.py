@@ -1,4 +1,6 @@
-"""Exercise 09: the newest good checkpoint, the rest of an epoch, and a file that cannot be torn."""
+"""Exercise 09: the newest good checkpoint, the rest of an epoch, and a file that cannot
+be torn.
+"""
 
 import hashlib
 import json
@@ -15,20 +17,26 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
-from ddp_course.checks.judge import Wrong, question, trying
-from ddp_course.distributed import process_group
-from ddp_course.launch import RankError
+from ddp_course.ranks.environment import process_group
+from ddp_course.ranks.launch import RankError
+from ddp_course.school.judge import Wrong, question, trying
 
 # ---- 1: the newest good checkpoint ----
 
 
 def make_checkpoint(folder, step, seed):
-    """A checkpoint, folder/step-N, as a run would write it: two files of random bytes, and the manifest."""
+    """A checkpoint, folder/step-N, as a run would write it: two files of random bytes,
+    and the manifest.
+    """
     checkpoint, manifest = folder / f"step-{step}", {}
     checkpoint.mkdir(parents=True)
     for number, name in enumerate(("shared.pt", "rank0.pt")):
         generator = torch.Generator().manual_seed(seed + 10 * step + number)
-        content = torch.randint(256, (2000,), generator=generator, dtype=torch.uint8).numpy().tobytes()
+        content = (
+            torch.randint(256, (2000,), generator=generator, dtype=torch.uint8)
+            .numpy()
+            .tobytes()
+        )
         (checkpoint / name).write_bytes(content)
         manifest[name] = hashlib.sha256(content).hexdigest()
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
@@ -60,7 +68,9 @@ DAMAGES = {
 
 
 def plant(folder, whole, damaged, seed):
-    """A folder of checkpoints. whole: steps; damaged: {step: what is wrong with it}; beside them, things that are none."""
+    """A folder of checkpoints. whole: steps; damaged: {step: what is wrong with it};
+    beside them, things that are none.
+    """
     for step in [*whole, *damaged]:
         checkpoint = make_checkpoint(folder, step, seed)
         if step in damaged:
@@ -82,18 +92,26 @@ def found_in(newest_good, cases, seed):
             with trying(in_words(whole, damaged)):
                 answer = newest_good(folder)
             if isinstance(answer, Path | str):
-                answer = str(Path(answer).relative_to(folder)) if Path(answer).is_absolute() else str(answer)
+                answer = (
+                    str(Path(answer).relative_to(folder))
+                    if Path(answer).is_absolute()
+                    else str(answer)
+                )
             found.append({"answer": answer, "untouched": listing(folder) == before})
     return found
 
 
 def listing(folder):
-    return sorted((str(path), path.read_bytes() if path.is_file() else b"") for path in folder.rglob("*"))
+    return sorted(
+        (str(path), path.read_bytes() if path.is_file() else b"")
+        for path in folder.rglob("*")
+    )
 
 
 def in_words(whole, damaged):
     words = [
-        f"step-{step}" + (f" ({damaged[step]})" if step in damaged else "") for step in [*whole, *damaged]
+        f"step-{step}" + (f" ({damaged[step]})" if step in damaged else "")
+        for step in [*whole, *damaged]
     ]
     return "a folder with " + (", ".join(sorted(words)) if words else "no checkpoint")
 
@@ -109,8 +127,13 @@ def in_words(whole, damaged):
     "name, expected in manifest.items()). except (OSError, ValueError): go on. At the end, return None.",
 )
 def check_newest_good(answer, draw):
-    """Of several folders, each with whole and damaged checkpoints, it finds the newest whole one, or none."""
-    steps = sorted(draw.sample(range(2, 9), 2)) + [draw.randrange(10, 90), draw.randrange(100, 900)]
+    """Of several folders, each with whole and damaged checkpoints, it finds the newest
+    whole one, or none.
+    """
+    steps = sorted(draw.sample(range(2, 9), 2)) + [
+        draw.randrange(10, 90),
+        draw.randrange(100, 900),
+    ]
     first, second, third, last = steps
     cases = [([last], {}), (steps, {})]
     for damage in DAMAGES:
@@ -127,7 +150,9 @@ def check_newest_good(answer, draw):
             raise Wrong(checked, cause=cause_of_choice(got, whole, damaged), **rows)
         if not seen["untouched"]:
             cause = "something in the folder is another now: who looks for a checkpoint changes none"
-            raise Wrong(checked, expected="the folder as it was", got="another", cause=cause)
+            raise Wrong(
+                checked, expected="the folder as it was", got="another", cause=cause
+            )
 
 
 def cause_of_choice(got, whole, damaged):
@@ -159,18 +184,25 @@ def cause_of_choice(got, whole, damaged):
 
 
 def rests(rest_of_epoch, cases):
-    """What the answer gives to each rank, for each case; and the order of the whole epoch."""
+    """What the answer gives to each rank, for each case; and the order of the whole
+    epoch.
+    """
     seen = []
     for case in cases:
         with trying(str(case)):
             seen.append(
-                [[int(index) for index in rest_of_epoch(rank=rank, **case)] for rank in range(case["ranks"])]
+                [
+                    [int(index) for index in rest_of_epoch(rank=rank, **case)]
+                    for rank in range(case["ranks"])
+                ]
             )
     return seen
 
 
 def order_of(length, seed, epoch):
-    """The order of an epoch, as DistributedSampler has it: asked of a sampler for one rank."""
+    """The order of an epoch, as DistributedSampler has it: asked of a sampler for one
+    rank.
+    """
     sampler = DistributedSampler(range(length), 1, 0, seed=seed)
     sampler.set_epoch(epoch)
     return list(sampler)
@@ -185,7 +217,9 @@ def order_of(length, seed, epoch):
     "rest = order[old_ranks * batches_done * batch_size :]; return rest[rank::ranks].",
 )
 def check_rest_of_epoch(answer, draw):
-    """Nothing is seen twice and nothing is left out, in the epoch's own order, also where the number of ranks changes."""
+    """Nothing is seen twice and nothing is left out, in the epoch's own order, also
+    where the number of ranks changes.
+    """
     cases = []
     for old_ranks, ranks in [(2, 2), (3, 2), (2, 3), (1, 4), (3, 1)]:
         batch_size, batches = draw.choice([3, 4, 5]), draw.randrange(2, 4)
@@ -195,7 +229,11 @@ def check_rest_of_epoch(answer, draw):
                       "ranks": ranks})  # fmt: skip
     cases.append(cases[0] | {"batches_done": 0})
     cases.append(
-        cases[1] | {"length": cases[1]["old_ranks"] * cases[1]["batch_size"] * 3 - 2, "batches_done": 3}
+        cases[1]
+        | {
+            "length": cases[1]["old_ranks"] * cases[1]["batch_size"] * 3 - 2,
+            "batches_done": 3,
+        }
     )
     [seen] = answer.on_ranks(rests, cases)
     for case, of_ranks in zip(cases, seen):
@@ -204,15 +242,16 @@ def check_rest_of_epoch(answer, draw):
 
 def judge_rest(case, of_ranks):
     order = order_of(case["length"], case["seed"], case["epoch"])
-    skipped, ranks = case["old_ranks"] * case["batches_done"] * case["batch_size"], case["ranks"]
+    skipped, ranks = (
+        case["old_ranks"] * case["batches_done"] * case["batch_size"],
+        case["ranks"],
+    )
     rest = order[skipped:]
     for rank, got in enumerate(of_ranks):
         expected = rest[rank::ranks]
         if got == expected:
             continue
-        checked = (
-            f"{case['length']} samples, epoch {case['epoch']}, of which {case['old_ranks']} ranks have done "
-        )
+        checked = f"{case['length']} samples, epoch {case['epoch']}, of which {case['old_ranks']} ranks have done "
         checked += f"{case['batches_done']} batches of {case['batch_size']}; now there are {ranks} ranks"
         raise Wrong(checked, rank=f"{rank} of {ranks}", expected=expected or "nothing: all has been seen",
                     got=got or "nothing", cause=cause_of_rest(case, of_ranks, rank, order, skipped))  # fmt: skip
@@ -220,7 +259,11 @@ def judge_rest(case, of_ranks):
 
 def cause_of_rest(case, of_ranks, rank, order, skipped):
     """What a wrong rest of an epoch looks like."""
-    got, ranks, done = of_ranks[rank], case["ranks"], case["batches_done"] * case["batch_size"]
+    got, ranks, done = (
+        of_ranks[rank],
+        case["ranks"],
+        case["batches_done"] * case["batch_size"],
+    )
     first = order_of(case["length"], case["seed"], 0)
     looks = [
         (order[rank::ranks], "that is the whole epoch from its beginning: leave out what has been seen"),
@@ -239,9 +282,7 @@ def cause_of_rest(case, of_ranks, rank, order, skipped):
     everybody = sorted(index for of_rank in of_ranks for index in of_rank)
     rest = sorted(order[skipped:])
     if everybody == rest:
-        return (
-            "nothing is lost or doubled, but the order is another: place p of the rest goes to rank p % ranks"
-        )
+        return "nothing is lost or doubled, but the order is another: place p of the rest goes to rank p % ranks"
     if len(everybody) > len(set(everybody)):
         return "some samples come twice: deal out the rest without padding; ranks may differ by one"
     if set(everybody) < set(rest):
@@ -253,26 +294,40 @@ def cause_of_rest(case, of_ranks, rank, order, skipped):
 
 
 def a_state(seed, numbers=20_000):
-    return {"weights": torch.randn(numbers, generator=torch.Generator().manual_seed(seed)), "step": seed}
+    return {
+        "weights": torch.randn(numbers, generator=torch.Generator().manual_seed(seed)),
+        "step": seed,
+    }
 
 
 @contextmanager
 def watching(path):
-    """A list of what this process does to files in the path's folder, and to other files that come into it, in order.
+    """A list of what this process does to files in the path's folder, and to other
+    files that come into it, in order.
 
-    Entries: ("write", name), ("flush", name, bytes that the system has of it), ("rename", from where, to what name).
+    Entries: ("write", name), ("flush", name, bytes that the system has of it),
+    ("rename", from where, to what name).
     """
     events, on, original = [], [True], os.fsync
 
     def hook(event, args):
-        if on and event == "open" and isinstance(args[0], str | bytes) and writes(args[1], args[2]):
+        if (
+            on
+            and event == "open"
+            and isinstance(args[0], str | bytes)
+            and writes(args[1], args[2])
+        ):
             events.append(["write", os.fsdecode(args[0])])
         elif on and event == "os.rename":
             events.append(["rename", os.fsdecode(args[0]), os.fsdecode(args[1])])
 
     def fsync(descriptor):
         number = descriptor if isinstance(descriptor, int) else descriptor.fileno()
-        place = os.readlink(f"/proc/self/fd/{number}") if os.path.isdir("/proc/self/fd") else ""
+        place = (
+            os.readlink(f"/proc/self/fd/{number}")
+            if os.path.isdir("/proc/self/fd")
+            else ""
+        )
         events.append(["flush", place, os.fstat(number).st_size])
         time.sleep(0.2)  # so that a rank that does not wait for this one is seen
         original(descriptor)
@@ -287,11 +342,15 @@ def watching(path):
 
 
 def writes(mode, flags):
-    return bool(set(mode or "") & set("wax+")) or bool((flags or 0) & (os.O_WRONLY | os.O_RDWR))
+    return bool(set(mode or "") & set("wax+")) or bool(
+        (flags or 0) & (os.O_WRONLY | os.O_RDWR)
+    )
 
 
 def save_on_ranks(save_whole, path, seed):
-    """Have all ranks save over an older file, rank 0 later than the others; say what each did, and what it found after."""
+    """Have all ranks save over an older file, rank 0 later than the others; say what
+    each did, and what it found after.
+    """
     path = Path(path)
     with process_group(timeout=4) as (rank, _):
         if rank == 0:
@@ -304,7 +363,12 @@ def save_on_ranks(save_whole, path, seed):
         found = reading(path)
         size = path.stat().st_size if path.exists() else 0
         dist.barrier()
-        return {"events": events, "found": found, "size": size, "left": sorted(os.listdir(path.parent))}
+        return {
+            "events": events,
+            "found": found,
+            "size": size,
+            "left": sorted(os.listdir(path.parent)),
+        }
 
 
 def reading(path):
@@ -320,7 +384,10 @@ def save_and_die(save_whole, path, seed, offset):
     with process_group(timeout=4):
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (offset, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        resource.setrlimit(
+            resource.RLIMIT_FSIZE,
+            (offset, resource.getrlimit(resource.RLIMIT_FSIZE)[1]),
+        )
         save_whole(Path(path), a_state(seed))
 
 
@@ -334,7 +401,9 @@ def save_and_die(save_whole, path, seed, offset):
     "Then, on all ranks: dist.barrier().",
 )
 def check_save_whole(answer, draw):
-    """Killed at any byte it leaves the old file as it was; and rank 0 alone writes, flushes and renames, while all wait."""
+    """Killed at any byte it leaves the old file as it was; and rank 0 alone writes,
+    flushes and renames, while all wait.
+    """
     seed = 2 * draw.randrange(10**6)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "state.pt")
@@ -349,12 +418,12 @@ def check_save_whole(answer, draw):
                 if "SIGXFSZ" not in str(error):
                     raise
             if (found := reading(path)) != seed:
-                checked = (
-                    f"a file that is saved for the second time, by a process that is killed after {offset:,} "
-                )
+                checked = f"a file that is saved for the second time, by a process that is killed after {offset:,} "
                 checked += f"of {size:,} bytes"
                 cause = "the good file has been overwritten in its own place: write under another name, then rename"
-                raise Wrong(checked, expected="the first one, whole", got=found, cause=cause)
+                raise Wrong(
+                    checked, expected="the first one, whole", got=found, cause=cause
+                )
 
 
 def judge_saving(of_ranks, path, seed):
@@ -367,9 +436,7 @@ def judge_saving(of_ranks, path, seed):
                         got=f"{Path(written[0][-1]).name} is")  # fmt: skip
     for rank, seen in enumerate(of_ranks):
         if seen["found"] != seed:
-            cause = (
-                "this rank goes on before the file is there: all wait for rank 0, dist.barrier() at the end"
-            )
+            cause = "this rank goes on before the file is there: all wait for rank 0, dist.barrier() at the end"
             if rank == 0:
                 cause = "rank 0 writes the state with torch.save, and renames the file to `path`"
             raise Wrong(f"the file, when save_whole has returned, on {n} ranks", rank=f"{rank} of {n}",
@@ -380,25 +447,33 @@ def judge_saving(of_ranks, path, seed):
         more = [name for name in of_ranks[0]["left"] if name != path.name]
         cause = "a file is left behind, at each checkpoint another one: rename it, with os.replace, and copy nothing"
         raise Wrong(
-            checked, rank=f"0 of {n}", expected=f"only {path.name} in its folder", got=more, cause=cause
+            checked,
+            rank=f"0 of {n}",
+            expected=f"only {path.name} in its folder",
+            got=more,
+            cause=cause,
         )
 
 
 def judge_order(checked, seen, path, n):
-    """Raise Wrong unless rank 0 wrote to another name, had all of it flushed, and then renamed it, in one folder."""
+    """Raise Wrong unless rank 0 wrote to another name, had all of it flushed, and then
+    renamed it, in one folder.
+    """
     where, events = f"0 of {n}", seen["events"]
     expected = "write another name, flush, fsync, rename"
-    renames = [place for place, event in enumerate(events) if event[0] == "rename" and Path(event[2]) == path]
+    renames = [
+        place
+        for place, event in enumerate(events)
+        if event[0] == "rename" and Path(event[2]) == path
+    ]
     if not renames:
-        cause = (
-            "it is written in its own place: whoever is killed there has lost the old one and not yet the new"
+        cause = "it is written in its own place: whoever is killed there has lost the old one and not yet the new"
+        raise Wrong(
+            checked, rank=where, expected=expected, got="no rename", cause=cause
         )
-        raise Wrong(checked, rank=where, expected=expected, got="no rename", cause=cause)
     source = Path(events[renames[-1]][1])
     if source.parent != path.parent:
-        cause = (
-            "that folder may be on another disk, where a rename is a copy, byte by byte: take the same folder"
-        )
+        cause = "that folder may be on another disk, where a rename is a copy, byte by byte: take the same folder"
         raise Wrong(checked, rank=where, expected=f"a temporary name in {path.parent.name}", cause=cause,
                     got=f"one in {source.parent}")  # fmt: skip
     flushes = [place for place, event in enumerate(events) if event[0] == "flush" and Path(event[1]).name in
@@ -409,11 +484,11 @@ def judge_order(checked, seen, path, n):
         raise Wrong(checked, rank=where, expected=expected, got="no fsync", cause=cause)
     if flushes[0] > renames[-1]:
         cause = "fsync comes after the rename: for a moment the new name stands for what is only in memory"
-        raise Wrong(checked, rank=where, expected=expected, got="rename, fsync", cause=cause)
+        raise Wrong(
+            checked, rank=where, expected=expected, got="rename, fsync", cause=cause
+        )
     flushed = max(events[place][2] for place in flushes if place < renames[-1])
     if flushed < seen["size"]:
-        cause = (
-            "fsync flushes what the system has; the rest was still in Python's own buffer: file.flush() first"
-        )
+        cause = "fsync flushes what the system has; the rest was still in Python's own buffer: file.flush() first"
         raise Wrong(checked, rank=where, expected=f"{seen['size']:,} bytes flushed", got=f"{flushed:,} bytes",
                     cause=cause)  # fmt: skip

@@ -1,12 +1,14 @@
-"""Exercise 10: a learning rate's schedule, groups for weight decay, and a stream of tokens dealt out to ranks."""
+"""Exercise 10: a learning rate's schedule, groups for weight decay, and a stream of
+tokens dealt out to ranks.
+"""
 
 import math
 
 import torch
 from torch import nn
 
-from ddp_course.checks.judge import Wrong, question, trying
-from ddp_course.models import GPT
+from ddp_course.scenery.models import GPT
+from ddp_course.school.judge import Wrong, question, trying
 
 # ---- 1: the schedule ----
 
@@ -38,7 +40,9 @@ def true_rate(step, steps, warmup, first, peak, last):
     "it is divided by, and return last + (peak - last) * (1 + math.cos(math.pi * done)) / 2.",
 )
 def check_learning_rate(answer, draw):
-    """Every update of several runs has its rate: also without a warm-up, and where the warm-up is nearly all."""
+    """Every update of several runs has its rate: also without a warm-up, and where the
+    warm-up is nearly all.
+    """
     cases = []
     for warmup, more in [
         (draw.randrange(4, 9), draw.randrange(12, 20)),
@@ -48,7 +52,13 @@ def check_learning_rate(answer, draw):
     ]:
         first, peak = draw.uniform(1e-6, 1e-5), draw.uniform(1e-3, 1e-2)
         cases.append(
-            {"steps": warmup + more, "warmup": warmup, "first": first, "peak": peak, "last": peak / 10}
+            {
+                "steps": warmup + more,
+                "warmup": warmup,
+                "first": first,
+                "peak": peak,
+                "last": peak / 10,
+            }
         )
     [rates] = answer.on_ranks(rates_of, cases)
     for case, got in zip(cases, rates):
@@ -63,11 +73,15 @@ def check_learning_rate(answer, draw):
 
 def cause_of_rate(case, got, expected, step):
     """What a wrong schedule looks like, from its first wrong rate on."""
-    first, peak, last, warmup, steps = (case[name] for name in ("first", "peak", "last", "warmup", "steps"))
+    first, peak, last, warmup, steps = (
+        case[name] for name in ("first", "peak", "last", "warmup", "steps")
+    )
 
     def is_like(rule):
         with_rule = [rule(number) for number in range(steps)]
-        return all(abs(one - other) <= 1e-6 * peak for one, other in zip(got, with_rule))
+        return all(
+            abs(one - other) <= 1e-6 * peak for one, other in zip(got, with_rule)
+        )
 
     def cosine(done):
         return last + (peak - last) * (1 + math.cos(math.pi * done)) / 2
@@ -105,7 +119,9 @@ def cause_of_rate(case, got, expected, step):
 
 
 class Odd(nn.Module):
-    """A network with what comes up in real ones: a convolution, a frozen matrix, a scale of one number, a tied head."""
+    """A network with what comes up in real ones: a convolution, a frozen matrix, a
+    scale of one number, a tied head.
+    """
 
     def __init__(self):
         super().__init__()
@@ -126,7 +142,9 @@ NETWORKS = {
 
 
 def groups_of(parameter_groups, decay):
-    """For each network: which parameters are in which group, by name, and whether AdamW takes the groups and steps."""
+    """For each network: which parameters are in which group, by name, and whether AdamW
+    takes the groups and steps.
+    """
     seen = []
     for words, make in NETWORKS.items():
         torch.manual_seed(0)
@@ -137,11 +155,18 @@ def groups_of(parameter_groups, decay):
             found = []
             for group in groups:
                 parameters = (
-                    [group["params"]] if isinstance(group["params"], torch.Tensor) else list(group["params"])
+                    [group["params"]]
+                    if isinstance(group["params"], torch.Tensor)
+                    else list(group["params"])
                 )
                 decays = group.get("weight_decay")
-                found += [[names.get(id(one), "a stranger"), decays] for one in parameters]
-            torch.optim.AdamW([{**group, "params": list(group["params"])} for group in groups], lr=1e-3)
+                found += [
+                    [names.get(id(one), "a stranger"), decays] for one in parameters
+                ]
+            torch.optim.AdamW(
+                [{**group, "params": list(group["params"])} for group in groups],
+                lr=1e-3,
+            )
         seen.append(found)
     return seen
 
@@ -155,7 +180,9 @@ def groups_of(parameter_groups, decay):
     "2], 'weight_decay': weight_decay}, {'params': [p for p in trained if p.dim() < 2], 'weight_decay': 0.0}]",
 )
 def check_parameter_groups(answer, draw):
-    """Each trained parameter is in one group, once; matrices are decayed, and vectors are not."""
+    """Each trained parameter is in one group, once; matrices are decayed, and vectors
+    are not.
+    """
     decay = round(draw.uniform(0.05, 0.3), 3)
     [seen] = answer.on_ranks(groups_of, decay)
     for (words, make), found in zip(NETWORKS.items(), seen):
@@ -165,21 +192,32 @@ def check_parameter_groups(answer, draw):
 def judge_groups(words, network, decay, found):
     checked = f"the groups of {words}, weight_decay={decay}"
     names = [name for name, _ in found]
-    trained = {name: value for name, value in network.named_parameters() if value.requires_grad}
+    trained = {
+        name: value for name, value in network.named_parameters() if value.requires_grad
+    }
     for name in sorted(set(names)):
         if name not in trained:
             cause = "a frozen parameter has no gradient, and no place in an optimizer: look at requires_grad"
             if name == "a stranger":
                 cause = "put the parameters themselves into the groups, and no copies of them"
-            raise Wrong(checked, expected="the parameters that are trained", got=f"{name}, too", cause=cause)
+            raise Wrong(
+                checked,
+                expected="the parameters that are trained",
+                got=f"{name}, too",
+                cause=cause,
+            )
         if (times := names.count(name)) > 1:
             cause = "a parameter in two groups, or twice in one, is refused by AdamW, or stepped twice"
-            raise Wrong(checked, expected=f"{name} once", got=f"{times} times", cause=cause)
+            raise Wrong(
+                checked, expected=f"{name} once", got=f"{times} times", cause=cause
+            )
     decays = dict(found)
     for name, value in trained.items():
         if name not in decays:
             cause = "this parameter is in no group, so it would never be trained"
-            raise Wrong(checked, expected=f"{name} in a group", got="it is in none", cause=cause)
+            raise Wrong(
+                checked, expected=f"{name} in a group", got="it is in none", cause=cause
+            )
         truth = decay if value.dim() >= 2 else 0.0
         if decays[name] is None:
             cause = "the group has no 'weight_decay', so it gets AdamW's own, which is 0.01: say 0.0"
@@ -203,14 +241,18 @@ def dealt(deal_out, cases):
     """What the answer gives to each rank, for each case: lists of (tokens, targets)."""
     seen = []
     for case in cases:
-        stream = torch.arange(case["length"]) + 1000  # token i is 1000 + i, so each tells its place
+        stream = (
+            torch.arange(case["length"]) + 1000
+        )  # token i is 1000 + i, so each tells its place
         of_ranks = []
         for rank in range(case["ranks"]):
             with trying(
                 f"{case['length']} tokens, context {case['context']}, rank {rank} of {case['ranks']}"
             ):
                 pairs = deal_out(stream.clone(), case["context"], rank, case["ranks"])
-                of_ranks.append([[torch.as_tensor(one).tolist() for one in pair] for pair in pairs])
+                of_ranks.append(
+                    [[torch.as_tensor(one).tolist() for one in pair] for pair in pairs]
+                )
         seen.append(of_ranks)
     return seen
 
@@ -224,13 +266,21 @@ def dealt(deal_out, cases):
     "context); return [(stream[s : s + context], stream[s + 1 : s + context + 1]) for s in starts]",
 )
 def check_deal_out(answer, draw):
-    """Every window is some rank's, none is two ranks', all have equally many, and targets are one place further on."""
+    """Every window is some rank's, none is two ranks', all have equally many, and
+    targets are one place further on.
+    """
     cases = []
     for ranks in (1, 2, 3, 4):
         context = draw.randrange(3, 8)
         windows = ranks * draw.randrange(2, 5)
         for extra in (1, context, 1 + context * draw.randrange(0, ranks)):
-            cases.append({"length": windows * context + extra, "context": context, "ranks": ranks})
+            cases.append(
+                {
+                    "length": windows * context + extra,
+                    "context": context,
+                    "ranks": ranks,
+                }
+            )
     cases.append({"length": 4, "context": 4, "ranks": 1})
     [seen] = answer.on_ranks(dealt, cases)
     for case, of_ranks in zip(cases, seen):
@@ -256,20 +306,27 @@ def judge_dealing(case, of_ranks):
                     cause=cause,
                 )
             if [token + 1 for token in pair[0]] != pair[1]:
-                cause = (
-                    "targets are the same text one place further on: stream[start + 1 : start + context + 1]"
-                )
+                cause = "targets are the same text one place further on: stream[start + 1 : start + context + 1]"
                 if pair[0] == pair[1]:
-                    cause = "targets and tokens are the same: nothing would be left to guess. " + cause
+                    cause = (
+                        "targets and tokens are the same: nothing would be left to guess. "
+                        + cause
+                    )
                 raise Wrong(
-                    checked, rank=where, expected=[token + 1 for token in pair[0]], got=pair[1], cause=cause
+                    checked,
+                    rank=where,
+                    expected=[token + 1 for token in pair[0]],
+                    got=pair[1],
+                    cause=cause,
                 )
     places = [[pair[0][0] - 1000 for pair in pairs] for pairs in of_ranks]
     judge_windows(checked, case, places, each)
 
 
 def judge_windows(checked, case, places, each):
-    """Raise Wrong unless the ranks' windows, by where they begin, are those side by side, equally many on each rank."""
+    """Raise Wrong unless the ranks' windows, by where they begin, are those side by
+    side, equally many on each rank.
+    """
     context, ranks = case["context"], case["ranks"]
     counts = [len(of_rank) for of_rank in places]
     everything = sorted(start for of_rank in places for start in of_rank)
@@ -278,20 +335,24 @@ def judge_windows(checked, case, places, each):
             rank = next(rank for rank, of_rank in enumerate(places) if now in of_rank)
             cause = "windows overlap, so some tokens are learnt twice: one begins where another ends"
             if now == before:
-                cause = (
-                    "two ranks, or one twice, have the same window: rank r takes windows r, r + ranks, ..."
-                )
+                cause = "two ranks, or one twice, have the same window: rank r takes windows r, r + ranks, ..."
             raise Wrong(checked, rank=f"{rank} of {ranks}", expected=f"windows that begin {context} apart",
                         got=f"at {before} and {now}", cause=cause)  # fmt: skip
     if len(set(counts)) > 1:
         cause = "a rank with one more would wait for the others in its last update: give all as many as the poorest has"
-        raise Wrong(checked, expected=f"{each} windows on each rank", got=counts, cause=cause)
+        raise Wrong(
+            checked, expected=f"{each} windows on each rank", got=counts, cause=cause
+        )
     if counts[0] != each:
         cause = "the last target needs one token more than the windows: (length - 1) // context windows fit"
         if counts[0] < each:
             cause = "tokens are lost: (length - 1) // context windows fit, and each rank takes that // ranks of them"
-        raise Wrong(checked, expected=f"{each} windows on each rank", got=counts[0], cause=cause)
+        raise Wrong(
+            checked, expected=f"{each} windows on each rank", got=counts[0], cause=cause
+        )
     expected = list(range(0, each * ranks * context, context))
     if everything != expected:
         cause = "some windows in the middle are nobody's: they begin at 0, and lie side by side"
-        raise Wrong(checked, expected=f"windows at {expected}", got=everything, cause=cause)
+        raise Wrong(
+            checked, expected=f"windows at {expected}", got=everything, cause=cause
+        )

@@ -1,31 +1,41 @@
-"""Exercise 11: a LoRA layer and its merge, which parameters may train, and a loss of answers only."""
+"""Exercise 11: a LoRA layer and its merge, which parameters may train, and a loss of
+answers only.
+"""
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_course.checks.judge import Wrong, question, trying
 from ddp_course.checks.training import LEARNING_RATE, close, descend, fill
-from ddp_course.distributed import process_group
+from ddp_course.ranks.environment import process_group
+from ddp_course.school.judge import Wrong, question, trying
 
 # ---- 1: a LoRA layer ----
 
 
 def some(*shape, seed):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 def a_layer(case):
-    return fill(nn.Linear(case["inputs"], case["outputs"], bias=case["bias"]), case["seed"])
+    return fill(
+        nn.Linear(case["inputs"], case["outputs"], bias=case["bias"]), case["seed"]
+    )
 
 
 def trained_of(module):
-    return {name: value for name, value in module.named_parameters() if value.requires_grad}
+    return {
+        name: value for name, value in module.named_parameters() if value.requires_grad
+    }
 
 
 def observe_layers(kind, cases):
-    """For each case: which parameters train, what the layer computes at first, with other numbers, and when merged."""
+    """For each case: which parameters train, what the layer computes at first, with
+    other numbers, and when merged.
+    """
     seen = []
     for case in cases:
         with trying(
@@ -33,7 +43,12 @@ def observe_layers(kind, cases):
         ):
             layer, x = a_layer(case), some(5, case["inputs"], seed=case["seed"] + 1)
             lora = kind(layer, case["r"], case["alpha"]).double()
-            of_case = {"trained": [[name, list(value.shape)] for name, value in trained_of(lora).items()]}
+            of_case = {
+                "trained": [
+                    [name, list(value.shape)]
+                    for name, value in trained_of(lora).items()
+                ]
+            }
             of_case["begin"] = lora(x)
             if len(of_case["trained"]) == 2:
                 of_case |= observe_numbers(lora, layer, x, case)
@@ -45,7 +60,10 @@ def observe_numbers(lora, layer, x, case):
     output = lora(x)
     if output.requires_grad:
         output.pow(2).sum().backward()
-    flows = any(value.grad is not None and value.grad.abs().sum() > 0 for value in trained_of(lora).values())
+    flows = any(
+        value.grad is not None and value.grad.abs().sum() > 0
+        for value in trained_of(lora).values()
+    )
     all_zeros = not any(value.detach().any() for value in trained_of(lora).values())
     values = []
     with torch.no_grad():
@@ -64,7 +82,9 @@ def observe_numbers(lora, layer, x, case):
 
 
 def observe_training(kind, case, steps):
-    """Train on ranks with DDP; where the two matrices began, and what the merged layer computes at the end."""
+    """Train on ranks with DDP; where the two matrices began, and what the merged layer
+    computes at the end.
+    """
     with process_group(timeout=4) as (rank, n):
         lora = kind(a_layer(case), case["r"], case["alpha"]).double()
         model = DistributedDataParallel(lora)
@@ -73,7 +93,10 @@ def observe_training(kind, case, steps):
             batch = some(2 * n, case["inputs"], seed=case["seed"] + step)
             model(batch.chunk(n)[rank]).pow(2).mean().backward()
             descend(lora)
-        return {"begin": begin, "end": lora.merged()(some(3, case["inputs"], seed=case["seed"]))}
+        return {
+            "begin": begin,
+            "end": lora.merged()(some(3, case["inputs"], seed=case["seed"])),
+        }
 
 
 @question(
@@ -85,7 +108,9 @@ def observe_training(kind, case, steps):
     "B @ A, its bias a copy. Do it under torch.no_grad(), and leave self as it is: copy.deepcopy(self.layer) is a start.",
 )
 def check_lora_layer(answer, draw):
-    """It begins as the layer, only two thin matrices train, it computes W x + b + alpha / r B A x, also when merged."""
+    """It begins as the layer, only two thin matrices train, it computes W x + b + alpha
+    / r B A x, also when merged.
+    """
     cases = []
     for bias in (True, False):
         r, inputs, outputs = draw.sample(range(2, 9), 3)
@@ -108,9 +133,7 @@ def check_lora_layer(answer, draw):
     expected = trained_by_hand(cases[0], of_ranks[0]["begin"], steps, n)
     for rank, of_rank in enumerate(of_ranks):
         if not close(of_rank["end"], expected):
-            cause = (
-                "after DDP has trained it, the merged layer is not that of one process with all the batches"
-            )
+            cause = "after DDP has trained it, the merged layer is not that of one process with all the batches"
             raise Wrong(
                 f"{steps} steps with DDP",
                 rank=f"{rank} of {n}",
@@ -121,8 +144,13 @@ def check_lora_layer(answer, draw):
 
 
 def thin(values, case):
-    """(B A, in that shape) of two matrices that are found by their shapes, whichever way round they are stored."""
-    r, shapes = case["r"], {(case["r"], case["inputs"]): "A", (case["outputs"], case["r"]): "B"}
+    """(B A, in that shape) of two matrices that are found by their shapes, whichever
+    way round they are stored.
+    """
+    r, shapes = (
+        case["r"],
+        {(case["r"], case["inputs"]): "A", (case["outputs"], case["r"]): "B"},
+    )
     found = {}
     for value in values:
         for matrix in (value, value.T):
@@ -141,18 +169,29 @@ def trained_by_hand(case, begin, steps, n):
             for value, gradient in zip(values, gradients):
                 value -= LEARNING_RATE * gradient
     x = some(3, case["inputs"], seed=case["seed"])
-    return layer(x).detach() + case["alpha"] / case["r"] * x @ thin(values, case).T.detach()
+    return (
+        layer(x).detach()
+        + case["alpha"] / case["r"] * x @ thin(values, case).T.detach()
+    )
 
 
 def judge_layer(case, seen):
-    r, inputs, outputs, alpha = (case[name] for name in ("r", "inputs", "outputs", "alpha"))
+    r, inputs, outputs, alpha = (
+        case[name] for name in ("r", "inputs", "outputs", "alpha")
+    )
     checked = f"LoRALinear of {inputs} inputs, {outputs} outputs, bias {case['bias']}, r={r}, alpha={alpha}"
     layer, x = a_layer(case), some(5, inputs, seed=case["seed"] + 1)
     shapes = sorted(sorted(shape) for _, shape in seen["trained"])
     if shapes != sorted([sorted([r, inputs]), sorted([outputs, r])]):
-        names = ", ".join(f"{name} {tuple(shape)}" for name, shape in seen["trained"]) or "none"
+        names = (
+            ", ".join(f"{name} {tuple(shape)}" for name, shape in seen["trained"])
+            or "none"
+        )
         cause = "the two new matrices train, and nothing else"
-        if any(list(shape) in ([outputs, inputs], [outputs]) for _, shape in seen["trained"]):
+        if any(
+            list(shape) in ([outputs, inputs], [outputs])
+            for _, shape in seen["trained"]
+        ):
             cause = "the layer's own weight and bias are frozen: layer.requires_grad_(False)"
         elif not seen["trained"]:
             cause = "A and B are to be nn.Parameters, kept as attributes of the module, and they require a gradient"
@@ -167,30 +206,50 @@ def judge_layer(case, seen):
         raise Wrong(checked, expected=layer(x), got=seen["begin"], cause=cause)
     if seen["all zeros"]:
         cause = "where A and B both begin as zeros, each one's gradient is a product with the other, and zero for ever"
-        raise Wrong(checked, expected="a gradient in the first step", got="zeros", cause=cause)
+        raise Wrong(
+            checked, expected="a gradient in the first step", got="zeros", cause=cause
+        )
     change = thin(seen["values"], case)
     truth = layer(x) + alpha / r * x @ change.T
     if not close(seen["output"], truth):
         looks = {
-            "the sum is scaled by alpha / r": [alpha, 1, 1 / r, alpha / r**0.5, r / alpha],
+            "the sum is scaled by alpha / r": [
+                alpha,
+                1,
+                1 / r,
+                alpha / r**0.5,
+                r / alpha,
+            ],
             "what it adds has the wrong sign": [-alpha / r],
             "B A x is missing: the new matrices have no effect": [0],
         }
         cause = "the layer computes W x + b + (alpha / r) B A x"
         for likely, scales in looks.items():
-            if any(close(seen["output"], layer(x) + scale * x @ change.T) for scale in scales):
+            if any(
+                close(seen["output"], layer(x) + scale * x @ change.T)
+                for scale in scales
+            ):
                 cause = likely
         if close(seen["output"], alpha / r * x @ change.T):
-            cause = "W x + b is missing: what A and B give is added to what the layer gives"
+            cause = (
+                "W x + b is missing: what A and B give is added to what the layer gives"
+            )
         raise Wrong(checked, expected=truth, got=seen["output"], cause=cause)
     if not seen["flows"]:
         cause = "no gradient comes to A and B: forward detaches what they give, or computes it under no_grad"
-        raise Wrong(checked, expected="a gradient in the first step", got="none, or zeros", cause=cause)
-    if seen["kind"] != "Linear" or not seen["new"]:
-        got = seen["kind"] if seen["kind"] != "Linear" else "the layer that it was given, changed"
-        cause = (
-            "merged() gives a new nn.Linear, which can do without this class; the LoRALinear stays as it is"
+        raise Wrong(
+            checked,
+            expected="a gradient in the first step",
+            got="none, or zeros",
+            cause=cause,
         )
+    if seen["kind"] != "Linear" or not seen["new"]:
+        got = (
+            seen["kind"]
+            if seen["kind"] != "Linear"
+            else "the layer that it was given, changed"
+        )
+        cause = "merged() gives a new nn.Linear, which can do without this class; the LoRALinear stays as it is"
         raise Wrong(checked, expected="a new Linear", got=got, cause=cause)
     for what in ("merged", "afterwards", "again"):
         if not close(seen[what], truth):
@@ -211,12 +270,12 @@ MERGED = {
 
 def cause_of_merge(what, seen, case):
     if what != "merged":
-        return (
-            "merged() changes the layer that it has, so B A counts twice from then on: work on a copy of it"
-        )
+        return "merged() changes the layer that it has, so B A counts twice from then on: work on a copy of it"
     layer, x = a_layer(case), some(5, case["inputs"], seed=case["seed"] + 1)
     change, scale = thin(seen["values"], case), case["alpha"] / case["r"]
-    if case["bias"] and close(seen["merged"], layer(x) - layer.bias + scale * x @ change.T):
+    if case["bias"] and close(
+        seen["merged"], layer(x) - layer.bias + scale * x @ change.T
+    ):
         return "the merged layer has lost the bias"
     if close(seen["merged"], layer(x) + x @ change.T):
         return "the merged layer has no alpha / r: it belongs into the weight, too"
@@ -233,18 +292,31 @@ class Packed(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(18, 1, dtype=torch.uint8), requires_grad=False)
-        self.A, self.B = nn.Parameter(torch.randn(2, 6)), nn.Parameter(torch.zeros(6, 2))
+        self.weight = nn.Parameter(
+            torch.zeros(18, 1, dtype=torch.uint8), requires_grad=False
+        )
+        self.A, self.B = (
+            nn.Parameter(torch.randn(2, 6)),
+            nn.Parameter(torch.zeros(6, 2)),
+        )
 
 
 class Adapted(nn.Module):
-    """A network with adapters, a head that is tied to the embedding, names within names, and something frozen."""
+    """A network with adapters, a head that is tied to the embedding, names within
+    names, and something frozen.
+    """
 
     def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(9, 6)
         self.blocks = nn.ModuleList(
-            nn.ModuleDict({"attention": Packed(), "norm": nn.LayerNorm(6), "overhead": nn.Linear(6, 3)})
+            nn.ModuleDict(
+                {
+                    "attention": Packed(),
+                    "norm": nn.LayerNorm(6),
+                    "overhead": nn.Linear(6, 3),
+                }
+            )
             for _ in range(2)
         )
         self.norm = nn.LayerNorm(6).requires_grad_(False)
@@ -272,7 +344,9 @@ def observe_choices(train_only):
         with trying(f"parts {parts}"):
             counts = train_only(network, list(parts))
         names = [
-            name for name, value in network.named_parameters(remove_duplicate=False) if value.requires_grad
+            name
+            for name, value in network.named_parameters(remove_duplicate=False)
+            if value.requires_grad
         ]
         same = {id(value) for value in network.parameters()} == before
         seen.append({"names": names, "same": same, "counts": counts})
@@ -284,10 +358,14 @@ def truth_of(parts):
     network = Adapted()
     named = list(network.named_parameters(remove_duplicate=False))
     chosen = {
-        id(value) for name, value in named if set(parts) & set(name.split(".")) and value.is_floating_point()
+        id(value)
+        for name, value in named
+        if set(parts) & set(name.split(".")) and value.is_floating_point()
     }
     names = [name for name, value in named if id(value) in chosen]
-    trained = sum(value.numel() for value in network.parameters() if id(value) in chosen)
+    trained = sum(
+        value.numel() for value in network.parameters() if id(value) in chosen
+    )
     return names, (trained, sum(value.numel() for value in network.parameters()))
 
 
@@ -301,7 +379,9 @@ def truth_of(parts):
     "model.parameters(), which gives each of them once, and is right for both sums.",
 )
 def check_train_only(answer, draw):
-    """Just the chosen parameters train, by whole words, tied ones and all; integers never; each is counted once."""
+    """Just the chosen parameters train, by whole words, tied ones and all; integers
+    never; each is counted once.
+    """
     [seen] = answer.on_ranks(observe_choices)
     for (words, parts), of_choice in zip(CHOICES.items(), seen):
         judge_choice(words, parts, of_choice)
@@ -310,7 +390,10 @@ def check_train_only(answer, draw):
 def judge_choice(words, parts, seen):
     checked = f"{words}: train_only(network, {parts})"
     names, counts = truth_of(parts)
-    got, values = seen["names"], dict(Adapted().named_parameters(remove_duplicate=False))
+    got, values = (
+        seen["names"],
+        dict(Adapted().named_parameters(remove_duplicate=False)),
+    )
     if not seen["same"]:
         cause = "freeze the parameters that the model has, and put no new ones in their place"
         raise Wrong(checked, expected="the same parameters", got="others", cause=cause)
@@ -319,7 +402,9 @@ def judge_choice(words, parts, seen):
             cause = "a parameter that is not chosen is frozen: requires_grad_(False)"
             if any(part in name for part in parts):
                 cause = "a word counts as a whole: 'head' is no part of 'overhead', nor 'A' of any other word; split at dots"
-            raise Wrong(checked, expected=f"{name} frozen", got="it trains", cause=cause)
+            raise Wrong(
+                checked, expected=f"{name} frozen", got="it trains", cause=cause
+            )
     for name in names:
         if name not in got:
             cause = "one of the words between the dots of its name is chosen, so it trains: whichever word, and even where "
@@ -328,9 +413,13 @@ def judge_choice(words, parts, seen):
                 cause = "the head's weight is the embedding's: named_parameters() tells it under the first name only"
             elif name.startswith("norm."):
                 cause = "the norm at the end was frozen before, and is chosen now: requires_grad_(True)"
-            raise Wrong(checked, expected=f"{name} trains", got="it is frozen", cause=cause)
+            raise Wrong(
+                checked, expected=f"{name} trains", got="it is frozen", cause=cause
+            )
     returned = seen["counts"]
-    if not (isinstance(returned, list) and len(returned) == 2 and tuple(returned) == counts):
+    if not (
+        isinstance(returned, list) and len(returned) == 2 and tuple(returned) == counts
+    ):
         cause = "return two whole numbers: how many numbers train, and how many there are in all; numel() counts them"
         if isinstance(returned, list) and len(returned) == 2:
             twice = sum(value.numel() for value in values.values())
@@ -350,7 +439,9 @@ END, WORDS, WIDTH, FAR = 0, 7, 4, 10**6
 
 
 def a_batch(case, rank):
-    """Texts of a question and an answer, and an end; padded with the end's own token: (tokens, questions, lengths)."""
+    """Texts of a question and an answer, and an end; padded with the end's own token:
+    (tokens, questions, lengths).
+    """
     draw = torch.Generator().manual_seed(case["seed"] + rank)
     questions, answers = case["questions"][rank], case["answers"][rank]
     lengths = [question + answer for question, answer in zip(questions, answers)]
@@ -364,7 +455,10 @@ def a_batch(case, rank):
 
 
 def a_model(seed):
-    return fill(nn.Sequential(nn.Embedding(WORDS, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WORDS)), seed)
+    return fill(
+        nn.Sequential(nn.Embedding(WORDS, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WORDS)),
+        seed,
+    )
 
 
 def gradient_on_ranks(answer_loss, case):
@@ -384,7 +478,8 @@ def flat(model):
 def sums(case, rank, span=lambda begin, end: (begin, end), shift=1):
     """This rank's (gradient of the sum of losses, sum, number of targets).
 
-    span: of (where an answer begins, where it ends), the places whose tokens are targets.
+    span: of (where an answer begins, where it ends), the places whose tokens are
+    targets.
     """
     model = a_model(case["seed"])
     tokens, questions, lengths = a_batch(case, rank)
@@ -393,7 +488,9 @@ def sums(case, rank, span=lambda begin, end: (begin, end), shift=1):
     for row, answer in enumerate(zip(questions.tolist(), lengths.tolist())):
         begin, end = span(*answer)
         for place in range(max(shift, begin), min(end, tokens.shape[1])):
-            total = total + F.cross_entropy(logits[row, place - shift], tokens[row, place])
+            total = total + F.cross_entropy(
+                logits[row, place - shift], tokens[row, place]
+            )
             number += 1
     total.backward()
     return flat(model), total.item(), number
@@ -416,13 +513,21 @@ def mean_of_all(case, n, **how):
     "ranks with dist.all_reduce; return total * dist.get_world_size() / number, since DDP will take the mean over ranks.",
 )
 def check_answer_loss(answer, draw):
-    """The gradient of the mean loss over all tokens of all answers, on 1 to 3 ranks, also with none on one of them."""
+    """The gradient of the mean loss over all tokens of all answers, on 1 to 3 ranks,
+    also with none on one of them.
+    """
     for n, empty in [(1, False), (2, False), (3, True)]:
         case = {"seed": draw.randrange(10**6)}
         case["questions"] = [[draw.randrange(2, 6) for _ in range(3)] for _ in range(n)]
-        case["answers"] = [[draw.randrange(2, 5) + 3 * rank for _ in range(3)] for rank in range(n)]
+        case["answers"] = [
+            [draw.randrange(2, 5) + 3 * rank for _ in range(3)] for rank in range(n)
+        ]
         if empty:
-            case["answers"][draw.randrange(n)] = [0, 0, 0]  # cut off: the questions were too long
+            case["answers"][draw.randrange(n)] = [
+                0,
+                0,
+                0,
+            ]  # cut off: the questions were too long
         of_ranks = answer.on_ranks(gradient_on_ranks, case, nproc=n)
         judge_losses(case, n, of_ranks)
 
@@ -439,7 +544,10 @@ def judge_losses(case, n, of_ranks):
     if not abs(mean - loss) <= 1e-6 * abs(loss):
         cause = "the gradients are right, but the loss is not: their mean over ranks is to be the mean over all tokens"
         raise Wrong(
-            checked, expected=f"{loss:.6f}, the mean of all ranks' losses", got=f"{mean:.6f}", cause=cause
+            checked,
+            expected=f"{loss:.6f}, the mean of all ranks' losses",
+            got=f"{mean:.6f}",
+            cause=cause,
         )
 
 
@@ -474,7 +582,12 @@ def cause_of_gradient(case, n, got):
     for cause, how in looks.items():
         alike.append((cause, mean_of_all(case, n, **how)[0]))
         wrong_parts = [sums(case, rank, **how) for rank in range(n)]
-        alike.append((cause, sum(gradient / max(1, count) for gradient, _, count in wrong_parts) / n))
+        alike.append(
+            (
+                cause,
+                sum(gradient / max(1, count) for gradient, _, count in wrong_parts) / n,
+            )
+        )
     for cause, gradient in alike:
         if close(got, gradient):
             return cause

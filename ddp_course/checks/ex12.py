@@ -1,4 +1,6 @@
-"""Exercise 12: what a rank keeps, an optimizer that owns a share, and a layer that has its weight while it computes."""
+"""Exercise 12: what a rank keeps, an optimizer that owns a share, and a layer that has
+its weight while it computes.
+"""
 
 import time
 
@@ -6,17 +8,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddp_course.checks.judge import Wrong, question, trying
 from ddp_course.checks.training import close
-from ddp_course.distributed import process_group
-from ddp_course.profiling import Watch, memory_timeline
+from ddp_course.ranks.environment import process_group
+from ddp_course.ranks.watch import Watch, memory_timeline
+from ddp_course.school.judge import Wrong, question, trying
 
-COSTS = {"allreduce": 2}  # what a ring sends, in units of what the ranks share; of all others once
+COSTS = {
+    "allreduce": 2
+}  # what a ring sends, in units of what the ranks share; of all others once
 ROOM = 1024  # bytes, for what is small: counters of steps, flags
 
 
 def least_in_use(timeline, enough):
-    """The bytes in use now; or in a moment, since a thread of gloo's may still hold what it has just sent."""
+    """The bytes in use now; or in a moment, since a thread of gloo's may still hold
+    what it has just sent.
+    """
     patience = time.monotonic() + 1
     while True:
         torch.empty(0)  # one operation more, for the timeline
@@ -40,14 +46,29 @@ def words(case):
     return ", ".join(f"{name}={value}" for name, value in case.items())
 
 
-def true_bytes(parameters, ranks, stage, mixed, buckets, shard=None, sizes=None, begin=(3, 2, 1), again=None):
-    """The right answer; the other arguments are for wrong ones: another shard, other sizes, sharded from other stages."""
+def true_bytes(
+    parameters,
+    ranks,
+    stage,
+    mixed,
+    buckets,
+    shard=None,
+    sizes=None,
+    begin=(3, 2, 1),
+    again=None,
+):
+    """The right answer; the other arguments are for wrong ones: another shard, other
+    sizes, sharded from other stages.
+    """
     shard = -(-parameters // ranks) if shard is None else shard
     sizes = sizes or ((2, 2, 12) if mixed else (4, 4, 8))
     kept = sum(
-        size * (shard if stage >= sharded_from else parameters) for size, sharded_from in zip(sizes, begin)
+        size * (shard if stage >= sharded_from else parameters)
+        for size, sharded_from in zip(sizes, begin)
     )
-    return kept + (parameters * (sizes[1] if again is None else again) if buckets else 0)
+    return kept + (
+        parameters * (sizes[1] if again is None else again) if buckets else 0
+    )
 
 
 @question(
@@ -58,12 +79,16 @@ def true_bytes(parameters, ranks, stage, mixed, buckets, shard=None, sizes=None,
     "kept = weight * (shard if stage >= 3 else parameters), and so on for the others; buckets add gradient * parameters.",
 )
 def check_kept_bytes(answer, draw):
-    """All stages, on one rank and on many, in both precisions, with what does not divide, and with DDP's buckets."""
+    """All stages, on one rank and on many, in both precisions, with what does not
+    divide, and with DDP's buckets.
+    """
     cases = []
     for stage in range(4):
         for mixed in (False, True):
             for ranks in (1, draw.randrange(3, 9), 64):
-                parameters = ranks * draw.randrange(10, 10**6) + draw.randrange(1, max(2, ranks))
+                parameters = ranks * draw.randrange(10, 10**6) + draw.randrange(
+                    1, max(2, ranks)
+                )
                 case = {"parameters": parameters, "ranks": ranks, "stage": stage}
                 cases.append(case | {"mixed": mixed, "buckets": False})
             if stage == 0:
@@ -106,14 +131,14 @@ def cause_of_bytes(cases, seen, case):
         if change is None:
             alike = all(one_at_a_time(c) == got for c, got in zip(cases, seen))
         else:
-            alike = all(true_bytes(**c, **change(c)) == got for c, got in zip(cases, seen))
+            alike = all(
+                true_bytes(**c, **change(c)) == got for c, got in zip(cases, seen)
+            )
         if alike:
             return cause
     if case["buckets"]:
         return "the buckets hold all gradients once more: gradient * parameters bytes on each rank"
-    return (
-        f"stage {case['stage']}: weights, gradients and the optimizer's state, each either whole or a shard"
-    )
+    return f"stage {case['stage']}: weights, gradients and the optimizer's state, each either whole or a shard"
 
 
 def one_at_a_time(case):
@@ -135,17 +160,23 @@ SHAPES = [(9, 8), (8,), (7, 9), (9,), (8, 8), (3, 4, 5), (6, 10), (5,), (8, 9), 
 def values(seed, number):
     """The parameters, number 0, or the gradients of a step."""
     generator = torch.Generator().manual_seed(seed + number)
-    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in SHAPES]
+    return [
+        torch.randn(shape, generator=generator, dtype=torch.float64) for shape in SHAPES
+    ]
 
 
 def share_of(parameters, n):
-    """The bytes of Adam's two averages, in 64 bits, that a rank may keep: those of its share and of one parameter more."""
+    """The bytes of Adam's two averages, in 64 bits, that a rank may keep: those of its
+    share and of one parameter more.
+    """
     sizes = [value.numel() for value in parameters]
     return 2 * 8 * (sum(sizes) / n + max(sizes)) + ROOM
 
 
 def observe_optimizer(kind, seed, lr, steps):
-    """Take steps on ranks; the parameters after each, what is kept, what was sent, and whether gradients are gone."""
+    """Take steps on ranks; the parameters after each, what is kept, what was sent, and
+    whether gradients are gone.
+    """
     with process_group(timeout=4):
         parameters = [nn.Parameter(value) for value in values(seed, 0)]
         gradients = [values(seed, 1 + step) for step in range(steps)]
@@ -158,7 +189,12 @@ def observe_optimizer(kind, seed, lr, steps):
                 with trying(f"step {step + 1}"):
                     optimizer.step()
                     optimizer.zero_grad()
-                left.append(sum(one.grad is not None and bool(one.grad.any()) for one in parameters))
+                left.append(
+                    sum(
+                        one.grad is not None and bool(one.grad.any())
+                        for one in parameters
+                    )
+                )
             kept = least_in_use(timeline, share_of(parameters, dist.get_world_size()))
         for parameter in parameters:
             history.append(parameter.detach().clone())
@@ -175,17 +211,23 @@ def observe_optimizer(kind, seed, lr, steps):
     "load[owner] += p.numel(). zero_grad: p.grad = None for all parameters.",
 )
 def check_sharded_adamw(answer, draw):
-    """After some steps, parameters are AdamW's on all ranks; none has kept more than its share, or sent more than needed."""
+    """After some steps, parameters are AdamW's on all ranks; none has kept more than
+    its share, or sent more than needed.
+    """
     seed, lr, steps = draw.randrange(10**6), draw.choice([0.01, 0.03]), 3
     expected = adamw(seed, lr, steps)
     for n in draw.sample([2, 3], 2):
         of_ranks = answer.on_ranks(observe_optimizer, seed, lr, steps, nproc=n)
         for rank, seen in enumerate(of_ranks):
-            judge_optimizer(f"{steps} steps on {n} ranks", rank, n, seen, expected, seed, lr, steps)
+            judge_optimizer(
+                f"{steps} steps on {n} ranks", rank, n, seen, expected, seed, lr, steps
+            )
 
 
 def adamw(seed, lr, steps, mixed=lambda new, old: new):
-    """What torch's AdamW makes of the parameters. mixed: what becomes of a parameter after a step, in wrong answers."""
+    """What torch's AdamW makes of the parameters. mixed: what becomes of a parameter
+    after a step, in wrong answers.
+    """
     parameters = [nn.Parameter(value) for value in values(seed, 0)]
     optimizer = torch.optim.AdamW(parameters, lr=lr)
     for step in range(steps):
@@ -207,20 +249,29 @@ def judge_optimizer(checked, rank, n, seen, expected, seed, lr, steps):
         cause = "these are not the numbers of torch.optim.AdamW(parameters, lr=lr)"
         if torch.equal(got, begin[number]):
             cause = "this parameter has not moved here: after step(), its owner sends it to all others, with a broadcast"
-        elif close(got, adamw(seed, lr, steps, lambda new, old: new + (n - 1) * old)[number]):
+        elif close(
+            got, adamw(seed, lr, steps, lambda new, old: new + (n - 1) * old)[number]
+        ):
             cause = "it has grown: a sum over ranks adds up what each of them has; take it from its owner"
-        elif close(got, adamw(seed, lr, steps, lambda new, old: (new + (n - 1) * old) / n)[number]):
+        elif close(
+            got,
+            adamw(seed, lr, steps, lambda new, old: (new + (n - 1) * old) / n)[number],
+        ):
             cause = "it is a mean of what the owner has updated and of what the others still had: take it from its owner"
-        raise Wrong(f"{checked}, parameter {number}", rank=where, expected=truth, got=got, cause=cause)
+        raise Wrong(
+            f"{checked}, parameter {number}",
+            rank=where,
+            expected=truth,
+            got=got,
+            cause=cause,
+        )
     if any(seen["left"]):
         cause = "zero_grad is for all parameters: those of the others have gradients here, too"
         raise Wrong(f"{checked}, after zero_grad()", rank=where, expected="no gradients",
                     got=f"{max(seen['left'])} parameters with one", cause=cause)  # fmt: skip
     sizes, share = [value.numel() for value in expected], share_of(expected, n)
     if seen["kept"] > share:
-        cause = (
-            "a rank keeps more than its share: parameters are to be shared out about evenly, by their sizes"
-        )
+        cause = "a rank keeps more than its share: parameters are to be shared out about evenly, by their sizes"
         if seen["kept"] >= 2 * 8 * sum(sizes):
             cause = "this rank keeps Adam's state of all parameters: give its AdamW only those that it owns"
         raise Wrong(f"{checked}: what is kept", rank=where, expected=f"at most {share:,.0f} bytes",
@@ -242,14 +293,26 @@ def judge_optimizer(checked, rank, n, seen, expected, seed, lr, steps):
 def layer_of(case, rank):
     """(the whole weight, this rank's x, the gradient that comes to this rank's y)."""
     generator = torch.Generator().manual_seed(case["seed"])
-    weight = torch.randn(case["outputs"], case["inputs"], generator=generator, dtype=torch.float64)
+    weight = torch.randn(
+        case["outputs"], case["inputs"], generator=generator, dtype=torch.float64
+    )
     generator.manual_seed(case["seed"] + 1 + rank)
-    x = torch.randn(case["batch"], case["inputs"], generator=generator, dtype=torch.float64)
-    return weight, x, torch.randn(case["batch"], case["outputs"], generator=generator, dtype=torch.float64)
+    x = torch.randn(
+        case["batch"], case["inputs"], generator=generator, dtype=torch.float64
+    )
+    return (
+        weight,
+        x,
+        torch.randn(
+            case["batch"], case["outputs"], generator=generator, dtype=torch.float64
+        ),
+    )
 
 
 def observe_layer(kind, case):
-    """Forward and backward on ranks: what comes out, what is kept between the two, and what is sent in each."""
+    """Forward and backward on ranks: what comes out, what is kept between the two, and
+    what is sent in each.
+    """
     with process_group(timeout=4) as (rank, n):
         weight, x, gradient = layer_of(case, rank)
         shard = weight.chunk(n)[rank].clone().requires_grad_()
@@ -280,7 +343,9 @@ def observe_layer(kind, case):
     "return gradient @ weight, own.",
 )
 def check_gathered_linear(answer, draw):
-    """Output and gradients are the whole layer's; its weight is gone between the two, and sent no more than needed."""
+    """Output and gradients are the whole layer's; its weight is gone between the two,
+    and sent no more than needed.
+    """
     for n in draw.sample([2, 3], 2):
         case = {
             "inputs": draw.randrange(24, 40),
@@ -299,19 +364,19 @@ def judge_layer(checked, case, rank, n, seen):
     weight, x, gradient = all_of[rank]
     truth = x @ weight.T
     if not close(seen["y"], truth):
-        cause = "y = x @ weight.T, with all rows of the weight, in the order of the ranks"
-        raise Wrong(f"{checked}: y", rank=where, expected=truth, got=seen["y"], cause=cause)
+        cause = (
+            "y = x @ weight.T, with all rows of the weight, in the order of the ranks"
+        )
+        raise Wrong(
+            f"{checked}: y", rank=where, expected=truth, got=seen["y"], cause=cause
+        )
     if not close(seen["x"], gradient @ weight):
         cause = "the gradient of x is gradient @ weight, with the whole weight, gathered again"
         means = sum(g @ weight for _, _, g in all_of)
         if close(seen["x"], means) or close(seen["x"], means / n):
-            cause = (
-                "each rank has an x of its own, so its gradient is this rank's own, too: it is not averaged"
-            )
+            cause = "each rank has an x of its own, so its gradient is this rank's own, too: it is not averaged"
         elif close(seen["x"], gradient @ weight / n):
-            cause = (
-                "the gradient of x is this rank's own: only the weight's is divided by the number of ranks"
-            )
+            cause = "the gradient of x is this rank's own: only the weight's is divided by the number of ranks"
         raise Wrong(
             f"{checked}: the gradient of x",
             rank=where,
@@ -335,7 +400,11 @@ def judge_layer(checked, case, rank, n, seen):
             cause = "forward gathers the weight once, backward gathers it once and scatters its gradient once"
             if "allreduce" in kinds:
                 cause = "an all_reduce gives all ranks all rows of the gradient: reduce_scatter sends half of that"
-            elif phase == "backward" and kinds.count("allgather") > 1 and "reduce_scatter" not in kinds:
+            elif (
+                phase == "backward"
+                and kinds.count("allgather") > 1
+                and "reduce_scatter" not in kinds
+            ):
                 cause = "gathering everybody's gradients sends n times as much as reduce_scatter, and keeps them all"
             raise Wrong(f"{checked}: what {phase} sends", rank=where, got=f"{sent:,} bytes, by {kinds}",
                         expected=f"{times} times the weight, {times * needed:,} bytes", cause=cause)  # fmt: skip
@@ -347,15 +416,23 @@ def judge_shard(checked, rank, n, got, all_of):
     if close(got, truth):
         return
     _, x, gradient = all_of[rank]
-    cause = "it is the mean over ranks of gradient.T @ x, of which this rank gets its rows"
+    cause = (
+        "it is the mean over ranks of gradient.T @ x, of which this rank gets its rows"
+    )
     if close(got, n * truth):
         cause = "this is the sum over ranks: divide by their number, as DDP does"
-    elif close(got, (gradient.T @ x).chunk(n)[rank]) or close(got, (gradient.T @ x).chunk(n)[rank] / n):
+    elif close(got, (gradient.T @ x).chunk(n)[rank]) or close(
+        got, (gradient.T @ x).chunk(n)[rank] / n
+    ):
         cause = "this is of this rank's batch only: the other ranks' batches went through the same weight"
     elif any(close(got, part) for part in whole.chunk(n)):
         cause = "these are another rank's rows: rank r has the r-th part of the weight, and of its gradient"
     elif isinstance(got, torch.Tensor) and got.shape == truth.shape and not got.any():
         cause = "it is zero: reduce_scatter(own, parts) writes to its first argument; return that"
     raise Wrong(
-        f"{checked}: the gradient of the shard", rank=f"{rank} of {n}", expected=truth, got=got, cause=cause
+        f"{checked}: the gradient of the shard",
+        rank=f"{rank} of {n}",
+        expected=truth,
+        got=got,
+        cause=cause,
     )

@@ -1,11 +1,13 @@
-"""Exercise 13: configurations that are repaired, batches that are derived, and layers that are placed on stages."""
+"""Exercise 13: configurations that are repaired, batches that are derived, and layers
+that are placed on stages.
+"""
 
 import copy
 from itertools import combinations
 
 from ddp_course import UsageError
-from ddp_course.checks.judge import Wrong, question, trying
 from ddp_course.lesson13 import BATCH, check_batch
+from ddp_course.school.judge import Wrong, question, trying
 
 RANKS = 8  # on which all of the configurations are to run
 
@@ -18,7 +20,11 @@ GOOD = {
     "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.01}},
     "scheduler": {
         "type": "WarmupLR",
-        "params": {"warmup_min_lr": 1e-6, "warmup_max_lr": 3e-4, "warmup_num_steps": 100},
+        "params": {
+            "warmup_min_lr": 1e-6,
+            "warmup_max_lr": 3e-4,
+            "warmup_num_steps": 100,
+        },
     },
     "gradient_clipping": 0.0,
     "zero_optimization": {"stage": 2},
@@ -27,14 +33,21 @@ GOOD = {
 
 
 def broken(draw=None):
-    """Five configurations, {name: (what is wanted, the configuration)}, each with one mistake. draw: other numbers."""
+    """Five configurations, {name: (what is wanted, the configuration)}, each with one
+    mistake. draw: other numbers.
+    """
     good = copy.deepcopy(GOOD)
     if draw:
-        micro, accumulation = draw.randrange(2, 9), draw.randrange(3, 7)  # not the notebook's 2
+        micro, accumulation = (
+            draw.randrange(2, 9),
+            draw.randrange(3, 7),
+        )  # not the notebook's 2
         good |= dict(zip(BATCH, (micro * accumulation * RANKS, micro, accumulation)))
         good["zero_optimization"]["stage"] = draw.choice([1, 2, 3])
         rate = draw.choice([1e-4, 2e-4, 6e-4])
-        good["optimizer"]["params"]["lr"] = good["scheduler"]["params"]["warmup_max_lr"] = rate
+        good["optimizer"]["params"]["lr"] = good["scheduler"]["params"][
+            "warmup_max_lr"
+        ] = rate
     found = {name: copy.deepcopy(good) for name in WANTED}
     found["arithmetic"]["gradient_accumulation_steps"] *= 2
     found["memory"]["zero_optimisation"] = found["memory"].pop("zero_optimization")
@@ -72,9 +85,13 @@ def observe_repairs(repair, configurations):
     "del config['fp16']; config['scheduler']['params']['warmup_min_lr'] = 1e-6",
 )
 def check_repair(answer, draw):
-    """Five broken configurations, with the notebook's numbers and with others: each repaired, and nothing else changed."""
+    """Five broken configurations, with the notebook's numbers and with others: each
+    repaired, and nothing else changed.
+    """
     for cases in (broken(), broken(draw)):
-        [seen] = answer.on_ranks(observe_repairs, {name: config for name, (_, config) in cases.items()})
+        [seen] = answer.on_ranks(
+            observe_repairs, {name: config for name, (_, config) in cases.items()}
+        )
         for name, (wanted, config) in cases.items():
             judge_repair(name, wanted, config, seen[name])
 
@@ -83,7 +100,10 @@ def judge_repair(name, wanted, config, got):
     checked = f"repair({name!r}, ...), which wants {wanted}"
     if not isinstance(got, dict):
         raise Wrong(
-            checked, expected="a configuration, a dict", got=got, cause="return the repaired configuration"
+            checked,
+            expected="a configuration, a dict",
+            got=got,
+            cause="return the repaired configuration",
         )
 
     def fail(expected, cause, got=got):
@@ -110,10 +130,18 @@ def judge_repair(name, wanted, config, got):
                 sorted(got),
             )
         if got["zero_optimization"] != config["zero_optimisation"]:
-            fail(config["zero_optimisation"], "what stands in it was right", got["zero_optimization"])
+            fail(
+                config["zero_optimisation"],
+                "what stands in it was right",
+                got["zero_optimization"],
+            )
     if name == "clipping":
         if "gradient_clipping" not in got:
-            fail("a line that says so", "left out, gradient_clipping is 1.0", "no gradient_clipping")
+            fail(
+                "a line that says so",
+                "left out, gradient_clipping is 1.0",
+                "no gradient_clipping",
+            )
         if got["gradient_clipping"] != 0:
             fail(
                 "gradient_clipping 0.0",
@@ -121,10 +149,16 @@ def judge_repair(name, wanted, config, got):
                 got["gradient_clipping"],
             )
     enabled = [
-        kind for kind in ("fp16", "bf16") if isinstance(got.get(kind), dict) and got[kind].get("enabled")
+        kind
+        for kind in ("fp16", "bf16")
+        if isinstance(got.get(kind), dict) and got[kind].get("enabled")
     ]
     if name == "precision" and enabled != ["bf16"]:
-        fail("bf16, and not fp16", "exactly one of the two may be enabled, and bf16 is wanted", enabled)
+        fail(
+            "bf16, and not fp16",
+            "exactly one of the two may be enabled, and bf16 is wanted",
+            enabled,
+        )
     if name == "schedule":
         rate = got.get("scheduler", {}).get("params", {}).get("warmup_min_lr", 0.0)
         highest = config["scheduler"]["params"]["warmup_max_lr"]
@@ -148,7 +182,9 @@ def judge_repair(name, wanted, config, got):
         for one in (before, after):
             one["scheduler"]["params"].pop("warmup_min_lr", None)
     if name == "memory" and "zero_optimisation" in after:
-        fail("no key zero_optimisation", "the misspelt one is still there", sorted(after))
+        fail(
+            "no key zero_optimisation", "the misspelt one is still there", sorted(after)
+        )
     for key in sorted(before.keys() | after.keys()):
         if key not in may_change and before.get(key) != after.get(key):
             fail(
@@ -162,7 +198,9 @@ def judge_repair(name, wanted, config, got):
 
 
 def true_batch(samples, ranks, fits):
-    """The right answer: the largest micro-batch that fits and divides. None where there is none."""
+    """The right answer: the largest micro-batch that fits and divides. None where there
+    is none.
+    """
     if samples % ranks:
         return None
     share = samples // ranks
@@ -194,13 +232,27 @@ def words(case):
     "train_micro_batch_size_per_gpu and gradient_accumulation_steps.",
 )
 def check_batch_sizes(answer, draw):
-    """Batches that divide at once, after some search, and not at all; and one that fits whole."""
+    """Batches that divide at once, after some search, and not at all; and one that fits
+    whole.
+    """
     ranks = draw.choice([2, 4, 8])
     cases = [
         {"samples": 4 * 8 * ranks, "ranks": ranks, "fits": 8},
-        {"samples": 4 * 9 * ranks, "ranks": ranks, "fits": 8},  # 36 a rank: 6 divides, 8 and 7 do not
-        {"samples": 5 * ranks, "ranks": ranks, "fits": draw.randrange(20, 40)},  # no need to accumulate
-        {"samples": draw.choice([13, 17, 19]) * ranks, "ranks": ranks, "fits": 8},  # a prime: one at a time
+        {
+            "samples": 4 * 9 * ranks,
+            "ranks": ranks,
+            "fits": 8,
+        },  # 36 a rank: 6 divides, 8 and 7 do not
+        {
+            "samples": 5 * ranks,
+            "ranks": ranks,
+            "fits": draw.randrange(20, 40),
+        },  # no need to accumulate
+        {
+            "samples": draw.choice([13, 17, 19]) * ranks,
+            "ranks": ranks,
+            "fits": 8,
+        },  # a prime: one at a time
         {"samples": 60 * 3, "ranks": 3, "fits": draw.randrange(7, 10)},
         {"samples": 8 * ranks + 1, "ranks": ranks, "fits": 4},
         {"samples": 6, "ranks": 1, "fits": 4},
@@ -220,22 +272,28 @@ def judge_batch(case, expected, got):
         return
     if refused:
         raise Wrong(
-            checked, expected=expected, got=got, cause="this can be done: a micro-batch of 1 always divides"
+            checked,
+            expected=expected,
+            got=got,
+            cause="this can be done: a micro-batch of 1 always divides",
         )
     if not isinstance(got, dict) or sorted(got) != sorted(BATCH):
         raise Wrong(
-            checked, expected=expected, got=got, cause=f"return a dict with the keys {', '.join(BATCH)}"
+            checked,
+            expected=expected,
+            got=got,
+            cause=f"return a dict with the keys {', '.join(BATCH)}",
         )
     if got == expected:
         return
     whole, micro, accumulation = (got[name] for name in BATCH)
     share = case["samples"] // case["ranks"]
-    cause = (
-        f"of all micro-batches that divide {share}, take the largest that fits: then there are fewest of them"
-    )
+    cause = f"of all micro-batches that divide {share}, take the largest that fits: then there are fewest of them"
     if whole != case["samples"]:
         cause = "train_batch_size is the number of samples in an update, of all ranks"
-    elif not all(isinstance(value, int) and value > 0 for value in (micro, accumulation)):
+    elif not all(
+        isinstance(value, int) and value > 0 for value in (micro, accumulation)
+    ):
         cause = "these are whole numbers from 1"
     elif micro * accumulation * case["ranks"] != whole:
         product = f"{micro} x {accumulation} x {case['ranks']} = {micro * accumulation * case['ranks']}"
@@ -255,9 +313,14 @@ def slowest(costs, sizes):
 
 
 def best(costs, stages):
-    """How long the slowest stage takes where layers are placed best: all placements are tried."""
+    """How long the slowest stage takes where layers are placed best: all placements are
+    tried.
+    """
     every = combinations(range(1, len(costs)), stages - 1)
-    return min(slowest(costs, [b - a for a, b in zip((0, *cuts), (*cuts, len(costs)))]) for cuts in every)
+    return min(
+        slowest(costs, [b - a for a, b in zip((0, *cuts), (*cuts, len(costs)))])
+        for cuts in every
+    )
 
 
 def observe_places(place, cases):
@@ -277,7 +340,9 @@ def observe_places(place, cases):
     "are enough is the best. If fewer were needed, split one that has several layers.",
 )
 def check_place(answer, draw):
-    """Layers of unequal cost on 1 to 5 stages, drawn at random: the slowest stage is as quick as it can be."""
+    """Layers of unequal cost on 1 to 5 stages, drawn at random: the slowest stage is as
+    quick as it can be.
+    """
     cases = [
         ([1, 1, 1, 1, 1, 1], 3),
         ([9, 1, 1, 1, 1, 1], 2),  # not in the middle
@@ -297,14 +362,26 @@ def judge_place(costs, stages, got):
     checked = f"place({costs}, {stages})"
     truth = best(costs, stages)
     expected = f"{stages} numbers of layers, with which the slowest stage takes {truth}"
-    if not isinstance(got, list | tuple) or not all(isinstance(size, int) for size in got):
-        cause = "return a list: how many layers each stage has, from the first to the last"
+    if not isinstance(got, list | tuple) or not all(
+        isinstance(size, int) for size in got
+    ):
+        cause = (
+            "return a list: how many layers each stage has, from the first to the last"
+        )
         raise Wrong(checked, expected=expected, got=got, cause=cause)
     if len(got) != stages:
-        raise Wrong(checked, expected=expected, got=got, cause=f"these are {len(got)} stages, not {stages}")
+        raise Wrong(
+            checked,
+            expected=expected,
+            got=got,
+            cause=f"these are {len(got)} stages, not {stages}",
+        )
     if min(got) < 1:
         raise Wrong(
-            checked, expected=expected, got=got, cause="a stage without a layer is a rank without work"
+            checked,
+            expected=expected,
+            got=got,
+            cause="a stage without a layer is a rank without work",
         )
     if sum(got) != len(costs):
         cause = f"there are {len(costs)} layers, and each is on one stage: these are {sum(got)}"

@@ -1,19 +1,25 @@
-"""Training by hand: what the checks do with small networks, to compare ranks with one process to the last digits."""
+"""Training by hand: what the checks do with small networks, to compare ranks with one
+process to the last digits.
+"""
 
 import torch
 from torch import nn
 
-from ddp_course.checks.judge import trying
+from ddp_course.school.judge import trying
 
 LEARNING_RATE = 0.05
 
 
 def fill(module, seed):
-    """Give a module random parameters and buffers, those of BatchNorm too, in 64 bits; return it."""
+    """Give a module random parameters and buffers, those of BatchNorm too, in 64 bits;
+    return it.
+    """
     generator = torch.Generator().manual_seed(seed)
     for name, value in module.double().state_dict().items():
         if value.is_floating_point():
-            value.copy_(torch.randn(value.shape, generator=generator, dtype=torch.float64))
+            value.copy_(
+                torch.randn(value.shape, generator=generator, dtype=torch.float64)
+            )
         if name.endswith("running_var"):
             value.abs_().add_(0.5)
     return module
@@ -25,7 +31,9 @@ def state(module):
 
 
 def gradients_of(module):
-    """A copy of its gradients, {name: tensor or None}: some answers reuse their memory in the next step."""
+    """A copy of its gradients, {name: tensor or None}: some answers reuse their memory
+    in the next step.
+    """
     return {
         name: None if value.grad is None else value.grad.detach().clone()
         for name, value in module.named_parameters()
@@ -41,7 +49,9 @@ def unwrapped(model):
 
 @torch.no_grad()
 def descend(network, learning_rate=LEARNING_RATE):
-    """A step of SGD. Not by torch.optim, which takes two seconds to import what it needs here."""
+    """A step of SGD. Not by torch.optim, which takes two seconds to import what it
+    needs here.
+    """
     for parameter in network.parameters():
         if parameter.grad is not None:
             parameter -= learning_rate * parameter.grad
@@ -49,7 +59,8 @@ def descend(network, learning_rate=LEARNING_RATE):
 
 
 def take_steps(model, batches, finish=lambda: None):
-    """SGD, one step a batch, of the mean square of the outputs; return the `state` after each step, a list.
+    """SGD, one step a batch, of the mean square of the outputs; return the `state`
+    after each step, a list.
 
     finish: called between backward and step.
     """
@@ -65,11 +76,15 @@ def take_steps(model, batches, finish=lambda: None):
 
 def equal(some, others):
     """Whether two states, {name: tensor}, agree to six digits."""
-    return some.keys() == others.keys() and all(close(some[name], others[name]) for name in others)
+    return some.keys() == others.keys() and all(
+        close(some[name], others[name]) for name in others
+    )
 
 
 def close(some, other):
-    """Whether something is a tensor of this shape with, to six digits, these numbers."""
+    """Whether something is a tensor of this shape with, to six digits, these
+    numbers.
+    """
     if not isinstance(some, torch.Tensor) or some.shape != other.shape:
         return False
     return torch.allclose(some.double(), other.double(), rtol=1e-6, atol=1e-9)

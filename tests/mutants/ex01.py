@@ -19,7 +19,9 @@ def scaled(images):
 
 @right("normalize")
 def biased_and_talkative(train_images, test_images):
-    """The standard deviation with n instead of n - 1, and a generator instead of two lines."""
+    """The standard deviation with n instead of n - 1, and a generator instead of two
+    lines.
+    """
     train = scaled(train_images)
     std, mean = torch.std_mean(train, correction=0)
     print(f"mean {mean:.4f}, standard deviation {std:.4f}")
@@ -32,7 +34,10 @@ def never_divides(train_images, test_images):
     pixels = train_images.numpy().astype("float64")
     mean, std = pixels.mean(), pixels.std(ddof=1)
     warnings.warn("pixels of up to 255", stacklevel=1)
-    return [((images[:, None].double() - mean) / std).float() for images in (train_images, test_images)]
+    return [
+        ((images[:, None].double() - mean) / std).float()
+        for images in (train_images, test_images)
+    ]
 
 
 @right("normalize")
@@ -66,7 +71,9 @@ def both_sets_together(train_images, test_images):
 @wrong("normalize", "each image has a mean")
 def image_by_image(train_images, test_images):
     def normal(images):
-        return (images - images.mean((2, 3), keepdim=True)) / images.std((2, 3), keepdim=True)
+        return (images - images.mean((2, 3), keepdim=True)) / images.std(
+            (2, 3), keepdim=True
+        )
 
     return normal(scaled(train_images)), normal(scaled(test_images))
 
@@ -109,7 +116,9 @@ def does_not_divide_the_pixels(train_images, test_images):
 
 @wrong("normalize", "MNIST's numbers")
 def what_everybody_copies(train_images, test_images):
-    return (scaled(train_images) - 0.1307) / 0.3081, (scaled(test_images) - 0.1307) / 0.3081
+    return (scaled(train_images) - 0.1307) / 0.3081, (
+        scaled(test_images) - 0.1307
+    ) / 0.3081
 
 
 @wrong("normalize", "the channel is missing")
@@ -168,7 +177,9 @@ def ours(model, loader, optimizer):
 
 @right("train_one_epoch")
 def resets_at_the_end(model, loader, optimizer):
-    """zero_grad after the step, another way to write the loss, and a progress bar of dots."""
+    """zero_grad after the step, another way to write the loss, and a progress bar of
+    dots.
+    """
     losses = ()
     for step, (images, labels) in enumerate(loader):
         model.train(True)
@@ -185,7 +196,9 @@ def resets_at_the_end(model, loader, optimizer):
 def with_a_closure(model, loader, optimizer):
     def one_loss(images, labels):
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(images), labels)  # of log-probabilities: the same number
+        loss = F.cross_entropy(
+            model(images), labels
+        )  # of log-probabilities: the same number
         loss.backward()
         return loss
 
@@ -194,7 +207,9 @@ def with_a_closure(model, loader, optimizer):
 
 
 def train(model, loader, optimizer, order="zero forward backward step", returned=None):
-    """A loop that does what `order` says, for each batch. returned: what it makes of a loss."""
+    """A loop that does what `order` says, for each batch. returned: what it makes of a
+    loss.
+    """
     model.train()
     losses = []
     for images, labels in loader:
@@ -286,7 +301,11 @@ def returns_too_soon(model, loader, optimizer):
 
 @wrong("train_one_epoch", "a batch was left out")
 def full_batches_only(model, loader, optimizer):
-    return train(model, [batch for batch in loader if len(batch[1]) == loader.batch_size], optimizer)
+    return train(
+        model,
+        [batch for batch in loader if len(batch[1]) == loader.batch_size],
+        optimizer,
+    )
 
 
 @wrong("train_one_epoch", "the loss is the sum over the batch")
@@ -330,7 +349,12 @@ def last_loss_only(model, loader, optimizer):
 
 @wrong("train_one_epoch", "multiplied by the size of its batch")
 def sums_of_losses(model, loader, optimizer):
-    return train(model, loader, optimizer, returned=lambda loss, labels: loss.item() * len(labels))
+    return train(
+        model,
+        loader,
+        optimizer,
+        returned=lambda loss, labels: loss.item() * len(labels),
+    )
 
 
 @wrong("train_one_epoch", "mean of the losses so far")
@@ -372,7 +396,9 @@ def our_counts(model, loader):
 
 @right("accuracy")
 def all_at_once(model, loader):
-    """Every prediction first, one comparison at the end, and a warning; the model is put back into training mode."""
+    """Every prediction first, one comparison at the end, and a warning; the model is
+    put back into training mode.
+    """
     model.eval()
     with torch.inference_mode():
         guesses = torch.cat([model(images).max(1).indices for images, _ in loader])
@@ -399,7 +425,10 @@ def weighted_means(model, loader):
 def hits(model, loader, dim=1):
     """Right answers and samples of each batch."""
     model.eval()
-    counts = [((model(images).argmax(dim) == labels).sum().item(), len(labels)) for images, labels in loader]
+    counts = [
+        ((model(images).argmax(dim) == labels).sum().item(), len(labels))
+        for images, labels in loader
+    ]
     return zip(*counts)
 
 
@@ -417,27 +446,37 @@ def divides_by_full_batches(model, loader):
 
 @wrong("accuracy", "the last batch was left out")
 def drops_the_last_batch(model, loader):
-    correct, seen = hits(model, [batch for batch in loader if len(batch[1]) == loader.batch_size])
+    correct, seen = hits(
+        model, [batch for batch in loader if len(batch[1]) == loader.batch_size]
+    )
     return sum(correct) / sum(seen)
 
 
 @wrong("accuracy", "right answers of the last batch were left out")
 def drops_it_half(model, loader):
-    correct, _ = hits(model, [batch for batch in loader if len(batch[1]) == loader.batch_size])
+    correct, _ = hits(
+        model, [batch for batch in loader if len(batch[1]) == loader.batch_size]
+    )
     return sum(correct) / len(loader.dataset)
 
 
 @wrong("accuracy", r"model.eval\(\) switches it off")
 @torch.no_grad()
 def leaves_dropout_on(model, loader):
-    correct = sum((model(images).argmax(dim=1) == labels).sum().item() for images, labels in loader)
+    correct = sum(
+        (model(images).argmax(dim=1) == labels).sum().item()
+        for images, labels in loader
+    )
     return correct / len(loader.dataset)
 
 
 @wrong("accuracy", "torch.no_grad")
 def records_gradients(model, loader):
     model.eval()
-    correct = sum((model(images).argmax(dim=1) == labels).sum().item() for images, labels in loader)
+    correct = sum(
+        (model(images).argmax(dim=1) == labels).sum().item()
+        for images, labels in loader
+    )
     return correct / len(loader.dataset)
 
 
@@ -505,7 +544,9 @@ def error_rate(model, loader):
 @torch.no_grad()
 def returns_a_tensor(model, loader):
     model.eval()
-    correct = sum((model(images).argmax(dim=1) == labels).sum() for images, labels in loader)
+    correct = sum(
+        (model(images).argmax(dim=1) == labels).sum() for images, labels in loader
+    )
     return correct / len(loader.dataset)
 
 
@@ -515,7 +556,11 @@ def prints_it(model, loader):
     print(sum(correct) / sum(seen))
 
 
-@wrong("accuracy", "only integer tensors|Boolean value of Tensor|ambiguous", status="your code raised")
+@wrong(
+    "accuracy",
+    "only integer tensors|Boolean value of Tensor|ambiguous",
+    status="your code raised",
+)
 @torch.no_grad()
 def compares_batches_as_numbers(model, loader):
     model.eval()
@@ -537,7 +582,10 @@ def waits_for_the_last_batch(model, loader):
 @torch.no_grad()
 def keeps_a_dimension(model, loader):
     model.eval()
-    hits = [(model(images).argmax(dim=1, keepdim=True) == labels).sum().item() for images, labels in loader]
+    hits = [
+        (model(images).argmax(dim=1, keepdim=True) == labels).sum().item()
+        for images, labels in loader
+    ]
     return sum(hits) / len(loader.dataset)
 
 
@@ -545,13 +593,18 @@ def keeps_a_dimension(model, loader):
 @torch.no_grad()
 def compares_scores(model, loader):
     model.eval()
-    hits = [(model(images).max(dim=1)[0] == labels).sum().item() for images, labels in loader]
+    hits = [
+        (model(images).max(dim=1)[0] == labels).sum().item()
+        for images, labels in loader
+    ]
     return sum(hits) / len(loader.dataset)
 
 
 @wrong("normalize", "had been normalised before")
 def normalises_the_training_images_first(train_images, test_images):
-    train, test = (images.unsqueeze(1).float() / 255 for images in (train_images, test_images))
+    train, test = (
+        images.unsqueeze(1).float() / 255 for images in (train_images, test_images)
+    )
     train = (train - train.mean()) / train.std()
     test = (test - train.mean()) / train.std()
     return train, test

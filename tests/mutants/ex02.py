@@ -42,7 +42,9 @@ def with_divmod():
 @right("rank_arithmetic", several=True)
 def by_counting():
     def global_rank(node_rank, local_rank, ranks_per_node):
-        return torch.arange((node_rank + 1) * ranks_per_node).view(-1, ranks_per_node)[node_rank, local_rank]
+        return torch.arange((node_rank + 1) * ranks_per_node).view(-1, ranks_per_node)[
+            node_rank, local_rank
+        ]
 
     def node_and_local_rank(rank, ranks_per_node):
         node_rank = 0
@@ -54,25 +56,41 @@ def by_counting():
     return global_rank, node_and_local_rank
 
 
-@wrong("rank_arithmetic", "cause +node rank and local rank have changed places", several=True)
+@wrong(
+    "rank_arithmetic",
+    "cause +node rank and local rank have changed places",
+    several=True,
+)
 def swaps_the_arguments():
-    return lambda node, local, per_node: local * per_node + node, our_node_and_local_rank
+    return (
+        lambda node, local, per_node: local * per_node + node,
+        our_node_and_local_rank,
+    )
 
 
 @wrong("rank_arithmetic", "multiply the node rank by ranks_per_node", several=True)
 def multiplies_by_the_number_of_nodes():
     nodes = "GROUP_WORLD_SIZE"
-    return lambda node, local, per_node: node * int(os.environ[nodes]) + local, our_node_and_local_rank
+    return (
+        lambda node, local, per_node: node * int(os.environ[nodes]) + local,
+        our_node_and_local_rank,
+    )
 
 
 @wrong("rank_arithmetic", "1 too high: ranks begin at 0", several=True)
 def counts_from_one():
-    return lambda node, local, per_node: node * per_node + local + 1, our_node_and_local_rank
+    return (
+        lambda node, local, per_node: node * per_node + local + 1,
+        our_node_and_local_rank,
+    )
 
 
 @wrong("rank_arithmetic", "a whole node too far", several=True)
 def counts_this_node_too():
-    return lambda node, local, per_node: (node + 1) * per_node + local, our_node_and_local_rank
+    return (
+        lambda node, local, per_node: (node + 1) * per_node + local,
+        our_node_and_local_rank,
+    )
 
 
 @wrong("rank_arithmetic", "the local rank is missing", several=True)
@@ -87,7 +105,9 @@ def asks_torch():
 
 @wrong("rank_arithmetic", "without a return", several=True)
 def prints_and_does_not_return():
-    return lambda node, local, per_node: print(node * per_node + local), our_node_and_local_rank
+    return lambda node, local, per_node: print(
+        node * per_node + local
+    ), our_node_and_local_rank
 
 
 @wrong("rank_arithmetic", "whole: divide with //", several=True)
@@ -112,12 +132,18 @@ def forgets_to_subtract():
 
 @wrong("rank_arithmetic", "do not subtract 1", several=True)
 def off_by_one_on_the_way_back():
-    return our_global_rank, lambda rank, per_node: ((rank - 1) // per_node, rank % per_node)
+    return our_global_rank, lambda rank, per_node: (
+        (rank - 1) // per_node,
+        rank % per_node,
+    )
 
 
 @wrong("rank_arithmetic", "divide with //", several=True)
 def rounds():
-    return our_global_rank, lambda rank, per_node: (round(rank / per_node), rank % per_node)
+    return our_global_rank, lambda rank, per_node: (
+        round(rank / per_node),
+        rank % per_node,
+    )
 
 
 @wrong("rank_arithmetic", "return two numbers", several=True)
@@ -125,9 +151,16 @@ def returns_the_node_only():
     return our_global_rank, lambda rank, per_node: rank // per_node
 
 
-@wrong("rank_arithmetic", "the node rank is wrong, the other one is always right", several=True)
+@wrong(
+    "rank_arithmetic",
+    "the node rank is wrong, the other one is always right",
+    several=True,
+)
 def asks_for_the_nodes_name():
-    return our_global_rank, lambda rank, per_node: (os.uname().nodename, rank % per_node)
+    return our_global_rank, lambda rank, per_node: (
+        os.uname().nodename,
+        rank % per_node,
+    )
 
 
 @wrong("rank_arithmetic", "", status="not attempted", several=True)
@@ -159,7 +192,9 @@ def doubling(tensor):
 
 @right("broadcast")
 def halving(tensor):
-    """The upper half's first rank gets it, then each half goes on by itself; received from whomever, into another tensor."""
+    """The upper half's first rank gets it, then each half goes on by itself; received
+    from whomever, into another tensor.
+    """
     rank, n = me()
     low, high = 0, n
     while high - low > 1:
@@ -177,7 +212,9 @@ def halving(tensor):
 
 @right("broadcast")
 def by_bits(tensor):
-    """The tree of MPICH: receive from the rank without one's lowest bit, then serve those with a lower bit set."""
+    """The tree of MPICH: receive from the rank without one's lowest bit, then serve
+    those with a lower bit set.
+    """
     rank, n = me()
     bit = 1
     while bit < n and not rank & bit:
@@ -311,7 +348,10 @@ def sends_and_nobody_receives(tensor):
         have *= 2
 
 
-@wrong("broadcast", "it never received. 9 is not a power of two: after 3 rounds only 8 ranks")
+@wrong(
+    "broadcast",
+    "it never received. 9 is not a power of two: after 3 rounds only 8 ranks",
+)
 def always_three_rounds(tensor):
     rank, n = me()
     for have in (1, 2, 4):
@@ -321,7 +361,11 @@ def always_three_rounds(tensor):
             dist.recv(tensor, rank - have)
 
 
-@wrong("broadcast", "rank 0 sends to rank 1, but there are 1 ranks", status="your code raised")
+@wrong(
+    "broadcast",
+    "rank 0 sends to rank 1, but there are 1 ranks",
+    status="your code raised",
+)
 def is_never_alone(tensor):
     rank, n = me()
     if rank == 0:
@@ -337,7 +381,11 @@ def is_never_alone(tensor):
         have *= 2
 
 
-@wrong("broadcast", "has not ended. After isend or irecv, keep the work that it returns", status="timed out")
+@wrong(
+    "broadcast",
+    "has not ended. After isend or irecv, keep the work that it returns",
+    status="timed out",
+)
 def forgets_to_wait_for_what_it_receives(tensor):
     rank, n = me()
     have = 1
@@ -391,10 +439,14 @@ def downwards_and_padded(tensor):
 
 @right("ring_all_reduce")
 def in_turns(tensor):
-    """Even ranks send and then receive, odd ones the reverse; the last piece takes the rest, empty ones stay at home."""
+    """Even ranks send and then receive, odd ones the reverse; the last piece takes the
+    rest, empty ones stay at home.
+    """
     rank, n = me()
     size = len(tensor) // n
-    pieces = [tensor[i * size : (i + 1) * size if i < n - 1 else None] for i in range(n)]
+    pieces = [
+        tensor[i * size : (i + 1) * size if i < n - 1 else None] for i in range(n)
+    ]
     for step in range(2 * (n - 1)):
         outgoing, incoming = pieces[(rank - step) % n], pieces[(rank - step - 1) % n]
         came = torch.empty_like(incoming)
@@ -416,7 +468,9 @@ def ring(
     add=torch.Tensor.add_,
     copy=torch.Tensor.copy_,
 ):
-    """A ring with places to go wrong. second: number that is added to the piece's in the second half."""
+    """A ring with places to go wrong. second: number that is added to the piece's in
+    the second half.
+    """
     rank, n = me()
     pieces = tensor.tensor_split(n) if pieces is None else pieces
     for step in range(2 * (n - 1) if steps is None else steps):
@@ -584,7 +638,9 @@ def gathers(tensor):
     tensor.copy_(sum(gathered))
 
 
-@wrong("ring_all_reduce", "nobody receives: isend only begins to send", status="timed out")
+@wrong(
+    "ring_all_reduce", "nobody receives: isend only begins to send", status="timed out"
+)
 def everybody_sends_first(tensor):
     rank, n = me()
     pieces = tensor.tensor_split(n)

@@ -24,7 +24,11 @@ def divides_before_it_sums(module):
 @right("average_gradients")
 def in_one_message(module):
     print("averaging ...")
-    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    gradients = [
+        parameter.grad
+        for parameter in module.parameters()
+        if parameter.grad is not None
+    ]
     flat = nn.utils.parameters_to_vector(gradients)
     dist.all_reduce(flat, op=dist.ReduceOp.AVG)
     nn.utils.vector_to_parameters(flat, gradients)
@@ -45,7 +49,10 @@ def divides_twice(module):
             dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
 
 
-@wrong("average_gradients", "changes? parameter.grad, and leaves the parameters|is to change parameter.grad")
+@wrong(
+    "average_gradients",
+    "changes? parameter.grad, and leaves the parameters|is to change parameter.grad",
+)
 def averages_the_parameters(module):
     for parameter in module.parameters():
         dist.all_reduce(parameter.data)
@@ -53,7 +60,9 @@ def averages_the_parameters(module):
 
 
 @wrong(
-    "average_gradients", "NoneType[^$]*None where nothing flowed, as in a frozen", status="your code raised"
+    "average_gradients",
+    "NoneType[^$]*None where nothing flowed, as in a frozen",
+    status="your code raised",
 )
 def forgets_frozen_parameters(module):
     for parameter in module.parameters():
@@ -77,7 +86,11 @@ def works_on_a_copy(module):
             gradient /= dist.get_world_size()
 
 
-@wrong("average_gradients", "do all ranks call the same collectives", status="your code raised")
+@wrong(
+    "average_gradients",
+    "do all ranks call the same collectives",
+    status="your code raised",
+)
 def only_rank_zero(module):
     if dist.get_rank() == 0:
         for parameter in module.parameters():
@@ -154,14 +167,20 @@ class SendsATiedWeightTwice(lesson03.OverlappedDDP):
                 parameter.register_post_accumulate_grad_hook(self.gradient_is_ready)
 
 
-@wrong("overlapped", "register_post_accumulate_grad_hook after", status="your code raised")
+@wrong(
+    "overlapped", "register_post_accumulate_grad_hook after", status="your code raised"
+)
 class HooksTooEarly(lesson03.OverlappedDDP):
     def __init__(self, module):
         nn.Module.__init__(self)
         self.module, self.in_flight = module, []
         for parameter in module.parameters():
             if parameter.requires_grad:
-                parameter.register_hook(lambda gradient, parameter=parameter: dist.all_reduce(parameter.grad))
+                parameter.register_hook(
+                    lambda gradient, parameter=parameter: dist.all_reduce(
+                        parameter.grad
+                    )
+                )
 
 
 @wrong("overlapped", "begin alike: broadcast every parameter")
@@ -247,7 +266,9 @@ class FlatBuffers(nn.Module):
             buckets[-1].append(parameter)
         self.buckets = buckets
         for place, bucket in enumerate(buckets):
-            self.flat.append(torch.zeros(sum(p.numel() for p in bucket), dtype=bucket[0].dtype))
+            self.flat.append(
+                torch.zeros(sum(p.numel() for p in bucket), dtype=bucket[0].dtype)
+            )
             self.missing.append(len(bucket))
             parts = self.flat[-1].split([p.numel() for p in bucket])
             for parameter, part in zip(bucket, parts):
@@ -299,14 +320,22 @@ class FilledBeforeFull(nn.Module):
         for bucket in self.buckets:
             if parameter in set(bucket) and set(bucket) <= self.ready:
                 flat = torch.cat([p.grad.reshape(-1) for p in bucket])
-                self.sent.append((bucket, flat, dist.all_reduce(flat, op=dist.ReduceOp.AVG, async_op=True)))
+                self.sent.append(
+                    (
+                        bucket,
+                        flat,
+                        dist.all_reduce(flat, op=dist.ReduceOp.AVG, async_op=True),
+                    )
+                )
 
     def finish_gradient_synchronization(self):
         for bucket, flat, work in self.sent:
             work.wait()
             begin = 0
             for parameter in bucket:
-                parameter.grad.copy_(flat[begin : begin + parameter.numel()].view_as(parameter))
+                parameter.grad.copy_(
+                    flat[begin : begin + parameter.numel()].view_as(parameter)
+                )
                 begin += parameter.numel()
         self.sent, self.ready = [], set()
 
@@ -316,9 +345,17 @@ class SendsWithTheLastOfItsList(FilledBeforeFull):
     def is_ready(self, parameter):
         for bucket in self.buckets:
             if bucket[-1] is parameter:
-                there = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+                there = [
+                    torch.zeros_like(p) if p.grad is None else p.grad for p in bucket
+                ]
                 flat = torch.cat([gradient.reshape(-1) for gradient in there])
-                self.sent.append((bucket, flat, dist.all_reduce(flat, op=dist.ReduceOp.AVG, async_op=True)))
+                self.sent.append(
+                    (
+                        bucket,
+                        flat,
+                        dist.all_reduce(flat, op=dist.ReduceOp.AVG, async_op=True),
+                    )
+                )
 
 
 @wrong("bucketed", "every gradient is sent alone")
@@ -369,18 +406,31 @@ class WaitsForEachBucket(lesson03.BucketedDDP):
             work.wait()
 
 
-@wrong("bucketed", r"AttributeError[^$]*\(in step 1 of training\)", status="your code raised")
+@wrong(
+    "bucketed",
+    r"AttributeError[^$]*\(in step 1 of training\)",
+    status="your code raised",
+)
 class DoesNotCountAgain(lesson03.BucketedDDP):
     def gradient_is_ready(self, parameter):
-        bucket = next(bucket for bucket in self.buckets if any(parameter is other for other in bucket))
+        bucket = next(
+            bucket
+            for bucket in self.buckets
+            if any(parameter is other for other in bucket)
+        )
         self.ready = {*getattr(self, "ready", ()), parameter}
         if self.ready.issuperset(bucket):
-            flat = torch.cat([other.grad.flatten() for other in bucket]) / dist.get_world_size()
+            flat = (
+                torch.cat([other.grad.flatten() for other in bucket])
+                / dist.get_world_size()
+            )
             self.in_flight.append((dist.all_reduce(flat, async_op=True), bucket, flat))
 
     def finish_gradient_synchronization(self):
         for work, bucket, flat in self.in_flight:
             work.wait()
-            for parameter, part in zip(bucket, flat.split([other.numel() for other in bucket])):
+            for parameter, part in zip(
+                bucket, flat.split([other.numel() for other in bucket])
+            ):
                 parameter.grad.copy_(part.view_as(parameter))
         self.in_flight.clear()

@@ -22,9 +22,16 @@ from mutants import right, wrong
 class Interleaved:
     """As in the solution; the parts of the wrong ones below."""
 
-    def __init__(self, samples, num_replicas, rank, shuffle=True, seed=0, drop_last=False):
+    def __init__(
+        self, samples, num_replicas, rank, shuffle=True, seed=0, drop_last=False
+    ):
         self.samples, self.num_replicas, self.rank = samples, num_replicas, rank
-        self.shuffle, self.seed, self.drop_last, self.epoch = shuffle, seed, drop_last, 0
+        self.shuffle, self.seed, self.drop_last, self.epoch = (
+            shuffle,
+            seed,
+            drop_last,
+            0,
+        )
 
     def set_epoch(self, epoch):
         self.epoch = epoch
@@ -51,7 +58,9 @@ class Interleaved:
 
 @right("sharded_sampler")
 class Blocks(Interleaved):
-    """Each rank a block of a shuffle by Python's own generator; the indices come one by one."""
+    """Each rank a block of a shuffle by Python's own generator; the indices come one by
+    one.
+    """
 
     def order(self):
         order = list(range(self.samples))
@@ -77,7 +86,8 @@ class ShuffledAhead(Interleaved):
     def set_epoch(self, epoch):
         order = numpy.random.default_rng([self.seed, epoch]).permutation(self.samples)
         self.mine = numpy.resize(
-            order if self.shuffle else numpy.arange(self.samples), len(self) * self.num_replicas
+            order if self.shuffle else numpy.arange(self.samples),
+            len(self) * self.num_replicas,
         )
 
     def __iter__(self):
@@ -122,7 +132,9 @@ class SaysHowManyThereAre(Interleaved):
 
     def __iter__(self):
         part = self.samples / self.num_replicas
-        total = self.num_replicas * (math.floor(part) if self.drop_last else math.ceil(part))
+        total = self.num_replicas * (
+            math.floor(part) if self.drop_last else math.ceil(part)
+        )
         order = self.order() * self.num_replicas
         return iter(order[self.rank : total : self.num_replicas])
 
@@ -172,7 +184,9 @@ class DrawsWithReplacement(Interleaved):
     def order(self):
         if not self.shuffle:
             return super().order()
-        return torch.randint(self.samples, (self.samples,), generator=self.generator()).tolist()
+        return torch.randint(
+            self.samples, (self.samples,), generator=self.generator()
+        ).tolist()
 
 
 @wrong("sharded_sampler", "set_epoch has no effect")
@@ -232,7 +246,13 @@ class CountsFromOne(Interleaved):
 class CannotBeEmpty(Interleaved):
     def __iter__(self):
         order = torch.tensor(self.resized(self.order()))
-        return iter(order[torch.arange(self.rank, len(self) * self.num_replicas, self.num_replicas)].tolist())
+        return iter(
+            order[
+                torch.arange(
+                    self.rank, len(self) * self.num_replicas, self.num_replicas
+                )
+            ].tolist()
+        )
 
 
 @wrong("sharded_sampler", "set_epoch has no effect")
@@ -245,9 +265,14 @@ class MultipliesSeedAndEpoch(Interleaved):
 class DropsBeforeItShuffles(Interleaved):
     def __iter__(self):
         total = len(self) * self.num_replicas
-        order = self.resized(list(range(self.samples)) if self.drop_last else self.order())
+        order = self.resized(
+            list(range(self.samples)) if self.drop_last else self.order()
+        )
         if self.drop_last and self.shuffle:
-            order = [order[place] for place in torch.randperm(total, generator=self.generator()).tolist()]
+            order = [
+                order[place]
+                for place in torch.randperm(total, generator=self.generator()).tolist()
+            ]
         return iter(order[self.rank :: self.num_replicas])
 
 
@@ -258,7 +283,10 @@ class RepeatsBeforeItShuffles(Interleaved):
         order = self.resized(order)
         if self.shuffle and not self.drop_last:
             order = [
-                order[place] for place in torch.randperm(len(order), generator=self.generator()).tolist()
+                order[place]
+                for place in torch.randperm(
+                    len(order), generator=self.generator()
+                ).tolist()
             ]
         return iter(order[self.rank :: self.num_replicas])
 
@@ -273,7 +301,11 @@ class SeedsTheProcess(Interleaved):
 class RepeatsTheLast(Interleaved):
     def resized(self, order):
         total = len(self) * self.num_replicas
-        return (order + order[-1:] * total)[:total] if total < 3 * len(order) else super().resized(order)
+        return (
+            (order + order[-1:] * total)[:total]
+            if total < 3 * len(order)
+            else super().resized(order)
+        )
 
 
 @wrong("sharded_sampler", "a loop does not end", status="timed out")
@@ -311,25 +343,35 @@ def blocks_and_objects(model, test_set, device):
 @right("evaluate")
 @torch.no_grad()
 def padded_but_not_counted(model, test_set, device):
-    """Through the wrapper, which is allowed, since padding gives all ranks equally many batches; only real samples count."""
+    """Through the wrapper, which is allowed, since padding gives all ranks equally many
+    batches; only real samples count.
+    """
     rank, n = dist.get_rank(), dist.get_world_size()
     model.eval()
     positions = list(range(rank, math.ceil(len(test_set) / n) * n, n))
     padded = Subset(test_set, [position % len(test_set) for position in positions])
     counts = torch.zeros(2)
     for number, (inputs, labels) in enumerate(DataLoader(padded, batch_size=32)):
-        real = torch.tensor(positions[32 * number : 32 * number + len(labels)]) < len(test_set)
-        counts += torch.stack([((model(inputs).argmax(1) == labels) & real).sum(), real.sum()])
+        real = torch.tensor(positions[32 * number : 32 * number + len(labels)]) < len(
+            test_set
+        )
+        counts += torch.stack(
+            [((model(inputs).argmax(1) == labels) & real).sum(), real.sum()]
+        )
     dist.all_reduce(counts)
     return counts[0], counts[1]
 
 
 def count(network, data_set, sampler=None):
-    return lesson01.evaluate(network, DataLoader(data_set, 50, sampler=sampler), torch.device("cpu"))
+    return lesson01.evaluate(
+        network, DataLoader(data_set, 50, sampler=sampler), torch.device("cpu")
+    )
 
 
 def my_part(test_set):
-    return Subset(test_set, range(dist.get_rank(), len(test_set), dist.get_world_size()))
+    return Subset(
+        test_set, range(dist.get_rank(), len(test_set), dist.get_world_size())
+    )
 
 
 def summed(*numbers):
@@ -340,12 +382,20 @@ def summed(*numbers):
 
 @wrong("evaluate", "some samples were counted twice")
 def with_distributed_sampler(model, test_set, device):
-    return summed(*count(model.module, test_set, DistributedSampler(test_set, shuffle=False)))
+    return summed(
+        *count(model.module, test_set, DistributedSampler(test_set, shuffle=False))
+    )
 
 
 @wrong("evaluate", "some samples were left out")
 def drops_the_tail(model, test_set, device):
-    return summed(*count(model.module, test_set, DistributedSampler(test_set, shuffle=False, drop_last=True)))
+    return summed(
+        *count(
+            model.module,
+            test_set,
+            DistributedSampler(test_set, shuffle=False, drop_last=True),
+        )
+    )
 
 
 @wrong("evaluate", "a mean of the ranks' accuracies")
@@ -390,7 +440,9 @@ def rank_zero_alone(model, test_set, device):
 
 @wrong("evaluate", "one rank does all the work")
 def rank_zero_tells(model, test_set, device):
-    counts = torch.tensor(count(model.module, test_set) if dist.get_rank() == 0 else (0, 0))
+    counts = torch.tensor(
+        count(model.module, test_set) if dist.get_rank() == 0 else (0, 0)
+    )
     dist.broadcast(counts, 0)
     return counts.tolist()
 
@@ -412,7 +464,10 @@ def does_not_sum(model, test_set, device):
 
 @wrong("evaluate", "averaged over the ranks")
 def averages_the_counts(model, test_set, device):
-    return [number / dist.get_world_size() for number in summed(*count(model.module, my_part(test_set)))]
+    return [
+        number / dist.get_world_size()
+        for number in summed(*count(model.module, my_part(test_set)))
+    ]
 
 
 @wrong("evaluate", "seen is summed over the ranks, correct is not")
@@ -480,7 +535,9 @@ def in_the_other_order(model, test_set, device):
 
 
 def fit(model, loader, epochs, sampler=None, called=None, lr=0.1, factor=1.0):
-    """The loop of the answers below. called: what is called in it, where that is not `model`."""
+    """The loop of the answers below. called: what is called in it, where that is not
+    `model`.
+    """
     optimizer = torch.optim.SGD(model.parameters(), lr)
     for epoch in range(epochs):
         if sampler:
@@ -501,11 +558,15 @@ def with_ddp(make_model, train_set, epochs, batch_size, seed):
 
 @right("train")
 def by_hand(make_model, train_set, epochs, batch_size, seed):
-    """No wrapper and no sampler: gradients averaged as in lesson 3, and each rank shuffles a part of its own."""
+    """No wrapper and no sampler: gradients averaged as in lesson 3, and each rank
+    shuffles a part of its own.
+    """
     torch.manual_seed(seed)
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    part = Subset(train_set, range(dist.get_rank(), len(train_set), dist.get_world_size()))
+    part = Subset(
+        train_set, range(dist.get_rank(), len(train_set), dist.get_world_size())
+    )
     for epoch in range(epochs):
         for inputs, labels in DataLoader(part, batch_size, shuffle=True):
             optimizer.zero_grad()
@@ -519,16 +580,22 @@ def by_hand(make_model, train_set, epochs, batch_size, seed):
 
 @right("train")
 def batches_of_one_shuffle(make_model, train_set, epochs, batch_size, seed):
-    """Each rank cuts its part out of the joined batches itself, and looks at its model once in an epoch."""
+    """Each rank cuts its part out of the joined batches itself, and looks at its model
+    once in an epoch.
+    """
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(seed + rank)
     model = DistributedDataParallel(make_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for epoch in range(epochs):
-        order = torch.randperm(len(train_set), generator=torch.Generator().manual_seed(seed + epoch))
+        order = torch.randperm(
+            len(train_set), generator=torch.Generator().manual_seed(seed + epoch)
+        )
         model.train()
         for joined in order.split(n * batch_size):
-            inputs, labels = zip(*(train_set[index] for index in joined.chunk(n)[rank].tolist()))
+            inputs, labels = zip(
+                *(train_set[index] for index in joined.chunk(n)[rank].tolist())
+            )
             optimizer.zero_grad()
             F.cross_entropy(model(torch.stack(inputs)), torch.stack(labels)).backward()
             optimizer.step()
@@ -557,7 +624,11 @@ def as_it_was_given(make_model, train_set, epochs, batch_size, seed):
 @wrong("train", "every rank goes through all of the samples")
 def without_a_sampler(make_model, train_set, epochs, batch_size, seed):
     torch.manual_seed(seed + dist.get_rank())
-    return fit(DistributedDataParallel(make_model()), DataLoader(train_set, batch_size, shuffle=True), epochs)
+    return fit(
+        DistributedDataParallel(make_model()),
+        DataLoader(train_set, batch_size, shuffle=True),
+        epochs,
+    )
 
 
 @wrong("train", "all ranks are trained on the same samples")
@@ -569,7 +640,9 @@ def the_first_part_for_all(make_model, train_set, epochs, batch_size, seed):
 
 @wrong("train", "does the sampler know which epoch it is")
 def without_set_epoch(make_model, train_set, epochs, batch_size, seed):
-    loader = DataLoader(train_set, batch_size, sampler=DistributedSampler(train_set, seed=seed))
+    loader = DataLoader(
+        train_set, batch_size, sampler=DistributedSampler(train_set, seed=seed)
+    )
     return fit(DistributedDataParallel(make_model()), loader, epochs)
 
 
@@ -584,13 +657,23 @@ def without_shuffle(make_model, train_set, epochs, batch_size, seed):
 def not_wrapped(make_model, train_set, epochs, batch_size, seed):
     torch.manual_seed(seed)
     sampler = DistributedSampler(train_set, seed=seed)
-    return fit(make_model(), DataLoader(train_set, batch_size, sampler=sampler), epochs, sampler)
+    return fit(
+        make_model(),
+        DataLoader(train_set, batch_size, sampler=sampler),
+        epochs,
+        sampler,
+    )
 
 
 @wrong("train", "begin with the same parameters")
 def not_wrapped_nor_seeded(make_model, train_set, epochs, batch_size, seed):
     sampler = DistributedSampler(train_set, seed=seed)
-    return fit(make_model(), DataLoader(train_set, batch_size, sampler=sampler), epochs, sampler)
+    return fit(
+        make_model(),
+        DataLoader(train_set, batch_size, sampler=sampler),
+        epochs,
+        sampler,
+    )
 
 
 @wrong("train", "nobody averaged the gradients")
@@ -605,7 +688,13 @@ def calls_the_inner_model(make_model, train_set, epochs, batch_size, seed):
 def optimizer_of_another_model(make_model, train_set, epochs, batch_size, seed):
     model, wrapped = make_model(), DistributedDataParallel(make_model())
     sampler = DistributedSampler(train_set, seed=seed)
-    fit(model, DataLoader(train_set, batch_size, sampler=sampler), epochs, sampler, called=wrapped)
+    fit(
+        model,
+        DataLoader(train_set, batch_size, sampler=sampler),
+        epochs,
+        sampler,
+        called=wrapped,
+    )
     return wrapped.module
 
 
@@ -642,13 +731,21 @@ def divides_the_loss_again(make_model, train_set, epochs, batch_size, seed):
 def scales_the_learning_rate(make_model, train_set, epochs, batch_size, seed):
     sampler = DistributedSampler(train_set, seed=seed)
     loader = DataLoader(train_set, batch_size, sampler=sampler)
-    return fit(DistributedDataParallel(make_model()), loader, epochs, sampler, lr=0.1 * dist.get_world_size())
+    return fit(
+        DistributedDataParallel(make_model()),
+        loader,
+        epochs,
+        sampler,
+        lr=0.1 * dist.get_world_size(),
+    )
 
 
 @wrong("train", "leave it as it is")
 def divides_the_batch(make_model, train_set, epochs, batch_size, seed):
     sampler = DistributedSampler(train_set, seed=seed)
-    loader = DataLoader(train_set, max(1, batch_size // dist.get_world_size()), sampler=sampler)
+    loader = DataLoader(
+        train_set, max(1, batch_size // dist.get_world_size()), sampler=sampler
+    )
     return fit(DistributedDataParallel(make_model()), loader, epochs, sampler)
 
 
@@ -771,7 +868,9 @@ class AveragesOnce(AveragesGradients):
 # ---- find_the_bug_2 ----
 
 
-def fit_two_classes(train_set, epochs, batch_size, loss_of, outputs=1, wrap=DistributedDataParallel):
+def fit_two_classes(
+    train_set, epochs, batch_size, loss_of, outputs=1, wrap=DistributedDataParallel
+):
     sampler = DistributedSampler(train_set)
     loader = DataLoader(train_set, batch_size, sampler=sampler)
     model = wrap(nn.Linear(len(train_set[0][0]), outputs))
@@ -790,7 +889,9 @@ def fit_two_classes(train_set, epochs, batch_size, loss_of, outputs=1, wrap=Dist
 
 @right("find_the_bug_2")
 def binary_cross_entropy(train_set, epochs, batch_size):
-    return fit_two_classes(train_set, epochs, batch_size, F.binary_cross_entropy_with_logits)
+    return fit_two_classes(
+        train_set, epochs, batch_size, F.binary_cross_entropy_with_logits
+    )
 
 
 @right("find_the_bug_2")
@@ -803,7 +904,9 @@ def one_output_a_class(train_set, epochs, batch_size):
 
 @right("find_the_bug_2")
 def probabilities_first(train_set, epochs, batch_size):
-    loss_of = lambda outputs, labels: F.binary_cross_entropy(torch.sigmoid(outputs), labels)
+    loss_of = lambda outputs, labels: F.binary_cross_entropy(
+        torch.sigmoid(outputs), labels
+    )
     return fit_two_classes(train_set, epochs, batch_size, loss_of)
 
 
@@ -825,20 +928,28 @@ def squared_error(train_set, epochs, batch_size):
 
 @wrong("find_the_bug_2", "it cannot come near 0")
 def two_sigmoids(train_set, epochs, batch_size):
-    loss_of = lambda outputs, labels: F.binary_cross_entropy_with_logits(torch.sigmoid(outputs), labels)
+    loss_of = lambda outputs, labels: F.binary_cross_entropy_with_logits(
+        torch.sigmoid(outputs), labels
+    )
     return fit_two_classes(train_set, epochs, batch_size, loss_of)
 
 
 @wrong("find_the_bug_2", "it has learned the opposite")
 def the_other_way_round(train_set, epochs, batch_size):
-    loss_of = lambda outputs, labels: F.binary_cross_entropy_with_logits(outputs, 1 - labels)
+    loss_of = lambda outputs, labels: F.binary_cross_entropy_with_logits(
+        outputs, 1 - labels
+    )
     return fit_two_classes(train_set, epochs, batch_size, loss_of)
 
 
 @wrong("find_the_bug_2", "the ranks have trained different networks")
 def takes_the_wrapper_away(train_set, epochs, batch_size):
     return fit_two_classes(
-        train_set, epochs, batch_size, F.binary_cross_entropy_with_logits, wrap=lambda network: network
+        train_set,
+        epochs,
+        batch_size,
+        F.binary_cross_entropy_with_logits,
+        wrap=lambda network: network,
     )
 
 
@@ -894,7 +1005,8 @@ def every_rank_tests_all(*arguments):
 
 
 @wrong(
-    "find_the_bug_3", "every epoch goes through the samples in one and the same order, so the same samples"
+    "find_the_bug_3",
+    "every epoch goes through the samples in one and the same order, so the same samples",
 )
 def bug_as_given(make_model, train_set, *others):
     evaluate = lambda model, test_set: exactly(model, train_set)
@@ -904,7 +1016,11 @@ def bug_as_given(make_model, train_set, *others):
 @wrong("find_the_bug_3", "judged by samples that it was trained on")
 def only_the_order_repaired(make_model, train_set, *others):
     return report(
-        make_model, train_set, *others, set_epoch, lambda model, test_set: exactly(model, train_set)
+        make_model,
+        train_set,
+        *others,
+        set_epoch,
+        lambda model, test_set: exactly(model, train_set),
     )
 
 
@@ -920,15 +1036,23 @@ def tells_it_once(*arguments):
 
 @wrong("find_the_bug_3", "counted more than once")
 def tests_with_padding(*arguments):
-    evaluate = lambda model, test_set: summed(*count(model.module, test_set, DistributedSampler(test_set)))
+    evaluate = lambda model, test_set: summed(
+        *count(model.module, test_set, DistributedSampler(test_set))
+    )
     return report(*arguments, set_epoch, evaluate)
 
 
 @wrong("find_the_bug_3", "its own share of the test set only")
 def forgets_to_sum(*arguments):
-    return report(*arguments, set_epoch, lambda model, test_set: count(model.module, my_part(test_set)))
+    return report(
+        *arguments,
+        set_epoch,
+        lambda model, test_set: count(model.module, my_part(test_set)),
+    )
 
 
 @wrong("find_the_bug_3", "trained on the samples that it is then tested on")
 def trains_on_the_test_set_too(make_model, train_set, test_set, *others):
-    return report(make_model, train_set + test_set, test_set, *others, set_epoch, exactly)
+    return report(
+        make_model, train_set + test_set, test_set, *others, set_epoch, exactly
+    )

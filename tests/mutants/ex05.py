@@ -45,7 +45,11 @@ def statistics(x):
 
 
 def apply(x, mean, variance, eps):
-    return ((x - like(mean, x)) / (like(variance, x) + eps).sqrt()).to(x.dtype), mean, variance
+    return (
+        ((x - like(mean, x)) / (like(variance, x) + eps).sqrt()).to(x.dtype),
+        mean,
+        variance,
+    )
 
 
 @right("normalize")
@@ -65,7 +69,9 @@ def the_mean_first(x, eps):
 
 @right("normalize")
 def joins_the_ranks_own_statistics(x, eps):
-    """Chan's formula, from all_gather of each rank's count, mean and sum of squared deviations."""
+    """Chan's formula, from all_gather of each rank's count, mean and sum of squared
+    deviations.
+    """
     values = by_channel(x)
     count = values.new_full([len(values)], values.shape[1])
     mean = values.sum(1) / count.clamp(min=1)
@@ -89,7 +95,11 @@ def with_objects_and_batch_norm(x, eps):
     print(f"{count} values a channel")
     if not len(x):
         return [x.clone(), mean, variance]
-    return [F.batch_norm(x.double(), mean, variance, training=False, eps=eps).to(x.dtype), mean, variance]
+    return [
+        F.batch_norm(x.double(), mean, variance, training=False, eps=eps).to(x.dtype),
+        mean,
+        variance,
+    ]
 
 
 @wrong("normalize", "mean of this rank's own part: sum over the ranks")
@@ -117,7 +127,9 @@ def divides_by_its_own_count(x, eps):
 @wrong("normalize", "divided by the number of samples")
 def counts_samples(x, eps):
     wide = by_channel(x.double())
-    total, squares, count = summed(wide.sum(1), wide.square().sum(1), torch.tensor([len(x)]).double())
+    total, squares, count = summed(
+        wide.sum(1), wide.square().sum(1), torch.tensor([len(x)]).double()
+    )
     return apply(x, total / count, squares / count - (total / count) ** 2, eps)
 
 
@@ -140,7 +152,9 @@ def averages_variances(x, eps):
 @wrong("normalize", "mean of the ranks' variances, and leaves out")
 def weighs_variances(x, eps):
     values = by_channel(x.double())
-    total, variance, count = summed(values.sum(1), values.var(1, correction=0) * values.shape[1], count_of(x))
+    total, variance, count = summed(
+        values.sum(1), values.var(1, correction=0) * values.shape[1], count_of(x)
+    )
     return apply(x, total / count, variance / count, eps)
 
 
@@ -200,7 +214,10 @@ def divides_by_the_unbiased_one(x, eps):
     return normalized, mean, variance
 
 
-@wrong("normalize", "of this rank's own part, though those of the joined batch are returned")
+@wrong(
+    "normalize",
+    "of this rank's own part, though those of the joined batch are returned",
+)
 def normalizes_with_its_own(x, eps):
     count, mean, variance = statistics(x)
     if len(x):
@@ -214,7 +231,11 @@ def does_not_subtract_the_mean(x, eps):
     return x / (like(variance, x) + eps).sqrt(), mean, variance
 
 
-@wrong("normalize", r"must match the size[^$]*\(in normalize\(x, eps", status="your code raised")
+@wrong(
+    "normalize",
+    r"must match the size[^$]*\(in normalize\(x, eps",
+    status="your code raised",
+)
 def forgets_to_reshape(x, eps):
     count, mean, variance = statistics(x)
     return (x - mean) / (variance + eps).sqrt(), mean, variance
@@ -255,7 +276,9 @@ def weighs_means_by_hand(x, eps):
     values = by_channel(x.double())
     count = values.shape[1]
     total, squares, count = summed(
-        values.mean(1) * count, values.square().mean(1) * count, torch.tensor([count]).double()
+        values.mean(1) * count,
+        values.square().mean(1) * count,
+        torch.tensor([count]).double(),
     )
     return apply(x, total / count, squares / count - (total / count) ** 2, eps)
 
@@ -287,7 +310,9 @@ def only_rank_zero_sums(x, eps):
 @wrong("normalize", "lost in the rounding of 32 bits")
 def sums_as_narrow_as_x(x, eps):
     values = by_channel(x)
-    total, squares, count = summed(values.sum(1), values.square().sum(1), count_of(x).to(x.dtype))
+    total, squares, count = summed(
+        values.sum(1), values.square().sum(1), count_of(x).to(x.dtype)
+    )
     return apply(x, total / count, squares / count - (total / count) ** 2, eps)
 
 
@@ -303,7 +328,10 @@ def sends_narrow_sums(x, eps):
 def collects_sums_in_32_bits(x, eps):
     channels = x.shape[1]
     sums = torch.zeros(2 * channels + 1)
-    sums[:channels], sums[channels:-1] = by_channel(x).sum(1), by_channel(x).square().sum(1)
+    sums[:channels], sums[channels:-1] = (
+        by_channel(x).sum(1),
+        by_channel(x).square().sum(1),
+    )
     sums[-1] = x.numel() // channels
     dist.all_reduce(sums)
     mean = sums[:channels] / sums[-1]
@@ -327,7 +355,11 @@ def gathers_the_batch(x, eps):
 @wrong("normalize", "let what is known at one time travel together")
 def one_collective_for_each(x, eps):
     wide = by_channel(x.double())
-    (total,), (squares,), (count,) = summed(wide.sum(1)), summed(wide.square().sum(1)), summed(count_of(x))
+    (total,), (squares,), (count,) = (
+        summed(wide.sum(1)),
+        summed(wide.square().sum(1)),
+        summed(count_of(x)),
+    )
     return apply(x, total / count, squares / count - (total / count) ** 2, eps)
 
 
@@ -371,7 +403,10 @@ def own_sums(gradient, normalized):
 @right("input_gradient")
 def with_a_matrix(gradient, normalized, scale, count):
     """The sums as one (2, channels) tensor, by einsum."""
-    flat = [tensor.flatten(2) if tensor.dim() > 2 else tensor[..., None] for tensor in (gradient, normalized)]
+    flat = [
+        tensor.flatten(2) if tensor.dim() > 2 else tensor[..., None]
+        for tensor in (gradient, normalized)
+    ]
     sums = torch.stack([flat[0].sum((0, 2)), torch.einsum("bcs,bcs->c", *flat)])
     dist.all_reduce(sums, op=dist.ReduceOp.SUM)
     mean, slope = sums[:, :, None] / count
@@ -381,13 +416,17 @@ def with_a_matrix(gradient, normalized, scale, count):
 @right("input_gradient")
 def by_way_of_autograd(gradient, normalized, scale, count):
     """Gathers the sums of all ranks, and lets autograd take the rest apart."""
-    mine = torch.stack([by_channel(gradient).sum(1), by_channel(gradient * normalized).sum(1)])
+    mine = torch.stack(
+        [by_channel(gradient).sum(1), by_channel(gradient * normalized).sum(1)]
+    )
     gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, mine)
     mean, slope = torch.stack(gathered).sum(0) / count
     with torch.enable_grad():
         z = normalized.clone().requires_grad_(True)
-        loss = (z * gradient - z * like(mean, z) - z.square() / 2 * like(slope, z)).sum()
+        loss = (
+            z * gradient - z * like(mean, z) - z.square() / 2 * like(slope, z)
+        ).sum()
         return torch.autograd.grad(loss, z)[0] * like(scale, z)
 
 
@@ -407,15 +446,22 @@ def backward_of_its_own_part(gradient, normalized, scale, count):
     return (gradient - mean - normalized * slope) * like(scale, gradient)
 
 
-@wrong("input_gradient", "the sums are of this rank's part only, though count is that of all")
+@wrong(
+    "input_gradient",
+    "the sums are of this rank's part only, though count is that of all",
+)
 def forgets_the_all_reduce(gradient, normalized, scale, count):
     mean, slope = (part / count for part in own_sums(gradient, normalized))
     return (gradient - mean - normalized * slope) * like(scale, gradient)
 
 
-@wrong("input_gradient", "the sums of all ranks are divided by the count of this rank only")
+@wrong(
+    "input_gradient", "the sums of all ranks are divided by the count of this rank only"
+)
 def takes_its_own_count(gradient, normalized, scale, count):
-    mean, slope = means(gradient, normalized, max(1, gradient.numel() // gradient.shape[1]))
+    mean, slope = means(
+        gradient, normalized, max(1, gradient.numel() // gradient.shape[1])
+    )
     return (gradient - mean - normalized * slope) * like(scale, gradient)
 
 
@@ -495,7 +541,9 @@ def sends_each_sum_alone(gradient, normalized, scale, count):
 @wrong("input_gradient", "gradient after input_gradient[^$]*it was changed in place")
 def writes_into_the_gradient(gradient, normalized, scale, count):
     mean, slope = means(gradient, normalized, count)
-    return gradient.sub_(mean).sub_(normalized * slope).mul_(like(scale, gradient)).clone()
+    return (
+        gradient.sub_(mean).sub_(normalized * slope).mul_(like(scale, gradient)).clone()
+    )
 
 
 @wrong("input_gradient", "normalized after input_gradient[^$]*it was changed in place")
@@ -507,7 +555,9 @@ def writes_into_normalized(gradient, normalized, scale, count):
 
 @wrong("input_gradient", "calls the same collectives, with zeros")
 def nothing_to_do_for_an_empty_part(gradient, normalized, scale, count):
-    return gradient if not gradient.numel() else solved(gradient, normalized, scale, count)
+    return (
+        gradient if not gradient.numel() else solved(gradient, normalized, scale, count)
+    )
 
 
 @wrong("input_gradient", "until work.wait.. has returned")
@@ -539,7 +589,9 @@ def forgets_to_return(gradient, normalized, scale, count):
 
 @wrong("input_gradient", "the samples themselves are sent")
 def gathers_padded_batches(gradient, normalized, scale, count):
-    samples = -(-count // (gradient.numel() // max(1, len(gradient)) // gradient.shape[1] or 1))
+    samples = -(
+        -count // (gradient.numel() // max(1, len(gradient)) // gradient.shape[1] or 1)
+    )
     padded = torch.zeros(2, samples, *gradient.shape[1:], dtype=gradient.dtype)
     padded[0, : len(gradient)], padded[1, : len(gradient)] = gradient, normalized
     gathered = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
@@ -560,14 +612,18 @@ def backward_not_begun(gradient, normalized, scale, count):
 def converted(layer, **options):
     """A SyncBatchNorm with all that a BatchNorm holds."""
     names = ["eps", "momentum", "affine", "track_running_stats"]
-    new = SyncBatchNorm(layer.num_features, **{name: getattr(layer, name) for name in names} | options)
+    new = SyncBatchNorm(
+        layer.num_features, **{name: getattr(layer, name) for name in names} | options
+    )
     new.weight, new.bias = layer.weight, layer.bias
     new.running_mean, new.running_var = layer.running_mean, layer.running_var
     new.num_batches_tracked = layer.num_batches_tracked
     return new.train(layer.training)
 
 
-def replaced(module, make=converted, is_one=lambda module: isinstance(module, BATCH_NORMS)):
+def replaced(
+    module, make=converted, is_one=lambda module: isinstance(module, BATCH_NORMS)
+):
     """Every BatchNorm in a module replaced by what `make` makes of it."""
     if is_one(module):
         return make(module)
@@ -630,7 +686,10 @@ def only_2d(module):
 
 @wrong("convert", "1d, 2d and 3d")
 def forgets_3d(module):
-    return replaced(module, is_one=lambda module: isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d))
+    return replaced(
+        module,
+        is_one=lambda module: isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d),
+    )
 
 
 @wrong("convert", "layer 0.first of a network[^$]*deeper in the network")
@@ -658,9 +717,15 @@ def by_torch(module):
     return nn.SyncBatchNorm.convert_sync_batchnorm(module)
 
 
-@wrong("convert", "InstanceNorm2d, converted[^$]*only BatchNorm1d, 2d and 3d are to be replaced")
+@wrong(
+    "convert",
+    "InstanceNorm2d, converted[^$]*only BatchNorm1d, 2d and 3d are to be replaced",
+)
 def takes_the_common_base(module):
-    return replaced(module, is_one=lambda m: isinstance(m, _NormBase) and not isinstance(m, SyncBatchNorm))
+    return replaced(
+        module,
+        is_one=lambda m: isinstance(m, _NormBase) and not isinstance(m, SyncBatchNorm),
+    )
 
 
 @wrong("convert", "a SyncBatchNorm already: leave it")
@@ -670,7 +735,9 @@ def converts_twice(module):
 
 @wrong("convert", "a SyncBatchNorm already: leave it")
 def reads_names(module):
-    is_one = lambda module: "BatchNorm" in type(module).__name__ and hasattr(module, "num_features")
+    is_one = lambda module: (
+        "BatchNorm" in type(module).__name__ and hasattr(module, "num_features")
+    )
     return replaced(module, is_one=is_one)
 
 
@@ -680,7 +747,9 @@ def reads_names(module):
     status="your code raised",
 )
 def trusts_names(module):
-    return replaced(module, is_one=lambda module: type(module).__name__.startswith("BatchNorm"))
+    return replaced(
+        module, is_one=lambda module: type(module).__name__.startswith("BatchNorm")
+    )
 
 
 @wrong("convert", "the very same object: change what is given")
@@ -698,7 +767,9 @@ def forgets_eps_and_momentum(module):
 
 @wrong("convert", "momentum of a BatchNorm3d[^$]*has the usual options")
 def cannot_do_without_momentum(module):
-    return replaced(module, lambda layer: converted(layer, momentum=layer.momentum or 0.1))
+    return replaced(
+        module, lambda layer: converted(layer, momentum=layer.momentum or 0.1)
+    )
 
 
 @wrong("convert", "affine of a BatchNorm2d[^$]*has the usual options")
@@ -756,7 +827,11 @@ def deletes_and_adds(module):
     return module
 
 
-@wrong("convert", "mutated during iteration|changed (size )?during iteration", status="your code raised")
+@wrong(
+    "convert",
+    "mutated during iteration|changed (size )?during iteration",
+    status="your code raised",
+)
 def deletes_while_it_walks(module):
     if isinstance(module, BATCH_NORMS):
         return converted(module)

@@ -5,7 +5,10 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    allreduce_hook,
+    bf16_compress_hook,
+)
 from torch.nn import functional as F
 
 from mutants import right, wrong
@@ -37,7 +40,9 @@ def all_items(window):
 
 
 def step(model, window, optimizer, factor, loss_of=sum_of_losses):
-    """The parts of the answers below: each loss is multiplied by `factor`, and its gradient accumulated."""
+    """The parts of the answers below: each loss is multiplied by `factor`, and its
+    gradient accumulated.
+    """
     optimizer.zero_grad()
     for inputs, labels in window:
         (factor * loss_of(model, inputs, labels)).backward()
@@ -70,12 +75,16 @@ def scales_the_gradients_afterwards(model, window, optimizer):
 
 @right("window_step")
 def without_ddp(model, window, optimizer):
-    """The sums of the ranks' gradients, by hand; what has no items is left out, as nobody waits for it."""
+    """The sums of the ranks' gradients, by hand; what has no items is left out, as
+    nobody waits for it.
+    """
     gradients = [torch.zeros_like(parameter) for parameter in model.parameters()]
     for inputs, labels in window:
         if counted(labels):
             loss = sum_of_losses(model.module, inputs, labels)
-            for gradient, more in zip(gradients, torch.autograd.grad(loss, list(model.parameters()))):
+            for gradient, more in zip(
+                gradients, torch.autograd.grad(loss, list(model.parameters()))
+            ):
                 gradient += more
     items = all_items(window)
     for parameter, gradient in zip(model.parameters(), gradients):
@@ -86,21 +95,27 @@ def without_ddp(model, window, optimizer):
 
 @right("window_step")
 def leaves_out_what_nobody_waits_for(model, window, optimizer):
-    """Within no_sync, what has no items may be left out. The mean of items needs no world_size."""
+    """Within no_sync, what has no items may be left out. The mean of items needs no
+    world_size.
+    """
     items = summed(sum(counted(labels) for _, labels in window), dist.ReduceOp.AVG)
     optimizer.zero_grad()
     *others, last = window
     with model.no_sync():
         for inputs, labels in others:
             if counted(labels):
-                F.nll_loss(model(inputs).log_softmax(1), labels, reduction="sum").div(items).backward()
+                F.nll_loss(model(inputs).log_softmax(1), labels, reduction="sum").div(
+                    items
+                ).backward()
     (sum_of_losses(model, *last) / items).backward()
     optimizer.step()
 
 
 @right("window_step")
 def weighs_the_means(model, window, optimizer):
-    """A mean times its own number of items is a sum again; the weights are numbers of 32 bits."""
+    """A mean times its own number of items is a sum again; the weights are numbers of
+    32 bits.
+    """
     items = all_items(window)
     optimizer.zero_grad()
     for inputs, labels in window:
@@ -120,14 +135,22 @@ def divides_by_world_size(model, window, optimizer):
     step(model, window, optimizer, 1 / all_items(window) / dist.get_world_size())
 
 
-@wrong("window_step", "[23] times too large: divide by the items of all ranks, not by their mean")
+@wrong(
+    "window_step",
+    "[23] times too large: divide by the items of all ranks, not by their mean",
+)
 def divides_by_the_mean_of_items(model, window, optimizer):
     step(model, window, optimizer, dist.get_world_size() ** 2 / all_items(window))
 
 
 @wrong("window_step", "do not divide by the [56] micro-batches, too")
 def divides_by_micro_batches_too(model, window, optimizer):
-    step(model, window, optimizer, dist.get_world_size() / all_items(window) / len(window))
+    step(
+        model,
+        window,
+        optimizer,
+        dist.get_world_size() / all_items(window) / len(window),
+    )
 
 
 @wrong("window_step", "labels of -100 were counted")
@@ -153,7 +176,12 @@ def divides_by_own_items(model, window, optimizer):
 
 @wrong("window_step", "each rank divides by its own number of items")
 def divides_by_own_items_times_world_size(model, window, optimizer):
-    step(model, window, optimizer, dist.get_world_size() / sum(counted(labels) for _, labels in window))
+    step(
+        model,
+        window,
+        optimizer,
+        dist.get_world_size() / sum(counted(labels) for _, labels in window),
+    )
 
 
 def divided_by_items_of_all_ranks(model, inputs, labels):
@@ -175,7 +203,9 @@ def counts_each_micro_batch_and_divides(model, window, optimizer):
 def masked_mean_times_items(model, window, optimizer):
     def loss_of(model, inputs, labels):
         mask = labels != -100
-        losses = F.cross_entropy(model(inputs), labels.clamp(min=0), reduction="none") * mask
+        losses = (
+            F.cross_entropy(model(inputs), labels.clamp(min=0), reduction="none") * mask
+        )
         return losses.sum() / mask.sum() * mask.sum()
 
     step(model, window, optimizer, dist.get_world_size() / all_items(window), loss_of)
@@ -264,7 +294,11 @@ def a_rank_without_items_has_nothing_to_do(model, window, optimizer):
         step(model, window, optimizer, dist.get_world_size() / all_items(window))
 
 
-@wrong("window_step", "two ranks brought tensors of different sizes", status="your code raised")
+@wrong(
+    "window_step",
+    "two ranks brought tensors of different sizes",
+    status="your code raised",
+)
 def counts_on_rank_zero(model, window, optimizer):
     items = sum(counted(labels) for _, labels in window)
     if dist.get_rank() == 0:
@@ -275,7 +309,12 @@ def counts_on_rank_zero(model, window, optimizer):
 @wrong("window_step", "micro-batches were joined, and there is no memory")
 def joins_the_window(model, window, optimizer):
     inputs, labels = (torch.cat(parts) for parts in zip(*window))
-    step(model, [(inputs, labels)], optimizer, dist.get_world_size() / summed(counted(labels)))
+    step(
+        model,
+        [(inputs, labels)],
+        optimizer,
+        dist.get_world_size() / summed(counted(labels)),
+    )
 
 
 @wrong("window_step", "so here all are in memory at once")
@@ -295,7 +334,9 @@ def window_step_not_begun(model, window, optimizer):
 
 
 def accumulate_with(model, window, loss_of, in_no_sync):
-    """in_no_sync(place): whether the micro-batch at this place, 0 for the first, is not to be sent."""
+    """in_no_sync(place): whether the micro-batch at this place, 0 for the first, is not
+    to be sent.
+    """
     for place, (inputs, target) in enumerate(window):
         with model.no_sync() if in_no_sync(place) else nullcontext():
             loss_of(model(inputs), target).backward()
@@ -326,7 +367,9 @@ def forward_alone_within(model, window, loss_of):
 
 @right("accumulate")
 def past_ddp(model, window, loss_of):
-    """Only the last micro-batch goes through DDP, which sends what has added up without it."""
+    """Only the last micro-batch goes through DDP, which sends what has added up without
+    it.
+    """
     for inputs, target in window[:-1]:
         loss_of(model.module(inputs), target).backward()
     inputs, target = window[-1]
@@ -358,7 +401,9 @@ def sends_the_first(model, window, loss_of):
 
 @wrong("accumulate", "sent with micro-batch [45] of [56]")
 def sends_the_last_but_one(model, window, loss_of):
-    accumulate_with(model, window, loss_of, lambda place: place != max(0, len(window) - 2))
+    accumulate_with(
+        model, window, loss_of, lambda place: place != max(0, len(window) - 2)
+    )
 
 
 @wrong("accumulate", "2 of [56] micro-batches were sent")
@@ -373,7 +418,9 @@ def only_the_first_within(model, window, loss_of):
 
 @wrong("accumulate", r"a window of 1, \d[^$]*each rank still has its own gradients")
 def sends_only_after_the_first(model, window, loss_of):
-    accumulate_with(model, window, loss_of, lambda place: place == 0 or place < len(window) - 1)
+    accumulate_with(
+        model, window, loss_of, lambda place: place == 0 or place < len(window) - 1
+    )
 
 
 @wrong("accumulate", r"ValueError[^$]*\(in a window of 1\)", status="your code raised")
@@ -411,9 +458,13 @@ def clears_in_between(model, window, loss_of):
             loss_of(model(inputs), target).backward()
 
 
-@wrong("accumulate", "[56] times too small: the loss that loss_of gives is scaled already")
+@wrong(
+    "accumulate", "[56] times too small: the loss that loss_of gives is scaled already"
+)
 def scales_again(model, window, loss_of):
-    all_but_the_last(model, window, lambda output, target: loss_of(output, target) / len(window))
+    all_but_the_last(
+        model, window, lambda output, target: loss_of(output, target) / len(window)
+    )
 
 
 @wrong("accumulate", "[23] times too large: DDP has averaged them")
@@ -435,10 +486,14 @@ def averages_by_hand(model, window, loss_of):
     never_sends(model, window, loss_of)
     flat = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
     dist.all_reduce(flat, dist.ReduceOp.AVG)
-    torch.nn.utils.vector_to_parameters(flat, [parameter.grad for parameter in model.parameters()])
+    torch.nn.utils.vector_to_parameters(
+        flat, [parameter.grad for parameter in model.parameters()]
+    )
 
 
-@wrong("accumulate", "do all ranks call the same collectives", status="your code raised")
+@wrong(
+    "accumulate", "do all ranks call the same collectives", status="your code raised"
+)
 def rank_zero_keeps_quiet(model, window, loss_of):
     accumulate_with(model, window, loss_of, lambda place: dist.get_rank() == 0)
 
@@ -494,10 +549,14 @@ def waits(state, bucket):
 
 @right("counting_hook")
 def gradient_by_gradient(state, bucket):
-    """Counts, in tensors, the gradients and not the buffer; sends one after the other."""
+    """Counts, in tensors, the gradients and not the buffer; sends one after the
+    other.
+    """
     gradients = bucket.gradients()
     state["calls"] = torch.as_tensor(state["calls"]) + 1
-    state["bytes"] = sum((gradient.nbytes for gradient in gradients), torch.as_tensor(state["bytes"]))
+    state["bytes"] = sum(
+        (gradient.nbytes for gradient in gradients), torch.as_tensor(state["bytes"])
+    )
     works = [dist.all_reduce(gradient, async_op=True) for gradient in gradients]
     all_of_them = torch.futures.collect_all([work.get_future() for work in works])
     return all_of_them.then(lambda futures: bucket.buffer() / dist.get_world_size())
@@ -506,7 +565,11 @@ def gradient_by_gradient(state, bucket):
 @wrong("counting_hook", "sum over the ranks: with a hook of yours DDP does not divide")
 def forgets_to_divide(state, bucket):
     counting(state, bucket)
-    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda future: future.value()[0])
+    return (
+        dist.all_reduce(bucket.buffer(), async_op=True)
+        .get_future()
+        .then(lambda future: future.value()[0])
+    )
 
 
 @wrong("counting_hook", "sum over the ranks: with a hook of yours DDP does not divide")
@@ -523,7 +586,9 @@ def divides_a_copy(state, bucket):
 @wrong("counting_hook", "divided by the number of ranks twice")
 def divides_twice(state, bucket):
     counting(state, bucket)
-    future = dist.all_reduce(bucket.buffer(), dist.ReduceOp.AVG, async_op=True).get_future()
+    future = dist.all_reduce(
+        bucket.buffer(), dist.ReduceOp.AVG, async_op=True
+    ).get_future()
     return future.then(lambda future: future.value()[0] / dist.get_world_size())
 
 
@@ -606,7 +671,9 @@ def counts_no_bytes(state, bucket):
 def counts_in_a_callback(state, bucket):
     def finished(future):
         calls, counted = state["calls"], state["bytes"]
-        time.sleep(0.1)  # as it may take, when threads want the interpreter at the same time
+        time.sleep(
+            0.1
+        )  # as it may take, when threads want the interpreter at the same time
         state["calls"], state["bytes"] = calls + 1, counted + bucket.buffer().nbytes
         return future.value()
 
@@ -636,7 +703,10 @@ def counts_backwards(state, bucket):
 
 @wrong("counting_hook", "state has not changed")
 def makes_another_dict(state, bucket):
-    state = {"calls": state["calls"] + 1, "bytes": state["bytes"] + bucket.buffer().nbytes}
+    state = {
+        "calls": state["calls"] + 1,
+        "bytes": state["bytes"] + bucket.buffer().nbytes,
+    }
     return allreduce_hook(None, bucket)
 
 
@@ -668,7 +738,9 @@ def returns_the_work(state, bucket):
 @wrong("counting_hook", "future is a list of one tensor")
 def returns_the_future_of_the_work(state, bucket):
     counting(state, bucket)
-    return dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True).get_future()
+    return dist.all_reduce(
+        bucket.buffer().div_(dist.get_world_size()), async_op=True
+    ).get_future()
 
 
 @wrong("counting_hook", "future is a list of one tensor")

@@ -32,16 +32,24 @@ def loop(accelerator, model, optimizer, loader, epochs):
 
 
 @right("train")
-def as_in_the_lesson(accelerator, network, samples, labels, batch_size, epochs, learning_rate):
+def as_in_the_lesson(
+    accelerator, network, samples, labels, batch_size, epochs, learning_rate
+):
     print("porting ...")
     return loop(
-        accelerator, *prepared(accelerator, network, samples, labels, batch_size, learning_rate), epochs
+        accelerator,
+        *prepared(accelerator, network, samples, labels, batch_size, learning_rate),
+        epochs,
     )
 
 
 @right("train")
-def asks_when_it_is_time(accelerator, network, samples, labels, batch_size, epochs, learning_rate):
-    """An optimizer that is not prepared, and steps where the gradients have been averaged."""
+def asks_when_it_is_time(
+    accelerator, network, samples, labels, batch_size, epochs, learning_rate
+):
+    """An optimizer that is not prepared, and steps where the gradients have been
+    averaged.
+    """
     loader = accelerator.prepare(DataLoader(TensorDataset(samples, labels), batch_size))
     model = accelerator.prepare(network)
     optimizer = torch.optim.SGD(model.parameters(), learning_rate)
@@ -56,8 +64,12 @@ def asks_when_it_is_time(accelerator, network, samples, labels, batch_size, epoc
 
 
 @right("train")
-def counts_batches_itself(accelerator, network, samples, labels, batch_size, epochs, learning_rate):
-    model, optimizer, loader = prepared(accelerator, network, samples, labels, batch_size, learning_rate)
+def counts_batches_itself(
+    accelerator, network, samples, labels, batch_size, epochs, learning_rate
+):
+    model, optimizer, loader = prepared(
+        accelerator, network, samples, labels, batch_size, learning_rate
+    )
     steps = accelerator.gradient_accumulation_steps
     for _ in range(epochs):
         for place, (inputs, targets) in enumerate(loader, 1):
@@ -69,41 +81,71 @@ def counts_batches_itself(accelerator, network, samples, labels, batch_size, epo
 
 
 @right("train")
-def wraps_and_shares_by_hand(accelerator, network, samples, labels, batch_size, epochs, learning_rate):
-    """torch's wrapper, and its sampler, which deals out samples and not batches; a copy is trained."""
+def wraps_and_shares_by_hand(
+    accelerator, network, samples, labels, batch_size, epochs, learning_rate
+):
+    """torch's wrapper, and its sampler, which deals out samples and not batches; a copy
+    is trained.
+    """
     train_set = TensorDataset(samples, labels)
     sampler = DistributedSampler(train_set, shuffle=False)
     model = DistributedDataParallel(copy.deepcopy(network))
     optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), learning_rate))
-    return loop(accelerator, model, optimizer, DataLoader(train_set, batch_size, sampler=sampler), epochs)
+    return loop(
+        accelerator,
+        model,
+        optimizer,
+        DataLoader(train_set, batch_size, sampler=sampler),
+        epochs,
+    )
 
 
 @wrong("train", "a network of its own, and nobody averaged")
-def network_not_prepared(accelerator, network, samples, labels, batch_size, epochs, learning_rate):
+def network_not_prepared(
+    accelerator, network, samples, labels, batch_size, epochs, learning_rate
+):
     _, optimizer, loader = prepared(
         accelerator, copy.deepcopy(network), samples, labels, batch_size, learning_rate
     )
     loader = accelerator.prepare(DataLoader(TensorDataset(samples, labels), batch_size))
-    optimizer = accelerator.prepare(torch.optim.SGD(network.parameters(), learning_rate))
+    optimizer = accelerator.prepare(
+        torch.optim.SGD(network.parameters(), learning_rate)
+    )
     return loop(accelerator, network, optimizer, loader, epochs)
 
 
 @wrong("train", "a network of its own, and nobody averaged")
-def calls_the_network_within(accelerator, network, samples, labels, batch_size, epochs, learning_rate):
-    _, optimizer, loader = prepared(accelerator, network, samples, labels, batch_size, learning_rate)
+def calls_the_network_within(
+    accelerator, network, samples, labels, batch_size, epochs, learning_rate
+):
+    _, optimizer, loader = prepared(
+        accelerator, network, samples, labels, batch_size, learning_rate
+    )
     return loop(accelerator, network, optimizer, loader, epochs)
 
 
 @wrong("train", "prepare the optimizer, too")
-def optimizer_not_prepared(accelerator, network, samples, labels, batch_size, epochs, learning_rate):
+def optimizer_not_prepared(
+    accelerator, network, samples, labels, batch_size, epochs, learning_rate
+):
     loader = DataLoader(TensorDataset(samples, labels), batch_size)
     model, loader = accelerator.prepare(network, loader)
-    return loop(accelerator, model, torch.optim.SGD(model.parameters(), learning_rate), loader, epochs)
+    return loop(
+        accelerator,
+        model,
+        torch.optim.SGD(model.parameters(), learning_rate),
+        loader,
+        epochs,
+    )
 
 
 @wrong("train", "every process goes through all of the samples: prepare the loader")
-def loader_not_prepared(accelerator, network, samples, labels, batch_size, epochs, learning_rate):
-    model, optimizer, _ = prepared(accelerator, network, samples, labels, batch_size, learning_rate)
+def loader_not_prepared(
+    accelerator, network, samples, labels, batch_size, epochs, learning_rate
+):
+    model, optimizer, _ = prepared(
+        accelerator, network, samples, labels, batch_size, learning_rate
+    )
     loader = DataLoader(TensorDataset(samples, labels), batch_size)
     return loop(accelerator, model, optimizer, loader, epochs)
 
@@ -119,9 +161,13 @@ def throws_away_what_prepare_returns(
 
 
 @wrong("train", "every process goes through all of the samples: prepare the loader")
-def everyone_takes_the_joined_batch(accelerator, network, samples, labels, batch_size, epochs, learning_rate):
+def everyone_takes_the_joined_batch(
+    accelerator, network, samples, labels, batch_size, epochs, learning_rate
+):
     """Has the right numbers, and no use of several processes."""
-    joined = batch_size * accelerator.num_processes * accelerator.gradient_accumulation_steps
+    joined = (
+        batch_size * accelerator.num_processes * accelerator.gradient_accumulation_steps
+    )
     optimizer = torch.optim.SGD(network.parameters(), learning_rate)
     for _ in range(epochs):
         for inputs, targets in DataLoader(TensorDataset(samples, labels), joined):
@@ -132,32 +178,50 @@ def everyone_takes_the_joined_batch(accelerator, network, samples, labels, batch
 
 
 @wrong("train", "has a share of a share")
-def shares_out_twice(accelerator, network, samples, labels, batch_size, epochs, learning_rate):
+def shares_out_twice(
+    accelerator, network, samples, labels, batch_size, epochs, learning_rate
+):
     train_set = TensorDataset(samples, labels)
-    loader = DataLoader(train_set, batch_size, sampler=DistributedSampler(train_set, shuffle=False))
+    loader = DataLoader(
+        train_set, batch_size, sampler=DistributedSampler(train_set, shuffle=False)
+    )
     optimizer = torch.optim.SGD(network.parameters(), learning_rate)
     return loop(accelerator, *accelerator.prepare(network, optimizer, loader), epochs)
 
 
 @wrong("train", "that is one epoch only")
 def one_epoch(accelerator, network, samples, labels, batch_size, epochs, learning_rate):
-    return loop(accelerator, *prepared(accelerator, network, samples, labels, batch_size, learning_rate), 1)
+    return loop(
+        accelerator,
+        *prepared(accelerator, network, samples, labels, batch_size, learning_rate),
+        1,
+    )
 
 
 @wrong("train", "nothing has gone through the network")
-def only_prepares(accelerator, network, samples, labels, batch_size, epochs, learning_rate):
-    model, _, _ = prepared(accelerator, network, samples, labels, batch_size, learning_rate)
+def only_prepares(
+    accelerator, network, samples, labels, batch_size, epochs, learning_rate
+):
+    model, _, _ = prepared(
+        accelerator, network, samples, labels, batch_size, learning_rate
+    )
     return accelerator.unwrap_model(model)
 
 
 @wrong("train", "goes through the network once in each epoch")
-def calls_the_model_twice(accelerator, network, samples, labels, batch_size, epochs, learning_rate):
-    model, optimizer, loader = prepared(accelerator, network, samples, labels, batch_size, learning_rate)
+def calls_the_model_twice(
+    accelerator, network, samples, labels, batch_size, epochs, learning_rate
+):
+    model, optimizer, loader = prepared(
+        accelerator, network, samples, labels, batch_size, learning_rate
+    )
     for _ in range(epochs):
         for inputs, targets in loader:
             with accelerator.accumulate(model):
                 loss = F.cross_entropy(model(inputs), targets)
-                right = (accelerator.unwrap_model(model)(inputs).argmax(dim=1) == targets).sum()
+                right = (
+                    accelerator.unwrap_model(model)(inputs).argmax(dim=1) == targets
+                ).sum()
                 accelerator.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()
@@ -166,9 +230,15 @@ def calls_the_model_twice(accelerator, network, samples, labels, batch_size, epo
 
 
 @wrong("train", "batch_size is what each process takes at a time")
-def divides_the_batch(accelerator, network, samples, labels, batch_size, epochs, learning_rate):
+def divides_the_batch(
+    accelerator, network, samples, labels, batch_size, epochs, learning_rate
+):
     of_each = batch_size // accelerator.num_processes
-    return loop(accelerator, *prepared(accelerator, network, samples, labels, of_each, learning_rate), epochs)
+    return loop(
+        accelerator,
+        *prepared(accelerator, network, samples, labels, of_each, learning_rate),
+        epochs,
+    )
 
 
 @wrong("train", "the samples come in another order")
@@ -179,24 +249,38 @@ def shuffles(accelerator, network, samples, labels, batch_size, epochs, learning
 
 
 @wrong("train", "the samples come in another order")
-def a_block_for_each(accelerator, network, samples, labels, batch_size, epochs, learning_rate):
-    model, optimizer, _ = prepared(accelerator, network, samples, labels, batch_size, learning_rate)
-    with accelerator.split_between_processes({"samples": samples, "labels": labels}) as mine:
+def a_block_for_each(
+    accelerator, network, samples, labels, batch_size, epochs, learning_rate
+):
+    model, optimizer, _ = prepared(
+        accelerator, network, samples, labels, batch_size, learning_rate
+    )
+    with accelerator.split_between_processes(
+        {"samples": samples, "labels": labels}
+    ) as mine:
         loader = DataLoader(TensorDataset(mine["samples"], mine["labels"]), batch_size)
         return loop(accelerator, model, optimizer, loader, epochs)
 
 
 @wrong("train", "several processes are trained on the same samples")
-def the_first_share_for_all(accelerator, network, samples, labels, batch_size, epochs, learning_rate):
-    model, optimizer, _ = prepared(accelerator, network, samples, labels, batch_size, learning_rate)
+def the_first_share_for_all(
+    accelerator, network, samples, labels, batch_size, epochs, learning_rate
+):
+    model, optimizer, _ = prepared(
+        accelerator, network, samples, labels, batch_size, learning_rate
+    )
     share = range(len(samples) // accelerator.num_processes)
     loader = DataLoader(Subset(TensorDataset(samples, labels), share), batch_size)
     return loop(accelerator, model, optimizer, loader, epochs)
 
 
-def looped(accelerator, network, samples, labels, batch_size, epochs, learning_rate, body):
+def looped(
+    accelerator, network, samples, labels, batch_size, epochs, learning_rate, body
+):
     """The loop with another body in `accumulate`."""
-    model, optimizer, loader = prepared(accelerator, network, samples, labels, batch_size, learning_rate)
+    model, optimizer, loader = prepared(
+        accelerator, network, samples, labels, batch_size, learning_rate
+    )
     for _ in range(epochs):
         for inputs, targets in loader:
             with accelerator.accumulate(model):
@@ -236,7 +320,10 @@ def calls_the_losss_backward(accelerator, *others):
 @wrong("train", "[23] times too short: accelerator.backward.* already")
 def divides_by_the_window_again(accelerator, *others):
     def body(model, optimizer, inputs, targets):
-        loss = F.cross_entropy(model(inputs), targets) / accelerator.gradient_accumulation_steps
+        loss = (
+            F.cross_entropy(model(inputs), targets)
+            / accelerator.gradient_accumulation_steps
+        )
         accelerator.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
@@ -244,10 +331,14 @@ def divides_by_the_window_again(accelerator, *others):
     return looped(accelerator, *others, body)
 
 
-@wrong("train", "2 times too short: the gradients are averaged over the processes already")
+@wrong(
+    "train", "2 times too short: the gradients are averaged over the processes already"
+)
 def divides_by_the_processes(accelerator, *others):
     def body(model, optimizer, inputs, targets):
-        accelerator.backward(F.cross_entropy(model(inputs), targets) / accelerator.num_processes)
+        accelerator.backward(
+            F.cross_entropy(model(inputs), targets) / accelerator.num_processes
+        )
         optimizer.step()
         optimizer.zero_grad()
 
@@ -255,9 +346,15 @@ def divides_by_the_processes(accelerator, *others):
 
 
 @wrong("train", "2 times too long: the gradients are averaged")
-def scales_the_learning_rate(accelerator, network, samples, labels, batch_size, epochs, learning_rate):
+def scales_the_learning_rate(
+    accelerator, network, samples, labels, batch_size, epochs, learning_rate
+):
     rate = learning_rate * accelerator.num_processes
-    return loop(accelerator, *prepared(accelerator, network, samples, labels, batch_size, rate), epochs)
+    return loop(
+        accelerator,
+        *prepared(accelerator, network, samples, labels, batch_size, rate),
+        epochs,
+    )
 
 
 @wrong("train", "does the optimizer step")
@@ -291,15 +388,21 @@ def sums_over_the_batch(accelerator, *others):
 
 
 @wrong("train", "is it plain SGD with the given learning rate")
-def with_momentum(accelerator, network, samples, labels, batch_size, epochs, learning_rate):
+def with_momentum(
+    accelerator, network, samples, labels, batch_size, epochs, learning_rate
+):
     loader = DataLoader(TensorDataset(samples, labels), batch_size)
     optimizer = torch.optim.SGD(network.parameters(), learning_rate, momentum=0.9)
     return loop(accelerator, *accelerator.prepare(network, optimizer, loader), epochs)
 
 
-def plainly(accelerator, network, samples, labels, batch_size, epochs, learning_rate, backward):
+def plainly(
+    accelerator, network, samples, labels, batch_size, epochs, learning_rate, backward
+):
     """The loop as it was, without accumulation."""
-    model, optimizer, loader = prepared(accelerator, network, samples, labels, batch_size, learning_rate)
+    model, optimizer, loader = prepared(
+        accelerator, network, samples, labels, batch_size, learning_rate
+    )
     for _ in range(epochs):
         for inputs, targets in loader:
             optimizer.zero_grad()
@@ -319,8 +422,12 @@ def ports_half_of_it(accelerator, *others):
 
 
 @wrong("train", "DistributedDataParallel[^$]*unwrap_model")
-def returns_the_wrapped_model(accelerator, network, samples, labels, batch_size, epochs, learning_rate):
-    model, optimizer, loader = prepared(accelerator, network, samples, labels, batch_size, learning_rate)
+def returns_the_wrapped_model(
+    accelerator, network, samples, labels, batch_size, epochs, learning_rate
+):
+    model, optimizer, loader = prepared(
+        accelerator, network, samples, labels, batch_size, learning_rate
+    )
     loop(accelerator, model, optimizer, loader, epochs)
     return model
 
@@ -330,7 +437,10 @@ def returns_nothing(*arguments):
     as_in_the_lesson(*arguments)
 
 
-@wrong("train", "rank +1 of 2[^$]*return the network that was trained, and on every process")
+@wrong(
+    "train",
+    "rank +1 of 2[^$]*return the network that was trained, and on every process",
+)
 def returns_on_the_main_process(accelerator, *others):
     network = as_in_the_lesson(accelerator, *others)
     if accelerator.is_main_process:
@@ -361,11 +471,15 @@ def takes_them_in_another_order(accelerator, *others):
 
 
 def shared(accelerator, samples, labels, batch_size, **options):
-    return accelerator.prepare(DataLoader(TensorDataset(samples, labels), batch_size, **options))
+    return accelerator.prepare(
+        DataLoader(TensorDataset(samples, labels), batch_size, **options)
+    )
 
 
 def count(network, loader, gather=lambda pair: pair):
-    """(right, counted) of what this process gets from the loader and, where there is a gather, of all."""
+    """(right, counted) of what this process gets from the loader and, where there is a
+    gather, of all.
+    """
     mode, right, counted = network.training, 0, 0
     network.eval()
     with torch.no_grad():
@@ -385,19 +499,27 @@ def gathers_for_metrics(accelerator, network, samples, labels, batch_size):
 
 @right("accuracy")
 def cuts_the_padding_off_itself(accelerator, network, samples, labels, batch_size):
-    """A prepared copy of the network; all guesses, in the order of the data, and more."""
+    """A prepared copy of the network; all guesses, in the order of the data, and
+    more.
+    """
     model = accelerator.prepare(copy.deepcopy(network)).eval()
     with torch.inference_mode():
         loader = shared(accelerator, samples, labels, batch_size)
-        guesses = [accelerator.gather(model(inputs).argmax(dim=1)) for inputs, _ in loader]
+        guesses = [
+            accelerator.gather(model(inputs).argmax(dim=1)) for inputs, _ in loader
+        ]
     print("counting ...")
-    return (torch.cat(guesses)[: len(labels)] == labels).sum(), torch.tensor(len(labels))
+    return (torch.cat(guesses)[: len(labels)] == labels).sum(), torch.tensor(
+        len(labels)
+    )
 
 
 @right("accuracy")
 def shares_without_padding(accelerator, network, samples, labels, batch_size):
     """Blocks of samples, which need not be equally many, since only counts are sent."""
-    with accelerator.split_between_processes({"samples": samples, "labels": labels}) as mine:
+    with accelerator.split_between_processes(
+        {"samples": samples, "labels": labels}
+    ) as mine:
         counts = count(network, DataLoader(TensorDataset(*mine.values()), batch_size))
     return accelerator.reduce(torch.tensor(counts), "sum").tolist()
 
@@ -420,12 +542,16 @@ def marks_what_is_repeated(accelerator, network, samples, labels, batch_size):
 
 @wrong("accuracy", "samples that prepare repeats")
 def gathers(accelerator, network, samples, labels, batch_size):
-    return count(network, shared(accelerator, samples, labels, batch_size), accelerator.gather)
+    return count(
+        network, shared(accelerator, samples, labels, batch_size), accelerator.gather
+    )
 
 
 @wrong("accuracy", "samples that prepare repeats")
 def gathers_but_knows_how_many(accelerator, network, samples, labels, batch_size):
-    right, _ = count(network, shared(accelerator, samples, labels, batch_size), accelerator.gather)
+    right, _ = count(
+        network, shared(accelerator, samples, labels, batch_size), accelerator.gather
+    )
     return right, len(samples)
 
 
@@ -435,7 +561,9 @@ def gathers_counts(accelerator, network, samples, labels, batch_size):
     network.eval()
     with torch.no_grad():
         for inputs, targets in shared(accelerator, samples, labels, batch_size):
-            counts = torch.tensor([[(network(inputs).argmax(dim=1) == targets).sum(), len(targets)]])
+            counts = torch.tensor(
+                [[(network(inputs).argmax(dim=1) == targets).sum(), len(targets)]]
+            )
             counts = accelerator.gather_for_metrics(counts).sum(dim=0)
             right, counted = right + counts[0].item(), counted + counts[1].item()
     network.train(mode)
@@ -444,13 +572,17 @@ def gathers_counts(accelerator, network, samples, labels, batch_size):
 
 @wrong("accuracy", "samples that prepare repeats")
 def sums_at_the_end(accelerator, network, samples, labels, batch_size):
-    counts = torch.tensor(count(network, shared(accelerator, samples, labels, batch_size)))
+    counts = torch.tensor(
+        count(network, shared(accelerator, samples, labels, batch_size))
+    )
     return accelerator.reduce(counts, "sum").tolist()
 
 
 @wrong("accuracy", "averaged over the processes")
 def means_at_the_end(accelerator, network, samples, labels, batch_size):
-    counts = torch.tensor(count(network, shared(accelerator, samples, labels, batch_size))).double()
+    counts = torch.tensor(
+        count(network, shared(accelerator, samples, labels, batch_size))
+    ).double()
     return accelerator.reduce(counts, "mean").tolist()
 
 
@@ -474,23 +606,32 @@ def everyone_counts_everything(accelerator, network, samples, labels, batch_size
 def the_main_process_tells(accelerator, network, samples, labels, batch_size):
     counts = torch.zeros(2, dtype=torch.long)
     if accelerator.is_main_process:
-        counts += torch.tensor(count(network, DataLoader(TensorDataset(samples, labels), batch_size)))
+        counts += torch.tensor(
+            count(network, DataLoader(TensorDataset(samples, labels), batch_size))
+        )
     return accelerator.reduce(counts, "sum").tolist()
 
 
 @wrong("accuracy", "summed twice")
 def gathers_and_sums(accelerator, *others):
-    return accelerator.reduce(torch.tensor(gathers_for_metrics(accelerator, *others)), "sum").tolist()
+    return accelerator.reduce(
+        torch.tensor(gathers_for_metrics(accelerator, *others)), "sum"
+    ).tolist()
 
 
 @wrong("accuracy", "with (20|24|28|30|36|42) samples[^$]*samples are left out")
-def cuts_off_all_where_nothing_is_repeated(accelerator, network, samples, labels, batch_size):
+def cuts_off_all_where_nothing_is_repeated(
+    accelerator, network, samples, labels, batch_size
+):
     joined = batch_size * accelerator.num_processes
 
     def gather(pair):
         done.append(joined)
         last = sum(done) >= len(samples)
-        return [accelerator.gather(part)[: len(samples) % joined if last else joined] for part in pair]
+        return [
+            accelerator.gather(part)[: len(samples) % joined if last else joined]
+            for part in pair
+        ]
 
     done = []
     return count(network, shared(accelerator, samples, labels, batch_size), gather)
@@ -547,12 +688,16 @@ def mean_of_batches(accelerator, network, samples, labels, batch_size, gather):
 
 @wrong("accuracy", "made of a mean of accuracies")
 def mean_of_means(accelerator, *others):
-    return mean_of_batches(accelerator, *others, accelerator.gather_for_metrics), len(others[1])
+    return mean_of_batches(accelerator, *others, accelerator.gather_for_metrics), len(
+        others[1]
+    )
 
 
 @wrong("accuracy", "made of a mean of accuracies")
 def mean_of_means_rounded(accelerator, *others):
-    return round(mean_of_batches(accelerator, *others, accelerator.gather_for_metrics)), len(others[1])
+    return round(
+        mean_of_batches(accelerator, *others, accelerator.gather_for_metrics)
+    ), len(others[1])
 
 
 @wrong("accuracy", "made of a mean of accuracies")
@@ -580,7 +725,9 @@ def never_in_evaluation(accelerator, network, samples, labels, batch_size):
     right = counted = 0
     with torch.no_grad():
         for inputs, targets in shared(accelerator, samples, labels, batch_size):
-            guesses, targets = accelerator.gather_for_metrics((network(inputs).argmax(dim=1), targets))
+            guesses, targets = accelerator.gather_for_metrics(
+                (network(inputs).argmax(dim=1), targets)
+            )
             right += (guesses == targets).sum().item()
             counted += len(targets)
     return right, counted
@@ -604,7 +751,9 @@ def with_gradients(accelerator, network, samples, labels, batch_size):
     mode, right, counted = network.training, 0, 0
     network.eval()
     for inputs, targets in shared(accelerator, samples, labels, batch_size):
-        guesses, targets = accelerator.gather_for_metrics((network(inputs).argmax(dim=1), targets))
+        guesses, targets = accelerator.gather_for_metrics(
+            (network(inputs).argmax(dim=1), targets)
+        )
         right += (guesses == targets).sum().item()
         counted += len(targets)
     network.train(mode)
@@ -646,12 +795,18 @@ def told_by_the_environment(network, *others):
 
 @right("together")
 def shared_by_torch(network, samples, labels, batch_size):
-    """A loader that is not prepared, but has torch's sampler; an optimizer that is not prepared either."""
+    """A loader that is not prepared, but has torch's sampler; an optimizer that is not
+    prepared either.
+    """
     accelerator = Accelerator(cpu=True)
     train_set = TensorDataset(samples, labels)
-    loader = DataLoader(train_set, batch_size, sampler=DistributedSampler(train_set, shuffle=False))
+    loader = DataLoader(
+        train_set, batch_size, sampler=DistributedSampler(train_set, shuffle=False)
+    )
     model = accelerator.prepare(network)
-    return trained(accelerator, network, model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+    return trained(
+        accelerator, network, model, torch.optim.SGD(model.parameters(), lr=0.1), loader
+    )
 
 
 @wrong("together", "num_processes[^$]*unless it is told cpu=True")
@@ -709,13 +864,17 @@ def all_but_the_model(network, *others):
 def network_left_out(network, *others):
     accelerator = Accelerator(cpu=True)
     network, optimizer, loader = parts(network, *others)
-    return trained(accelerator, network, network, *accelerator.prepare(optimizer, loader))
+    return trained(
+        accelerator, network, network, *accelerator.prepare(optimizer, loader)
+    )
 
 
 @wrong("together", "is it plain SGD")
 def another_learning_rate(network, samples, labels, batch_size):
     accelerator = Accelerator(cpu=True)
-    model, optimizer, loader = accelerator.prepare(*parts(network, samples, labels, batch_size))
+    model, optimizer, loader = accelerator.prepare(
+        *parts(network, samples, labels, batch_size)
+    )
     optimizer.param_groups[0]["lr"] *= accelerator.num_processes
     return trained(accelerator, network, model, optimizer, loader)
 
@@ -725,7 +884,9 @@ def with_a_shuffle(network, samples, labels, batch_size):
     accelerator = Accelerator(cpu=True)
     network, optimizer, _ = parts(network, samples, labels, batch_size)
     loader = DataLoader(TensorDataset(samples, labels), batch_size, shuffle=True)
-    return trained(accelerator, network, *accelerator.prepare(network, optimizer, loader))
+    return trained(
+        accelerator, network, *accelerator.prepare(network, optimizer, loader)
+    )
 
 
 @wrong("together", "return both")

@@ -18,12 +18,17 @@ from mutants import right, wrong
 
 def padded(examples, name, value, **options):
     return nn.utils.rnn.pad_sequence(
-        [example[name] for example in examples], padding_value=value, **{"batch_first": True} | options
+        [example[name] for example in examples],
+        padding_value=value,
+        **{"batch_first": True} | options,
     )
 
 
 def our_collate(examples):
-    return {"tokens": padded(examples, "tokens", 0), "labels": padded(examples, "targets", -100)}
+    return {
+        "tokens": padded(examples, "tokens", 0),
+        "labels": padded(examples, "targets", -100),
+    }
 
 
 def cross_entropy(outputs, labels, **options):
@@ -61,7 +66,12 @@ def with_pad_and_in_32_bits():
         longest = max(map(len, (example["tokens"] for example in examples)))
         names = {"tokens": ("tokens", 0), "labels": ("targets", -100)}
         return {
-            name: torch.stack([F.pad(one[of], (0, longest - len(one[of])), value=value) for one in examples])
+            name: torch.stack(
+                [
+                    F.pad(one[of], (0, longest - len(one[of])), value=value)
+                    for one in examples
+                ]
+            )
             for name, (of, value) in names.items()
         }
 
@@ -77,7 +87,9 @@ def only_those_that_count():
     def mean_loss(outputs, labels, num_items_in_batch):
         counts = labels != -100
         loss = nn.CrossEntropyLoss(reduction="sum")
-        return loss(outputs["logits"][counts], labels[counts]) / num_items_in_batch.item()
+        return (
+            loss(outputs["logits"][counts], labels[counts]) / num_items_in_batch.item()
+        )
 
     return our_collate, mean_loss
 
@@ -95,12 +107,22 @@ def forgets_batch_first():
 
 @wrong("uneven", "0 is a class as any other", several=True)
 def pads_labels_with_zero():
-    return lambda examples: our_collate(examples) | {"labels": padded(examples, "targets", 0)}, our_loss
+    return (
+        lambda examples: (
+            our_collate(examples) | {"labels": padded(examples, "targets", 0)}
+        ),
+        our_loss,
+    )
 
 
 @wrong("uneven", "has no row -100; pad with 0", several=True)
 def pads_tokens_with_minus_100():
-    return lambda examples: our_collate(examples) | {"tokens": padded(examples, "tokens", -100)}, our_loss
+    return (
+        lambda examples: (
+            our_collate(examples) | {"tokens": padded(examples, "tokens", -100)}
+        ),
+        our_loss,
+    )
 
 
 @wrong("uneven", "padded further than the longest", several=True)
@@ -109,7 +131,9 @@ def pads_to_a_fixed_length():
         batch = our_collate(examples)
         fill_values = {"tokens": 0, "labels": -100}
         return {
-            name: F.pad(batch[name], (0, 16 - batch[name].shape[1]), value=fill_values[name])
+            name: F.pad(
+                batch[name], (0, 16 - batch[name].shape[1]), value=fill_values[name]
+            )
             for name in batch
         }
 
@@ -118,14 +142,18 @@ def pads_to_a_fixed_length():
 
 @wrong("uneven", "examples were cut", several=True)
 def cuts_at_a_fixed_length():
-    return lambda examples: {name: value[:, :4] for name, value in our_collate(examples).items()}, our_loss
+    return lambda examples: {
+        name: value[:, :4] for name, value in our_collate(examples).items()
+    }, our_loss
 
 
 @wrong("uneven", "examples were cut", several=True)
 def cuts_to_the_shortest():
     def collate(examples):
         shortest = min(len(example["tokens"]) for example in examples)
-        return {name: value[:, :shortest] for name, value in our_collate(examples).items()}
+        return {
+            name: value[:, :shortest] for name, value in our_collate(examples).items()
+        }
 
     return collate, our_loss
 
@@ -133,7 +161,9 @@ def cuts_to_the_shortest():
 @wrong("uneven", "take dtype=torch.long", several=True)
 def makes_floats():
     def collate(examples):
-        tokens = torch.zeros(len(examples), max(len(example["tokens"]) for example in examples))
+        tokens = torch.zeros(
+            len(examples), max(len(example["tokens"]) for example in examples)
+        )
         for row, example in zip(tokens, examples):
             row[: len(example["tokens"])] = example["tokens"]
         return {"tokens": tokens, "labels": padded(examples, "targets", -100)}
@@ -192,23 +222,34 @@ def pads_on_the_left():
 
 @wrong("uneven", "not in the order of the examples", several=True)
 def sorts_by_length():
-    return lambda examples: our_collate(sorted(examples, key=lambda one: -len(one["tokens"]))), our_loss
+    return lambda examples: our_collate(
+        sorted(examples, key=lambda one: -len(one["tokens"]))
+    ), our_loss
 
 
 @wrong("uneven", "Trainer looks for the name labels", several=True)
 def keeps_the_name_targets():
     def collate(examples):
-        return {"tokens": padded(examples, "tokens", 0), "targets": padded(examples, "targets", -100)}
+        return {
+            "tokens": padded(examples, "tokens", 0),
+            "targets": padded(examples, "targets", -100),
+        }
 
     return collate, our_loss
 
 
-@wrong("uneven", "got +a list, or a tuple[^$]*return these two and no more", several=True)
+@wrong(
+    "uneven", "got +a list, or a tuple[^$]*return these two and no more", several=True
+)
 def returns_a_tuple():
     return lambda examples: tuple(our_collate(examples).values()), our_loss
 
 
-@wrong("uneven", "got +a dict of tokens, labels and lengths[^$]*return these two and no more", several=True)
+@wrong(
+    "uneven",
+    "got +a dict of tokens, labels and lengths[^$]*return these two and no more",
+    several=True,
+)
 def returns_lengths_too():
     def collate(examples):
         return our_collate(examples) | {
@@ -235,7 +276,12 @@ def shifts_the_labels():
 
 @wrong("uneven", "row i holds the targets of example i", several=True)
 def takes_tokens_for_labels():
-    return lambda examples: our_collate(examples) | {"labels": padded(examples, "tokens", -100)}, our_loss
+    return (
+        lambda examples: (
+            our_collate(examples) | {"labels": padded(examples, "tokens", -100)}
+        ),
+        our_loss,
+    )
 
 
 @wrong("uneven", "it is the sum over all labels that count", several=True)
@@ -245,7 +291,11 @@ def only_sums():
     )
 
 
-@wrong("uneven", "3 times too small: num_items_in_batch is of the whole window", several=True)
+@wrong(
+    "uneven",
+    "3 times too small: num_items_in_batch is of the whole window",
+    several=True,
+)
 def divides_by_accumulation_steps():
     return our_collate, lambda *given, **items: our_loss(*given, **items) / 3
 
@@ -257,28 +307,49 @@ def multiplies_by_accumulation_steps():
 
 @wrong("uneven", "2 times too large: Trainer multiplies", several=True)
 def multiplies_by_world_size():
-    return our_collate, lambda *given, **items: our_loss(*given, **items) * dist.get_world_size()
+    return (
+        our_collate,
+        lambda *given, **items: our_loss(*given, **items) * dist.get_world_size(),
+    )
 
 
 @wrong("uneven", "2 times too small: num_items_in_batch is of all ranks", several=True)
 def divides_by_world_size():
-    return our_collate, lambda *given, **items: our_loss(*given, **items) / int(os.environ["WORLD_SIZE"])
+    return (
+        our_collate,
+        lambda *given, **items: (
+            our_loss(*given, **items) / int(os.environ["WORLD_SIZE"])
+        ),
+    )
 
 
-@wrong("uneven", "each micro-batch is divided by how many count in itself", several=True)
+@wrong(
+    "uneven", "each micro-batch is divided by how many count in itself", several=True
+)
 def means_of_micro_batches():
-    return our_collate, lambda outputs, labels, num_items_in_batch: cross_entropy(outputs, labels)
+    return our_collate, lambda outputs, labels, num_items_in_batch: cross_entropy(
+        outputs, labels
+    )
 
 
-@wrong("uneven", "each micro-batch is divided by how many count in itself", several=True)
+@wrong(
+    "uneven", "each micro-batch is divided by how many count in itself", several=True
+)
 def means_of_micro_batches_by_their_number():
-    return our_collate, lambda outputs, labels, num_items_in_batch: cross_entropy(outputs, labels) / 3
+    return (
+        our_collate,
+        lambda outputs, labels, num_items_in_batch: cross_entropy(outputs, labels) / 3,
+    )
 
 
-@wrong("uneven", "each micro-batch is divided by how many count in itself", several=True)
+@wrong(
+    "uneven", "each micro-batch is divided by how many count in itself", several=True
+)
 def divides_by_its_own_items():
     def mean_loss(outputs, labels, num_items_in_batch):
-        return cross_entropy(outputs, labels, reduction="sum") / (labels != -100).sum().clamp(min=1)
+        return cross_entropy(outputs, labels, reduction="sum") / (
+            labels != -100
+        ).sum().clamp(min=1)
 
     return our_collate, mean_loss
 
@@ -302,7 +373,9 @@ def a_mean_divided_by_items():
 @wrong("uneven", "it is divided twice", several=True)
 def a_mean_of_places_divided_by_items():
     def mean_loss(outputs, labels, num_items_in_batch):
-        return cross_entropy(outputs, labels, reduction="none").mean() / num_items_in_batch
+        return (
+            cross_entropy(outputs, labels, reduction="none").mean() / num_items_in_batch
+        )
 
     return our_collate, mean_loss
 
@@ -310,7 +383,9 @@ def a_mean_of_places_divided_by_items():
 @wrong("uneven", "0/0 is nan", several=True)
 def a_mean_times_its_items():
     def mean_loss(outputs, labels, num_items_in_batch):
-        return cross_entropy(outputs, labels) * (labels != -100).sum() / num_items_in_batch
+        return (
+            cross_entropy(outputs, labels) * (labels != -100).sum() / num_items_in_batch
+        )
 
     return our_collate, mean_loss
 
@@ -352,7 +427,9 @@ def a_sum_of_nothing():
 def counts_what_does_not_count():
     def mean_loss(outputs, labels, num_items_in_batch):
         logs = outputs["logits"].log_softmax(dim=-1)
-        return -logs.gather(2, labels.clamp(min=0).unsqueeze(2)).sum() / num_items_in_batch
+        return (
+            -logs.gather(2, labels.clamp(min=0).unsqueeze(2)).sum() / num_items_in_batch
+        )
 
     return our_collate, mean_loss
 
@@ -370,7 +447,9 @@ def reshapes_for_transpose():
 @wrong("uneven", "compared with the next token's labels", several=True)
 def shifts_the_logits():
     def mean_loss(outputs, labels, num_items_in_batch):
-        return our_loss({"logits": outputs["logits"][:, :-1]}, labels[:, 1:], num_items_in_batch)
+        return our_loss(
+            {"logits": outputs["logits"][:, :-1]}, labels[:, 1:], num_items_in_batch
+        )
 
     return our_collate, mean_loss
 
@@ -379,7 +458,9 @@ def shifts_the_logits():
 def means_of_examples():
     def mean_loss(outputs, labels, num_items_in_batch):
         losses = F.cross_entropy(outputs["logits"].mT, labels, reduction="none")
-        return (losses.sum(dim=1) / (labels != -100).sum(dim=1).clamp(min=1)).sum() / num_items_in_batch
+        return (
+            losses.sum(dim=1) / (labels != -100).sum(dim=1).clamp(min=1)
+        ).sum() / num_items_in_batch
 
     return our_collate, mean_loss
 
@@ -387,7 +468,10 @@ def means_of_examples():
 @wrong("uneven", "wants the classes in the second place", several=True)
 def does_not_transpose():
     def mean_loss(outputs, labels, num_items_in_batch):
-        return F.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
+        return (
+            F.cross_entropy(outputs["logits"], labels, reduction="sum")
+            / num_items_in_batch
+        )
 
     return our_collate, mean_loss
 
@@ -395,7 +479,10 @@ def does_not_transpose():
 @wrong("uneven", "if ignore_index is left as it is", several=True)
 def ignores_zero():
     def mean_loss(outputs, labels, num_items_in_batch):
-        return cross_entropy(outputs, labels, reduction="sum", ignore_index=0) / num_items_in_batch
+        return (
+            cross_entropy(outputs, labels, reduction="sum", ignore_index=0)
+            / num_items_in_batch
+        )
 
     return our_collate, mean_loss
 
@@ -432,7 +519,12 @@ def loss_returns_nothing():
     return our_collate, lambda outputs, labels, num_items_in_batch: None
 
 
-@wrong("uneven", "unexpected keyword argument 'num_items_in_batch'", "your code raised", several=True)
+@wrong(
+    "uneven",
+    "unexpected keyword argument 'num_items_in_batch'",
+    "your code raised",
+    several=True,
+)
 def takes_no_items():
     return our_collate, lambda outputs, labels: cross_entropy(outputs, labels)
 
@@ -470,7 +562,9 @@ def number_of_ranks():
 @right("stop_together")
 class SumsAndReturnsControl(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        wish = torch.tensor([float(self.should_stop(state.global_step))], device=args.device)
+        wish = torch.tensor(
+            [float(self.should_stop(state.global_step))], device=args.device
+        )
         if args.world_size > 1:
             dist.all_reduce(wish)
         control.should_training_stop = control.should_training_stop or bool(wish > 0)
@@ -546,10 +640,13 @@ class EachForItselfAtTheEndOfTheEpoch(Asking):
 
 
 @wrong(
-    "stop_together", "rank [0-2] goes on with the epoch[^$]*no rank has waited to hear what the others want"
+    "stop_together",
+    "rank [0-2] goes on with the epoch[^$]*no rank has waited to hear what the others want",
 )
 class EachForItselfBetweenSteps(Asking):
-    """Stops in the midst of a step, and without its gradients the others cannot end it."""
+    """Stops in the midst of a step, and without its gradients the others cannot end
+    it.
+    """
 
     def on_step_end(self, args, state, control, **kwargs):
         self.wish = self.should_stop(state.global_step)
@@ -559,14 +656,18 @@ class EachForItselfBetweenSteps(Asking):
             control.should_training_stop = True
 
 
-@wrong("stop_together", "call it in every step, and also where this rank wants to go on")
+@wrong(
+    "stop_together", "call it in every step, and also where this rank wants to go on"
+)
 class TellsOnlyOfAStop(Asking):
     def on_step_end(self, args, state, control, **kwargs):
         if self.should_stop(state.global_step) and over_ranks(1):
             control.should_training_stop = True
 
 
-@wrong("stop_together", "call it in every step, and also where this rank wants to go on")
+@wrong(
+    "stop_together", "call it in every step, and also where this rank wants to go on"
+)
 class GathersOnlyForAStop(Asking):
     def on_step_end(self, args, state, control, **kwargs):
         if self.should_stop(state.global_step):
@@ -608,7 +709,9 @@ class BroadcastsFromTheLastRank(Asking):
 @wrong("stop_together", "every rank has to ask its own should_stop")
 class AsksOnRankZero(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        if over_ranks(state.is_world_process_zero and self.should_stop(state.global_step)):
+        if over_ranks(
+            state.is_world_process_zero and self.should_stop(state.global_step)
+        ):
             control.should_training_stop = True
 
 
@@ -622,7 +725,10 @@ class TakesTheMinimum(Asking):
 @wrong("stop_together", "it takes all ranks, or most, to stop")
 class TakesTheMean(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        mean = over_ranks(self.should_stop(state.global_step), dist.ReduceOp.SUM) / number_of_ranks()
+        mean = (
+            over_ranks(self.should_stop(state.global_step), dist.ReduceOp.SUM)
+            / number_of_ranks()
+        )
         if mean > 0.5:
             control.should_training_stop = True
 
@@ -747,13 +853,17 @@ class GivesTheEpoch(Asking):
 @wrong("stop_together", "and was overruled")
 class TakesBackWhatOthersWant(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        control.should_training_stop = over_ranks(self.should_stop(state.global_step)) > 0
+        control.should_training_stop = (
+            over_ranks(self.should_stop(state.global_step)) > 0
+        )
 
 
 @wrong("stop_together", "taken for its opposite")
 class TurnsItRound(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        control.should_training_stop |= not over_ranks(self.should_stop(state.global_step))
+        control.should_training_stop |= not over_ranks(
+            self.should_stop(state.global_step)
+        )
 
 
 @wrong("stop_together", "should_epoch_stop ends the epoch, and another")

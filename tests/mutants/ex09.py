@@ -23,7 +23,11 @@ def number_of(checkpoint):
 
 
 def by_number(folder):
-    return sorted((path for path in folder.glob("step-*") if path.is_dir()), key=number_of, reverse=True)
+    return sorted(
+        (path for path in folder.glob("step-*") if path.is_dir()),
+        key=number_of,
+        reverse=True,
+    )
 
 
 def good(checkpoint):
@@ -51,7 +55,12 @@ def the_largest_of_all_good_ones(folder):
 
 @wrong("newest_good", "as texts, step-9 comes after step-10")
 def sorts_as_text(folder):
-    return next(filter(good, sorted((p for p in folder.glob("step-*") if p.is_dir()), reverse=True)), None)
+    return next(
+        filter(
+            good, sorted((p for p in folder.glob("step-*") if p.is_dir()), reverse=True)
+        ),
+        None,
+    )
 
 
 @wrong("newest_good", "it is whole, but there is a newer one")
@@ -88,7 +97,10 @@ def compares_one_file(folder):
             manifest = json.loads((checkpoint / "manifest.json").read_text())
             [(name, expected), *_] = manifest.items()
             if all((checkpoint / other).exists() for other in manifest):
-                if hashlib.sha256((checkpoint / name).read_bytes()).hexdigest() == expected:
+                if (
+                    hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()
+                    == expected
+                ):
                     return checkpoint
         except (OSError, ValueError):
             pass
@@ -106,7 +118,10 @@ def tidies_up(folder):
 def trusts_every_manifest(folder):
     for checkpoint in by_number(folder):
         manifest = json.loads((checkpoint / "manifest.json").read_text())
-        if all(hashlib.sha256((checkpoint / n).read_bytes()).hexdigest() == manifest[n] for n in manifest):
+        if all(
+            hashlib.sha256((checkpoint / n).read_bytes()).hexdigest() == manifest[n]
+            for n in manifest
+        ):
             return checkpoint
 
 
@@ -119,11 +134,15 @@ def fails_where_there_is_none(folder):
 
 
 def order_of(length, seed):
-    return torch.randperm(length, generator=torch.Generator().manual_seed(seed)).tolist()
+    return torch.randperm(
+        length, generator=torch.Generator().manual_seed(seed)
+    ).tolist()
 
 
 @right("rest_of_epoch")
-def by_the_sampler(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+def by_the_sampler(
+    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
+):
     """Asks the old ranks' samplers what they have seen."""
     seen = set()
     for old in range(old_ranks):
@@ -143,42 +162,63 @@ def as_a_tensor(length, seed, epoch, batches_done, batch_size, old_ranks, rank, 
 
 
 @wrong("rest_of_epoch", "that is the whole epoch from its beginning")
-def from_the_beginning(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+def from_the_beginning(
+    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
+):
     return order_of(length, seed + epoch)[rank::ranks]
 
 
-@wrong("rest_of_epoch", "the ranks of now have not walked so far|depends on old_ranks, not on ranks")
-def each_rank_skips_its_own(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+@wrong(
+    "rest_of_epoch",
+    "the ranks of now have not walked so far|depends on old_ranks, not on ranks",
+)
+def each_rank_skips_its_own(
+    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
+):
     return order_of(length, seed + epoch)[rank::ranks][batches_done * batch_size :]
 
 
 @wrong("rest_of_epoch", "depends on (old_ranks|how many)")
-def with_the_ranks_of_now(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
-    return order_of(length, seed + epoch)[ranks * batches_done * batch_size :][rank::ranks]
+def with_the_ranks_of_now(
+    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
+):
+    return order_of(length, seed + epoch)[ranks * batches_done * batch_size :][
+        rank::ranks
+    ]
 
 
 @wrong("rest_of_epoch", "by each of the old ranks, not by all together")
-def one_ranks_share(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+def one_ranks_share(
+    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
+):
     return order_of(length, seed + epoch)[batches_done * batch_size :][rank::ranks]
 
 
 @wrong("rest_of_epoch", "batches_done counts batches, not samples")
-def batches_for_samples(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+def batches_for_samples(
+    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
+):
     return order_of(length, seed + epoch)[old_ranks * batches_done :][rank::ranks]
 
 
 @wrong("rest_of_epoch", "the order of epoch 0")
-def forgets_the_epoch(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+def forgets_the_epoch(
+    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
+):
     return order_of(length, seed)[old_ranks * batches_done * batch_size :][rank::ranks]
 
 
 @wrong("rest_of_epoch", "that is the rest for all ranks")
-def everybody_takes_all(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+def everybody_takes_all(
+    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
+):
     return order_of(length, seed + epoch)[old_ranks * batches_done * batch_size :]
 
 
 @wrong("rest_of_epoch", "not shuffled")
-def without_a_shuffle(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+def without_a_shuffle(
+    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
+):
     return list(range(length))[old_ranks * batches_done * batch_size :][rank::ranks]
 
 
@@ -190,14 +230,18 @@ def in_blocks(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ra
 
 
 @wrong("rest_of_epoch", "some samples come twice")
-def pads_the_rest(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+def pads_the_rest(
+    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
+):
     rest = order_of(length, seed + epoch)[old_ranks * batches_done * batch_size :]
     share = -(-len(rest) // ranks) + 1
     return (rest * (2 + ranks))[rank : share * ranks : ranks] if rest else []
 
 
 @wrong("rest_of_epoch", "some samples are left out")
-def drops_the_last(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+def drops_the_last(
+    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
+):
     rest = order_of(length, seed + epoch)[old_ranks * batches_done * batch_size :]
     return rest[rank::ranks][:-1]
 
@@ -225,7 +269,9 @@ def from_memory(path, state):
 
 @right("save_whole")
 def flushes_afterwards_and_the_folder_too(path, state):
-    """torch.save opens and closes the file itself; who opens it again can still flush it."""
+    """torch.save opens and closes the file itself; who opens it again can still flush
+    it.
+    """
     if dist.get_rank() == 0:
         temporary = path.parent / "new"
         torch.save(state, temporary)

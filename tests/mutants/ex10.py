@@ -27,7 +27,9 @@ def by_torch(step, steps, warmup, first, peak, last):
     """Returns a tensor, and draws the cosine from a sine."""
     if step < warmup:
         return torch.lerp(
-            torch.tensor(first, dtype=torch.float64), torch.tensor(peak, dtype=torch.float64), step / warmup
+            torch.tensor(first, dtype=torch.float64),
+            torch.tensor(peak, dtype=torch.float64),
+            step / warmup,
         )
     done = torch.tensor(share(step, steps, warmup), dtype=torch.float64)
     return last + (peak - last) * torch.cos(done * math.pi / 2) ** 2
@@ -52,12 +54,20 @@ def one_too_early(step, steps, warmup, first, peak, last):
 
 @wrong("learning_rate", "begins at `first`, not at 0")
 def from_zero(step, steps, warmup, first, peak, last):
-    return peak * step / warmup if step < warmup else cosine(share(step, steps, warmup), peak, last)
+    return (
+        peak * step / warmup
+        if step < warmup
+        else cosine(share(step, steps, warmup), peak, last)
+    )
 
 
 @wrong("learning_rate", "the cosine begins at the end of the warm-up")
 def cosine_over_all(step, steps, warmup, first, peak, last):
-    return line(step, warmup, first, peak) if step < warmup else cosine(step / max(1, steps - 1), peak, last)
+    return (
+        line(step, warmup, first, peak)
+        if step < warmup
+        else cosine(step / max(1, steps - 1), peak, last)
+    )
 
 
 @wrong("learning_rate", "the last update, number steps - 1, has `last`")
@@ -71,7 +81,11 @@ def never_quite_there(step, steps, warmup, first, peak, last):
 
 @wrong("learning_rate", "ends at `last`, not at 0")
 def down_to_zero(step, steps, warmup, first, peak, last):
-    return line(step, warmup, first, peak) if step < warmup else cosine(share(step, steps, warmup), peak, 0.0)
+    return (
+        line(step, warmup, first, peak)
+        if step < warmup
+        else cosine(share(step, steps, warmup), peak, 0.0)
+    )
 
 
 @wrong("learning_rate", "it is a straight line")
@@ -113,12 +127,19 @@ def forgets_the_single_update(step, steps, warmup, first, peak, last):
 
 @right("parameter_groups")
 def by_ndim_and_name(model, weight_decay):
-    """In another order, with generators, a third group that is empty, and no word of decay where it is 0... said so."""
-    named = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    """In another order, with generators, a third group that is empty, and no word of
+    decay where it is 0... said so.
+    """
+    named = {
+        name: value for name, value in model.named_parameters() if value.requires_grad
+    }
     vectors = [value for value in named.values() if value.ndim < 2]
     return [
         {"params": vectors, "weight_decay": 0},
-        {"params": [value for value in named.values() if value.ndim >= 2], "weight_decay": weight_decay},
+        {
+            "params": [value for value in named.values() if value.ndim >= 2],
+            "weight_decay": weight_decay,
+        },
         {"params": [], "weight_decay": 0.0},
     ]
 
@@ -162,7 +183,9 @@ def only_matrices(model, weight_decay):
 @wrong("parameter_groups", "an embedding is a matrix, too|a norm's factor")
 def only_linear_layers(model, weight_decay):
     linear = {
-        id(m.weight) for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and name != "head"
+        id(m.weight)
+        for name, m in model.named_modules()
+        if isinstance(m, torch.nn.Linear) and name != "head"
     }
     return two_groups(trained(model), lambda value: id(value) in linear, weight_decay)
 
@@ -175,18 +198,29 @@ def says_nothing(model, weight_decay):
 
 @wrong("parameter_groups", "in two groups, or twice in one")
 def tied_ones_twice(model, weight_decay):
-    named = [value for _, value in model.named_parameters(remove_duplicate=False) if value.requires_grad]
+    named = [
+        value
+        for _, value in model.named_parameters(remove_duplicate=False)
+        if value.requires_grad
+    ]
     return two_groups(named, lambda value: value.dim() >= 2, weight_decay)
 
 
 @wrong("parameter_groups", "this parameter is in no group")
 def forgets_the_vectors(model, weight_decay):
-    return [{"params": [p for p in trained(model) if p.dim() >= 2], "weight_decay": weight_decay}]
+    return [
+        {
+            "params": [p for p in trained(model) if p.dim() >= 2],
+            "weight_decay": weight_decay,
+        }
+    ]
 
 
 @wrong("parameter_groups", "no copies of them")
 def of_a_copy(model, weight_decay):
-    return two_groups(trained(copy.deepcopy(model)), lambda value: value.dim() >= 2, weight_decay)
+    return two_groups(
+        trained(copy.deepcopy(model)), lambda value: value.dim() >= 2, weight_decay
+    )
 
 
 # ---- deal_out ----
@@ -217,7 +251,10 @@ def one_by_one(stream, context, rank, ranks):
 @wrong("deal_out", "both of them `context` long|needs one token more")
 def without_the_last_target(stream, context, rank, ranks):
     count = len(stream) // context // ranks * ranks
-    return [pair(stream, start, context) for start in range(rank * context, count * context, ranks * context)]
+    return [
+        pair(stream, start, context)
+        for start in range(rank * context, count * context, ranks * context)
+    ]
 
 
 @wrong("deal_out", "nothing would be left to guess")
@@ -239,14 +276,19 @@ def sliding(stream, context, rank, ranks):
 @wrong("deal_out", "would wait for the others in its last update")
 def uneven(stream, context, rank, ranks):
     count = (len(stream) - 1) // context
-    return [pair(stream, number * context, context) for number in range(rank, count, ranks)]
+    return [
+        pair(stream, number * context, context) for number in range(rank, count, ranks)
+    ]
 
 
 @wrong("deal_out", "tokens are lost")
 def a_token_between(stream, context, rank, ranks):
     """Takes context + 1 tokens for each window, and begins the next one behind them."""
     count = len(stream) // (context + 1) // ranks * ranks
-    return [pair(stream, number * (context + 1), context) for number in range(rank, count, ranks)]
+    return [
+        pair(stream, number * (context + 1), context)
+        for number in range(rank, count, ranks)
+    ]
 
 
 @wrong("deal_out", "tokens are lost")
@@ -256,4 +298,7 @@ def drops_one_too_many(stream, context, rank, ranks):
 
 @wrong("deal_out", "one place further on")
 def the_other_way(stream, context, rank, ranks):
-    return [(targets, tokens) for tokens, targets in one_by_one(stream, context, rank, ranks)]
+    return [
+        (targets, tokens)
+        for tokens, targets in one_by_one(stream, context, rank, ranks)
+    ]

@@ -52,7 +52,8 @@ class OfTwoLayers(Base):
             self.layer.in_features, self.layer.out_features, self.layer.bias is not None
         ).double()
         layer.weight = nn.Parameter(
-            self.layer.weight.data + self.scale * self.up.weight.data @ self.down.weight.data
+            self.layer.weight.data
+            + self.scale * self.up.weight.data @ self.down.weight.data
         )
         if self.layer.bias is not None:
             layer.bias = nn.Parameter(self.layer.bias.data.clone())
@@ -199,7 +200,11 @@ class ShapesMixedUp(Base):
 
 def chosen_names(model, parts):
     named = model.named_parameters(remove_duplicate=False)
-    return [name for name, value in named if set(name.split(".")) & set(parts) and value.is_floating_point()]
+    return [
+        name
+        for name, value in named
+        if set(name.split(".")) & set(parts) and value.is_floating_point()
+    ]
 
 
 def counts(model):
@@ -223,7 +228,9 @@ def module_by_module(model, parts):
     model.requires_grad_(False)
     for path, module in model.named_modules(remove_duplicate=False):
         for name, value in module.named_parameters(recurse=False):
-            if value.dtype.is_floating_point and not set(parts).isdisjoint([*path.split("."), name]):
+            if value.dtype.is_floating_point and not set(parts).isdisjoint(
+                [*path.split("."), name]
+            ):
                 value.requires_grad = True
     return list(counts(model))
 
@@ -255,7 +262,9 @@ def freezes_only(model, parts):
 @wrong("train_only", "under the first name only")
 def one_name_each(model, parts):
     for name, value in model.named_parameters():
-        value.requires_grad_(bool(set(name.split(".")) & set(parts)) and value.is_floating_point())
+        value.requires_grad_(
+            bool(set(name.split(".")) & set(parts)) and value.is_floating_point()
+        )
     return counts(model)
 
 
@@ -314,7 +323,9 @@ def labels_of(tokens, questions, lengths, begin=0, end=0):
 
 
 def sum_of(logits, labels):
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels.flatten(), reduction="sum")
+    return F.cross_entropy(
+        logits[:, :-1].flatten(0, 1), labels.flatten(), reduction="sum"
+    )
 
 
 def over_all_ranks(total, number):
@@ -343,7 +354,9 @@ def by_weights(logits, tokens, questions, lengths):
     """Weights of 0 and 1, and the number gathered."""
     weights = (labels_of(tokens, questions, lengths) != -100).double()
     losses = -logits.log_softmax(-1)[:, :-1].gather(2, tokens[:, 1:, None]).squeeze(2)
-    numbers = [torch.zeros((), dtype=torch.float64) for _ in range(dist.get_world_size())]
+    numbers = [
+        torch.zeros((), dtype=torch.float64) for _ in range(dist.get_world_size())
+    ]
     dist.all_gather(numbers, weights.sum())
     return (losses * weights).sum() / (sum(numbers) / len(numbers))
 
@@ -355,7 +368,9 @@ def question_too(logits, tokens, questions, lengths):
 
 @wrong("answer_loss", "everything counts|question's tokens count|no answer at all")
 def library_default(logits, tokens, questions, lengths):
-    """What a collator for language modelling gives: all but the padding, by its number."""
+    """What a collator for language modelling gives: all but the padding, by its
+    number.
+    """
     return with_labels(logits, tokens[:, 1:])
 
 
@@ -395,14 +410,21 @@ def mean_of_means(logits, tokens, questions, lengths):
     return sum_of(logits, labels) / (labels != -100).sum().clamp(min=1)
 
 
-@wrong("answer_loss", "own mean, so ranks with few tokens|mean of nothing is not a number")
+@wrong(
+    "answer_loss", "own mean, so ranks with few tokens|mean of nothing is not a number"
+)
 def cross_entropys_own_mean(logits, tokens, questions, lengths):
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels_of(tokens, questions, lengths).flatten())
+    return F.cross_entropy(
+        logits[:, :-1].flatten(0, 1), labels_of(tokens, questions, lengths).flatten()
+    )
 
 
 @wrong("answer_loss", "multiply by the number of ranks")
 def forgets_that_ddp_divides(logits, tokens, questions, lengths):
-    return with_labels(logits, labels_of(tokens, questions, lengths)) / dist.get_world_size()
+    return (
+        with_labels(logits, labels_of(tokens, questions, lengths))
+        / dist.get_world_size()
+    )
 
 
 @wrong("answer_loss", "this is a sum")
@@ -416,7 +438,11 @@ def right_gradient_wrong_number(logits, tokens, questions, lengths):
     return loss + (loss.detach() + 1)
 
 
-@wrong("answer_loss", "two ranks brought tensors|some rank waits", "your code raised|timed out")
+@wrong(
+    "answer_loss",
+    "two ranks brought tensors|some rank waits",
+    "your code raised|timed out",
+)
 def leaves_early_where_nothing_counts(logits, tokens, questions, lengths):
     labels = labels_of(tokens, questions, lengths)
     if (labels == -100).all():

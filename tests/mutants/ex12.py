@@ -8,7 +8,17 @@ from mutants import right, wrong
 # ---- kept_bytes ----
 
 
-def kept(parameters, ranks, stage, mixed, buckets, sizes=None, begin=(3, 2, 1), shard=None, again=None):
+def kept(
+    parameters,
+    ranks,
+    stage,
+    mixed,
+    buckets,
+    sizes=None,
+    begin=(3, 2, 1),
+    shard=None,
+    again=None,
+):
     shard = (parameters + ranks - 1) // ranks if shard is None else shard
     sizes = sizes or ([2, 2, 12] if mixed else [4, 4, 8])
     total = 0
@@ -48,7 +58,9 @@ def divides(parameters, ranks, stage, mixed=False, buckets=False):
 
 @wrong("kept_bytes", "also has the weights in fp32")
 def forgets_the_copy(parameters, ranks, stage, mixed=False, buckets=False):
-    return kept(parameters, ranks, stage, mixed, buckets, sizes=[2, 2, 8] if mixed else None)
+    return kept(
+        parameters, ranks, stage, mixed, buckets, sizes=[2, 2, 8] if mixed else None
+    )
 
 
 @wrong("kept_bytes", "weights and gradients are in 16 bits, 2 bytes each")
@@ -58,7 +70,14 @@ def ignores_the_precision(parameters, ranks, stage, mixed=False, buckets=False):
 
 @wrong("kept_bytes", "Adam has two averages")
 def of_one_average(parameters, ranks, stage, mixed=False, buckets=False):
-    return kept(parameters, ranks, stage, mixed, buckets, sizes=[2, 2, 8] if mixed else [4, 4, 4])
+    return kept(
+        parameters,
+        ranks,
+        stage,
+        mixed,
+        buckets,
+        sizes=[2, 2, 8] if mixed else [4, 4, 4],
+    )
 
 
 @wrong("kept_bytes", "sharded too early or too late")
@@ -75,7 +94,10 @@ def gradients_first(parameters, ranks, stage, mixed=False, buckets=False):
 def one_thing_a_stage(parameters, ranks, stage, mixed=False, buckets=False):
     shard = -(-parameters // ranks)
     sizes = [2, 2, 12] if mixed else [4, 4, 8]
-    total = sum(size * (shard if stage == number else parameters) for size, number in zip(sizes, (3, 2, 1)))
+    total = sum(
+        size * (shard if stage == number else parameters)
+        for size, number in zip(sizes, (3, 2, 1))
+    )
     return total + buckets * sizes[1] * parameters
 
 
@@ -91,23 +113,33 @@ def buckets_in_fp32(parameters, ranks, stage, mixed=False, buckets=False):
 
 @wrong("kept_bytes", "16 bits, too")
 def gradients_in_fp32(parameters, ranks, stage, mixed=False, buckets=False):
-    return kept(parameters, ranks, stage, mixed, buckets, sizes=[2, 4, 12] if mixed else None)
+    return kept(
+        parameters, ranks, stage, mixed, buckets, sizes=[2, 4, 12] if mixed else None
+    )
 
 
 # ---- sharded_adamw ----
 
 
 class Dealt:
-    """Whole parameters, in turn by size. What the answers below share; each changes one thing."""
+    """Whole parameters, in turn by size. What the answers below share; each changes one
+    thing.
+    """
 
     def __init__(self, parameters, lr):
         self.parameters, n = list(parameters), dist.get_world_size()
-        by_size = sorted(range(len(self.parameters)), key=lambda i: -self.parameters[i].numel())
+        by_size = sorted(
+            range(len(self.parameters)), key=lambda i: -self.parameters[i].numel()
+        )
         self.owners = {i: place % n for place, i in enumerate(by_size)}
         self.optimizer = torch.optim.AdamW(self.given(), lr=lr)
 
     def given(self):
-        return [p for i, p in enumerate(self.parameters) if self.owners[i] == dist.get_rank()]
+        return [
+            p
+            for i, p in enumerate(self.parameters)
+            if self.owners[i] == dist.get_rank()
+        ]
 
     def step(self):
         self.optimizer.step()
@@ -133,7 +165,9 @@ class OfFlatParts(Dealt):
 
     def __init__(self, parameters, lr):
         self.parameters, n = list(parameters), dist.get_world_size()
-        flat = torch.cat([parameter.detach().flatten() for parameter in self.parameters])
+        flat = torch.cat(
+            [parameter.detach().flatten() for parameter in self.parameters]
+        )
         self.length = -(-flat.numel() // n)
         flat = torch.nn.functional.pad(flat, (0, self.length * n - flat.numel()))
         self.own = torch.nn.Parameter(flat.chunk(n)[dist.get_rank()].clone())
@@ -248,7 +282,9 @@ class OneForTheRest(Dealt):
         self.optimizer = torch.optim.AdamW(self.given(), lr=lr)
 
 
-@wrong("sharded_adamw", "do all ranks call the same collectives", status="your code raised")
+@wrong(
+    "sharded_adamw", "do all ranks call the same collectives", status="your code raised"
+)
 class OnlyOwnersSend(Dealt):
     def send(self):
         for i, parameter in enumerate(self.parameters):
@@ -301,7 +337,9 @@ class InOneTensor(Linear):
     @staticmethod
     def backward(ctx, gradient):
         n = dist.get_world_size()
-        return gradient @ gather(ctx.shard), scatter((gradient / n).T @ ctx.x, dist.ReduceOp.SUM)
+        return gradient @ gather(ctx.shard), scatter(
+            (gradient / n).T @ ctx.x, dist.ReduceOp.SUM
+        )
 
 
 @right("gathered_linear")
@@ -344,7 +382,9 @@ class OfItsOwnBatch(Linear):
     @staticmethod
     def backward(ctx, gradient):
         x, shard = ctx.saved_tensors
-        return gradient @ gather(shard), (gradient.T @ x).chunk(dist.get_world_size())[dist.get_rank()]
+        return gradient @ gather(shard), (gradient.T @ x).chunk(dist.get_world_size())[
+            dist.get_rank()
+        ]
 
 
 @wrong("gathered_linear", "reduce_scatter sends half of that")
@@ -380,7 +420,9 @@ class ScattersBackwards(Linear):
     @staticmethod
     def backward(ctx, gradient):
         x, shard = ctx.saved_tensors
-        parts = list((gradient.T @ x / dist.get_world_size()).chunk(dist.get_world_size()))[::-1]
+        parts = list(
+            (gradient.T @ x / dist.get_world_size()).chunk(dist.get_world_size())
+        )[::-1]
         own = torch.empty_like(shard)
         dist.reduce_scatter(own, [part.contiguous() for part in parts])
         return gradient @ gather(shard), own

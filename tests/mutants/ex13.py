@@ -12,7 +12,8 @@ def mend(name, config, **other):
     """The right repairs, but for those that `other` names: what to do instead."""
     do = {
         "arithmetic": lambda c: c.update(
-            gradient_accumulation_steps=c["train_batch_size"] // (8 * c["train_micro_batch_size_per_gpu"])
+            gradient_accumulation_steps=c["train_batch_size"]
+            // (8 * c["train_micro_batch_size_per_gpu"])
         ),
         "memory": lambda c: c.update(zero_optimization=c.pop("zero_optimisation")),
         "clipping": lambda c: c.update(gradient_clipping=0.0),
@@ -59,13 +60,17 @@ def changes_the_batch(name, config):
 
 @wrong("repair", "what is left to change is the accumulation|micro batch")
 def changes_the_micro_batch(name, config):
-    micro = lambda c: c.update(train_micro_batch_size_per_gpu=c["train_micro_batch_size_per_gpu"] // 2)
+    micro = lambda c: c.update(
+        train_micro_batch_size_per_gpu=c["train_micro_batch_size_per_gpu"] // 2
+    )
     return mend(name, config, arithmetic=micro)
 
 
 @wrong("repair", "micro batch")
 def knows_the_first_number_only(name, config):
-    return mend(name, config, arithmetic=lambda c: c.update(gradient_accumulation_steps=2))
+    return mend(
+        name, config, arithmetic=lambda c: c.update(gradient_accumulation_steps=2)
+    )
 
 
 @wrong("repair", "trains without ZeRO")
@@ -75,7 +80,11 @@ def leaves_the_word(name, config):
 
 @wrong("repair", "the misspelt one is still there")
 def leaves_both_words(name, config):
-    return mend(name, config, memory=lambda c: c.update(zero_optimization=c["zero_optimisation"]))
+    return mend(
+        name,
+        config,
+        memory=lambda c: c.update(zero_optimization=c["zero_optimisation"]),
+    )
 
 
 @wrong("repair", "what stands in it was right")
@@ -114,12 +123,18 @@ def sleeps_at_first(name, config):
 
 @wrong("repair", "first two updates")
 def takes_out_the_number(name, config):
-    return mend(name, config, schedule=lambda c: c["scheduler"]["params"].pop("warmup_min_lr"))
+    return mend(
+        name, config, schedule=lambda c: c["scheduler"]["params"].pop("warmup_min_lr")
+    )
 
 
 @wrong("repair", "first two updates")
 def begins_at_the_top(name, config):
-    return mend(name, config, schedule=lambda c: c["scheduler"]["params"].update(warmup_min_lr=1.0))
+    return mend(
+        name,
+        config,
+        schedule=lambda c: c["scheduler"]["params"].update(warmup_min_lr=1.0),
+    )
 
 
 @wrong("repair", "change what is wrong, and nothing else")
@@ -138,7 +153,11 @@ def another_rate(name, config):
 
 
 def sizes(samples, micro, accumulation):
-    names = ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"]
+    names = [
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+    ]
     return dict(zip(names, (samples, micro, accumulation)))
 
 
@@ -188,7 +207,11 @@ def one_at_a_time(samples, ranks, fits):
 
 @wrong("batch_sizes", "then there are fewest")
 def powers_of_two(samples, ranks, fits):
-    return derive(samples, ranks, lambda share: max(n for n in (1, 2, 4) if share % n == 0 and n <= fits))
+    return derive(
+        samples,
+        ranks,
+        lambda share: max(n for n in (1, 2, 4) if share % n == 0 and n <= fits),
+    )
 
 
 @wrong("batch_sizes", "does not fit")
@@ -231,7 +254,11 @@ def gives_up(samples, ranks, fits):
 def in_floats(samples, ranks, fits):
     if samples % ranks:
         raise ValueError(samples)
-    return sizes(samples, min(fits, samples / ranks), samples / ranks / min(fits, samples / ranks))
+    return sizes(
+        samples,
+        min(fits, samples / ranks),
+        samples / ranks / min(fits, samples / ranks),
+    )
 
 
 # ---- place ----
@@ -281,7 +308,11 @@ def up_to_the_mean(costs, stages):
     mean, found, load = sum(costs) / stages, [0], 0
     for number, cost in enumerate(costs):
         needed = stages - len(found)
-        if found[-1] and needed and (load + cost > mean or len(costs) - number == needed):
+        if (
+            found[-1]
+            and needed
+            and (load + cost > mean or len(costs) - number == needed)
+        ):
             found.append(0)
             load = 0
         found[-1] += 1
@@ -294,7 +325,11 @@ def up_to_the_mean(costs, stages):
 
 @wrong("place", "stages, not")
 def as_few_as_it_takes(costs, stages):
-    limit, found, load = slowest(costs, next(combinations(range(1, len(costs)), stages - 1))), [0], 0
+    limit, found, load = (
+        slowest(costs, next(combinations(range(1, len(costs)), stages - 1))),
+        [0],
+        0,
+    )
     for cost in costs:
         if load + cost > limit:
             found.append(0)
@@ -317,10 +352,18 @@ def leaves_out_the_last(costs, stages):
 
 @wrong("place", "how many layers each stage has")
 def the_layers_themselves(costs, stages):
-    cuts = min(combinations(range(1, len(costs)), stages - 1), key=lambda cuts: slowest(costs, cuts))
+    cuts = min(
+        combinations(range(1, len(costs)), stages - 1),
+        key=lambda cuts: slowest(costs, cuts),
+    )
     return [costs[a:b] for a, b in zip((0, *cuts), (*cuts, len(costs)))]
 
 
 @wrong("place", "stages, not")
 def where_to_cut(costs, stages):
-    return list(min(combinations(range(1, len(costs)), stages - 1), key=lambda cuts: slowest(costs, cuts)))
+    return list(
+        min(
+            combinations(range(1, len(costs)), stages - 1),
+            key=lambda cuts: slowest(costs, cuts),
+        )
+    )

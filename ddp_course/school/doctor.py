@@ -1,4 +1,6 @@
-"""What `ddp-course doctor` looks at: one function a question, each answered by a Finding."""
+"""What `ddp-course doctor` looks at: one function a question, each answered by a
+Finding.
+"""
 
 import importlib.metadata
 import os
@@ -13,7 +15,9 @@ REINSTALL = "install the two together: pip install --force-reinstall torch torch
 
 
 class Finding(NamedTuple):
-    """One answer: what was looked at, what was found, and how to cure it; `cure` is empty where all is well."""
+    """One answer: what was looked at, what was found, and how to cure it; `cure` is
+    empty where all is well.
+    """
 
     subject: str
     found: str
@@ -21,7 +25,9 @@ class Finding(NamedTuple):
 
 
 def examine():
-    """Yield one Finding after the other. Those that start ranks come last, and only where torch can be imported."""
+    """Yield one Finding after the other. Those that start ranks come last, and only
+    where torch can be imported.
+    """
     yield python()
     torch = torch_and_torchvision()
     yield torch
@@ -57,14 +63,20 @@ def version_of(package):
 
 
 def torch_and_torchvision():
-    """Import both, in a process of its own: a pair that does not match fails at import."""
+    """Import both, in a process of its own: a pair that does not match fails at
+    import.
+    """
     found = f"torch {version_of('torch')}, torchvision {version_of('torchvision')}"
     if "none" in found:
         return Finding(
-            "torch", found, "install the course: make setup, or pip install -c constraints.txt -e ."
+            "torch",
+            found,
+            "install the course: make setup, or pip install -c constraints.txt -e .",
         )
     program = "import torch, torchvision; torchvision.ops.nms"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True
+    )
     if done.returncode == 0:
         return Finding("torch", f"{found}, a matched pair")
     reason = (done.stderr.strip().splitlines() or ["import failed"])[-1]
@@ -86,12 +98,25 @@ def notebooks():
     ]
     missing = [name for name in names if version_of(name) == "none"]
     found = ", ".join(f"{name} {version_of(name)}" for name in names)
-    return Finding("packages", found, f"missing {', '.join(missing)}: make setup" if missing else "")
+    return Finding(
+        "packages",
+        found,
+        f"missing {', '.join(missing)}: make setup" if missing else "",
+    )
 
 
 def environment():
-    """Variables that would make a program think that torchrun had started it, or that misguide gloo."""
-    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
+    """Variables that would make a program think that torchrun had started it, or that
+    misguide gloo.
+    """
+    names = [
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ]
     left = [name for name in names if name in os.environ]
     if left:
         return Finding(
@@ -132,7 +157,9 @@ def loopback():
 
 
 def ports():
-    """The course takes free ports. 29500 is what other launchers take when nobody says."""
+    """The course takes free ports. 29500 is what other launchers take when nobody
+    says.
+    """
     with socket.socket() as probe:
         taken = probe.connect_ex(("127.0.0.1", 29500)) == 0
     return Finding(
@@ -163,7 +190,9 @@ def devices():
     import torch
 
     cores = os.cpu_count()
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    gpus = [
+        torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
+    ]
     others = ", mps" if torch.backends.mps.is_available() else ""
     return Finding(
         "devices",
@@ -175,33 +204,46 @@ def backends():
     import torch.distributed as dist
 
     if not dist.is_available():
-        return Finding("backends", "none: this torch was built without torch.distributed", REINSTALL)
+        return Finding(
+            "backends",
+            "none: this torch was built without torch.distributed",
+            REINSTALL,
+        )
     there = [
-        name for name in ("gloo", "nccl", "mpi", "ucc", "xccl") if getattr(dist, f"is_{name}_available")()
+        name
+        for name in ("gloo", "nccl", "mpi", "ucc", "xccl")
+        if getattr(dist, f"is_{name}_available")()
     ]
     return Finding("backends", ", ".join(there), "" if "gloo" in there else REINSTALL)
 
 
 def images():
-    from ddp_course import UsageError, data
+    from ddp_course import UsageError
+    from ddp_course.scenery import images
 
-    folder = data.data_folder()
-    if not any((folder / data.RAW / name).exists() for name in data.MNIST_FILES):
-        return Finding("data", f"digits; no MNIST in {folder}, lessons try to download it")
+    folder = images.data_folder()
+    if not any((folder / images.RAW / name).exists() for name in images.MNIST_FILES):
+        return Finding(
+            "data", f"digits; no MNIST in {folder}, lessons try to download it"
+        )
     try:
-        for name in data.MNIST_FILES:
-            data.read_verified(folder / data.RAW / name)
+        for name in images.MNIST_FILES:
+            images.read_verified(folder / images.RAW / name)
     except UsageError as error:
-        return Finding("data", str(error).rpartition(": ")[0], str(error).rpartition(": ")[2])
+        return Finding(
+            "data", str(error).rpartition(": ")[0], str(error).rpartition(": ")[2]
+        )
     return Finding("data", f"digits, and MNIST in {folder}, verified")
 
 
 def sum_of_ranks():
-    """What each of the two ranks does: an all_reduce of its number, plus one. All get 3."""
+    """What each of the two ranks does: an all_reduce of its number, plus one. All get
+    3.
+    """
     import torch
     import torch.distributed as dist
 
-    from ddp_course.distributed import process_group
+    from ddp_course.ranks.environment import process_group
 
     with process_group(timeout=20) as (rank, _):
         number = torch.tensor([rank + 1])
@@ -210,7 +252,7 @@ def sum_of_ranks():
 
 
 def ranks_by_launch():
-    from ddp_course.launch import RankError, launch
+    from ddp_course.ranks.launch import RankError, launch
 
     try:
         sums = launch(sum_of_ranks, timeout=60)
@@ -221,7 +263,9 @@ def ranks_by_launch():
             "set DDP_COURSE_START_METHOD=spawn and try again; else report this text",
         )
     if sums != [3, 3]:
-        return Finding("launch()", f"2 ranks, one all_reduce: sums of {sums}, not 3", "report this")
+        return Finding(
+            "launch()", f"2 ranks, one all_reduce: sums of {sums}, not 3", "report this"
+        )
     return Finding("launch()", "2 ranks, one all_reduce: right")
 
 
@@ -233,7 +277,7 @@ def ranks_by_torchrun():
         "--nproc_per_node",
         "2",
         "-m",
-        "ddp_course.doctor",
+        "ddp_course.school.doctor",
     ]
     try:
         done = subprocess.run(
@@ -251,8 +295,14 @@ def ranks_by_torchrun():
         )
     if done.returncode == 0 and "".join(done.stdout.split()) == "33":
         return Finding("torchrun", "2 ranks, one all_reduce: right")
-    words = [line for line in done.stderr.splitlines() if "Error" in line] or ["no reason given"]
-    cure = "set USE_LIBUV=0" if "libuv" in done.stderr else "look at the loopback and environment lines above"
+    words = [line for line in done.stderr.splitlines() if "Error" in line] or [
+        "no reason given"
+    ]
+    cure = (
+        "set USE_LIBUV=0"
+        if "libuv" in done.stderr
+        else "look at the loopback and environment lines above"
+    )
     return Finding("torchrun", f"2 ranks failed: {words[-1].strip()}", cure)
 
 

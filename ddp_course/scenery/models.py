@@ -8,8 +8,10 @@ from torch.nn import functional as F
 class ConvNet(nn.Module):
     """The network of PyTorch's MNIST example: 1,199,882 parameters.
 
-    Takes images, float32 (batch, 1, 28, 28); returns log-probabilities, float32 (batch, 10), to go with `F.nll_loss`.
-    dropout: switch it off to compare runs number by number, since each rank draws its own dropout.
+    Takes images, float32 (batch, 1, 28, 28); returns log-probabilities, float32 (batch,
+    10), to go with `F.nll_loss`.
+    dropout: switch it off to compare runs number by number, since each rank draws its
+    own dropout.
     """
 
     def __init__(self, dropout=True):
@@ -31,9 +33,11 @@ class ConvNet(nn.Module):
 
 
 class MLP(nn.Sequential):
-    """A stack of linear layers and ReLUs: quick to compute, many parameters to send, so communication shows.
+    """A stack of linear layers and ReLUs: quick to compute, many parameters to send, so
+    communication shows.
 
-    Takes float32 (batch, 1, 28, 28) or (batch, 784); returns log-probabilities, float32 (batch, 10).
+    Takes float32 (batch, 1, 28, 28) or (batch, 784); returns log-probabilities, float32
+    (batch, 10).
     """
 
     def __init__(self, width=512, depth=4):
@@ -44,9 +48,11 @@ class MLP(nn.Sequential):
 
 
 class TwoHeads(nn.Module):
-    """A network with a second head that is never called: its parameters get no gradient.
+    """A network with a second head that is never called: its parameters get no
+    gradient.
 
-    Takes images, float32 (batch, 1, 28, 28) or (batch, 784); returns log-probabilities, (batch, 10).
+    Takes images, float32 (batch, 1, 28, 28) or (batch, 784); returns log-probabilities,
+    (batch, 10).
     """
 
     def __init__(self):
@@ -60,16 +66,20 @@ class TwoHeads(nn.Module):
 
 
 class NormNet(nn.Sequential):
-    """A small network with a normalisation after each layer but the last: BatchNorm, or what takes its place.
+    """A small network with a normalisation after each layer but the last: BatchNorm, or
+    what takes its place.
 
-    Takes images, float32 (batch, 1, 28, 28); returns log-probabilities, float32 (batch, 10). 44,906 parameters.
-    norm2d, norm1d: make a layer out of a number of channels, for images (batch, channels, height, width) and for
-    features (batch, channels).
+    Takes images, float32 (batch, 1, 28, 28); returns log-probabilities, float32 (batch,
+    10). 44,906 parameters.
+    norm2d, norm1d: make a layer out of a number of channels, for images (batch,
+    channels, height, width) and for features (batch, channels).
     """
 
     def __init__(self, norm2d=nn.BatchNorm2d, norm1d=nn.BatchNorm1d):
         super().__init__(
-            nn.Conv2d(1, 8, kernel_size=3, stride=2, bias=False),  # the norm takes any bias out again
+            nn.Conv2d(
+                1, 8, kernel_size=3, stride=2, bias=False
+            ),  # the norm takes any bias out again
             norm2d(8),
             nn.ReLU(),
             nn.Conv2d(8, 16, kernel_size=3, stride=2, bias=False),
@@ -85,9 +95,11 @@ class NormNet(nn.Sequential):
 
 
 class Attention(nn.Module):
-    """Causal self-attention with several heads: a token looks at itself and at those before it.
+    """Causal self-attention with several heads: a token looks at itself and at those
+    before it.
 
-    Takes and returns float (batch, tokens, width). A. Vaswani et al., "Attention Is All You Need", 2017.
+    Takes and returns float (batch, tokens, width). A. Vaswani et al., "Attention Is All
+    You Need", 2017.
     """
 
     def __init__(self, width, heads, dropout):
@@ -103,22 +115,29 @@ class Attention(nn.Module):
             for part in self.query_key_value(x).chunk(3, dim=-1)
         )
         dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=True
+        )
         return self.output(mixed.transpose(1, 2).reshape(batch, tokens, width))
 
 
 class Block(nn.Module):
-    """A layer of a GPT: attention, then two linear layers; each is normalised before, and added to what came in.
+    """A layer of a GPT: attention, then two linear layers; each is normalised before,
+    and added to what came in.
 
-    Between the two is GELU itself, where GPT-2's code has an approximation of it, by tanh, which takes a CPU longer.
-    D. Hendrycks and K. Gimpel, "Gaussian Error Linear Units (GELUs)", 2016.
+    Between the two is GELU itself, where GPT-2's code has an approximation of it, by
+    tanh, which takes a CPU longer. D. Hendrycks and K. Gimpel, "Gaussian Error Linear
+    Units (GELUs)", 2016.
     """
 
     def __init__(self, width, heads, dropout):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attention = Attention(width, heads, dropout)
-        self.expand, self.contract = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.expand, self.contract = (
+            nn.Linear(width, 4 * width),
+            nn.Linear(4 * width, width),
+        )
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x):
@@ -128,14 +147,18 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder-only transformer, as GPT-2 is: pre-norm, learned positions, the head tied to the embedding.
+    """A decoder-only transformer, as GPT-2 is: pre-norm, learned positions, the head
+    tied to the embedding.
 
-    Takes tokens, int64 (batch, tokens), at most `context` of them; returns logits, float (batch, tokens, vocabulary).
-    A. Radford et al., "Language Models are Unsupervised Multitask Learners", 2019. GPT(50257, 1024, 12, 12, 768) is
-    its smallest one, of 124,439,808 parameters.
+    Takes tokens, int64 (batch, tokens), at most `context` of them; returns logits,
+    float (batch, tokens, vocabulary). A. Radford et al., "Language Models are
+    Unsupervised Multitask Learners", 2019. GPT(50257, 1024, 12, 12, 768) is its
+    smallest one, of 124,439,808 parameters.
     """
 
-    def __init__(self, vocabulary=256, context=128, layers=4, heads=4, width=128, dropout=0.0):
+    def __init__(
+        self, vocabulary=256, context=128, layers=4, heads=4, width=128, dropout=0.0
+    ):
         super().__init__()
         self.context = context
         self.token_embedding = nn.Embedding(vocabulary, width)
@@ -146,9 +169,15 @@ class GPT(nn.Module):
         self.head = nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.token_embedding.weight
         for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:  # GPT-2's: smaller where many layers add to the same sum
-                ends_a_branch = name.endswith(("attention.output.weight", "contract.weight"))
-                nn.init.normal_(parameter, std=0.02 / (2 * layers) ** 0.5 if ends_a_branch else 0.02)
+            if (
+                parameter.dim() == 2
+            ):  # GPT-2's: smaller where many layers add to the same sum
+                ends_a_branch = name.endswith(
+                    ("attention.output.weight", "contract.weight")
+                )
+                nn.init.normal_(
+                    parameter, std=0.02 / (2 * layers) ** 0.5 if ends_a_branch else 0.02
+                )
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
@@ -161,10 +190,11 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def generate(self, tokens, length, seed=0, temperature=0.8, top_k=40):
-        """Go on from a list of tokens, one at a time; return the list, longer by `length`.
+        """Go on from a list of tokens, one at a time; return the list, longer by
+        `length`.
 
-        Each is drawn from the top_k most likely ones, after dividing the logits by the temperature: from a generator of
-        its own, so that no training depends on it.
+        Each is drawn from the top_k most likely ones, after dividing the logits by the
+        temperature: from a generator of its own, so that no training depends on it.
         """
         generator = torch.Generator().manual_seed(seed)
         training, device = self.training, self.head.weight.device

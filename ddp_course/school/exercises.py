@@ -1,10 +1,12 @@
-"""Exercise notebooks: made from solutions, taken apart into questions, put together for grading.
+"""Exercise notebooks: made from solutions, taken apart into questions, put together for
+grading.
 
-A solution notebook holds, for each question, a cell tagged `solution` with the answer between `### BEGIN SOLUTION: task`
-and `### END SOLUTION` (nbgrader's markers), and after it a check cell tagged `nbval-check-output`, which is one call:
+A solution notebook holds, for each question, a cell tagged `solution` with the answer
+between `### BEGIN SOLUTION: task` and `### END SOLUTION` (nbgrader's markers), and
+after it a check cell tagged `nbval-check-output`, which is one call:
 `checks.ex03.check_average_gradients(average_gradients)`.
 
-python -m ddp_course.exercises
+python -m ddp_course.school.exercises
 """
 
 import ast
@@ -24,7 +26,8 @@ BEGIN, GIVEN, END = "### BEGIN SOLUTION", "### GIVEN", "### END SOLUTION"
 
 @dataclass(frozen=True)
 class Task:
-    """One question in a notebook. name: 'average_gradients'; names: what the check is given; cell, check: the two cells;
+    """One question in a notebook. name: 'average_gradients'; names: what the check is
+    given; cell, check: the two cells;
     preamble: the code that the notebook gives before it."""
 
     name: str
@@ -36,15 +39,22 @@ class Task:
 
 def notebooks(folder="exercises"):
     """The notebooks of `exercises` or `solutions`, {"01": path}."""
-    return {path.name[:2]: path for path in sorted((project_folder() / folder).glob("[0-9][0-9]_*.ipynb"))}
+    return {
+        path.name[:2]: path
+        for path in sorted((project_folder() / folder).glob("[0-9][0-9]_*.ipynb"))
+    }
 
 
 def read(path):
-    """A notebook. Raises UsageError, in one line, where the file is missing or is not a notebook."""
+    """A notebook. Raises UsageError, in one line, where the file is missing or is not a
+    notebook.
+    """
     import nbformat  # takes a second, which most commands need not wait for
 
     try:
-        with warnings.catch_warnings(action="ignore"):  # of cells without an id, which we can do without
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # of cells without an id, which we can do without
             notebook = nbformat.read(path, as_version=4)
             nbformat.validate(notebook)
         return notebook
@@ -55,24 +65,33 @@ def read(path):
 
 
 def damage(path):
-    """What to say of a file that is no notebook: the learner's own exercise can be reset, a submission cannot."""
+    """What to say of a file that is no notebook: the learner's own exercise can be
+    reset, a submission cannot.
+    """
     own = path.resolve().parent == (project_folder() / "exercises").resolve()
     if in_conflict(path):
         problem = "holds the marks of a merge conflict"
     else:
         problem = "is damaged" if own else "is no notebook"
-    return f"{path} {problem}" + (f": ddp-course reset {path.name[:2]} brings a fresh one" if own else "")
+    return f"{path} {problem}" + (
+        f": ddp-course reset {path.name[:2]} brings a fresh one" if own else ""
+    )
 
 
 def in_conflict(path):
     """Whether git has left the marks of a merge conflict in a file."""
     with suppress(OSError):
-        return any(line.startswith("<<<<<<<") for line in path.read_text(errors="replace").splitlines())
+        return any(
+            line.startswith("<<<<<<<")
+            for line in path.read_text(errors="replace").splitlines()
+        )
     return False
 
 
 def preloads(path):
-    """The modules with which a notebook's ranks begin, as its first cell says: start_server("ddp_course.quick_trainer")."""
+    """The modules with which a notebook's ranks begin, as its first cell says:
+    start_server("accelerate").
+    """
     with suppress(OSError):
         calls = re.findall(r"start_server\(([^)]*)\)", path.read_text(errors="replace"))
         return [name for call in calls for name in re.findall(r"[\w.]{2,}", call)]
@@ -101,14 +120,18 @@ def tagged(cell, tag):
 
 
 def tasks(notebook):
-    """The Tasks of a solution or exercise notebook, in order. Raises UsageError where there is none, or a half one."""
+    """The Tasks of a solution or exercise notebook, in order. Raises UsageError where
+    there is none, or a half one.
+    """
     found, given, waiting = [], [], None
     for cell in notebook.cells:
         if cell.cell_type != "code":
             continue
         if tagged(cell, "solution"):
             if waiting:
-                raise UsageError(f"the solution cell {waiting.id} has no check after it")
+                raise UsageError(
+                    f"the solution cell {waiting.id} has no check after it"
+                )
             waiting = cell
         elif tagged(cell, "nbval-check-output"):
             if not waiting:
@@ -122,13 +145,16 @@ def tasks(notebook):
             given.append(cell.source)
     if waiting or not found:
         raise UsageError(
-            f"the solution cell {waiting.id} has no check" if waiting else "no question in the notebook"
+            f"the solution cell {waiting.id} has no check"
+            if waiting
+            else "no question in the notebook"
         )
     return found
 
 
 def cleared(source):
-    """A solution cell as the learner gets it: each answer becomes its task and a stub, or what stands under ### GIVEN.
+    """A solution cell as the learner gets it: each answer becomes its task and a stub,
+    or what stands under ### GIVEN.
 
     Raises ValueError where markers do not match, or where there are none.
     """
@@ -146,13 +172,17 @@ def cleared(source):
         elif END in line:
             if given is not None:
                 lines += (
-                    textwrap.dedent("\n".join(given)).join(["", ""]).splitlines() if not indent else given
+                    textwrap.dedent("\n".join(given)).join(["", ""]).splitlines()
+                    if not indent
+                    else given
                 )
             else:
                 count = sum(bool(text.strip()) for text in region)
                 about = f"about {count} lines" if count > 1 else "one line"
                 wrapped = textwrap.wrap(f"{task} ({about})", 90 - len(indent))
-                lines += [f"{indent}# {text}" for text in wrapped] + [f"{indent}raise NotImplementedError"]
+                lines += [f"{indent}# {text}" for text in wrapped] + [
+                    f"{indent}raise NotImplementedError"
+                ]
             region = None
         elif GIVEN in line:
             given = []
@@ -178,7 +208,9 @@ def answer_of(source):
 
 
 def released(solution):
-    """The exercise notebook of a solution notebook: answers cleared, nothing executed."""
+    """The exercise notebook of a solution notebook: answers cleared, nothing
+    executed.
+    """
     import nbformat
 
     exercise = nbformat.reads(nbformat.writes(solution), as_version=4)
@@ -192,10 +224,12 @@ def released(solution):
 
 
 def answer_cells(notebook, tasks):
-    """What a notebook holds in the cells of these Tasks: {id of the Task's cell: source}.
+    """What a notebook holds in the cells of these Tasks: {id of the Task's cell:
+    source}.
 
-    A cell is known by its id, or by the `id` in its metadata, where some tools keep it. Older formats have no ids, and
-    reading them may add new ones: where no cell is known, those tagged `solution` are taken in order, if none is missing.
+    A cell is known by its id, or by the `id` in its metadata, where some tools keep it.
+    Older formats have no ids, and reading them may add new ones: where no cell is
+    known, those tagged `solution` are taken in order, if none is missing.
     """
     wanted, found = [task.cell.id for task in tasks], {}
     known = [(cell.get("id"), cell.source) for cell in notebook.cells]
@@ -204,7 +238,9 @@ def answer_cells(notebook, tasks):
         if name in wanted:
             found.setdefault(name, source)
     in_order = [
-        cell.source for cell in notebook.cells if cell.cell_type == "code" and tagged(cell, "solution")
+        cell.source
+        for cell in notebook.cells
+        if cell.cell_type == "code" and tagged(cell, "solution")
     ]
     if not found and len(in_order) == len(wanted):
         return dict(zip(wanted, in_order))
@@ -212,8 +248,10 @@ def answer_cells(notebook, tasks):
 
 
 def answers(task, cell):
-    """The learner's cell as what a check is given: text, for the ranks to run. See `judge.Source`."""
-    from ddp_course.checks.judge import Source
+    """The learner's cell as what a check is given: text, for the ranks to run. See
+    `judge.Source`.
+    """
+    from ddp_course.school.judge import Source
 
     return [Source(name, task.preamble, cell) for name in task.names]
 

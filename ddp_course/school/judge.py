@@ -1,7 +1,8 @@
 """How an answer is judged: on real ranks, in bounded time, with a verdict in words.
 
-Nothing of the learner's runs in the process that judges. The answer travels to the ranks; what they observed there
-comes back as plain numbers, and is compared here. An answer that exits, hangs, forks or prints ends its own ranks.
+Nothing of the learner's runs in the process that judges. The answer travels to the
+ranks; what they observed there comes back as plain numbers, and is compared here. An
+answer that exits, hangs, forks or prints ends its own ranks.
 """
 
 import functools
@@ -23,30 +24,44 @@ from pathlib import Path
 import cloudpickle
 import torch
 
-from ddp_course import progress
-from ddp_course.launch import SYMPTOMS, RankError, RankTimeout, launch_untrusted
+from ddp_course.ranks.launch import SYMPTOMS, RankError, RankTimeout, launch_untrusted
+from ddp_course.school import progress
 
 PASSED, FAILED, NOT_ATTEMPTED = "passed", "failed", "not attempted"
-RAISED, TIMED_OUT, GRADER_ERROR = "your code raised", "timed out", "the grader's own error"
+RAISED, TIMED_OUT, GRADER_ERROR = (
+    "your code raised",
+    "timed out",
+    "the grader's own error",
+)
 COLORS = {PASSED: "46, 160, 67", FAILED: "248, 81, 73", NOT_ATTEMPTED: "140, 140, 140"}
 
 
 class Wrong(Exception):
     """An answer that does something else than it should, told as a teacher would.
 
-    checked: what was tried; rank: where it went wrong, e.g. "1 of 3"; expected, got: values or words; cause: the likely
-    mistake, a sentence.
+    checked: what was tried; rank: where it went wrong, e.g. "1 of 3"; expected, got:
+    values or words; cause: the likely mistake, a sentence.
     """
 
     def __init__(self, checked, *, cause, rank=..., expected=..., got=...):
-        rows = {"checked": checked, "on rank": rank, "expected": expected, "got": got, "likely cause": cause}
+        rows = {
+            "checked": checked,
+            "on rank": rank,
+            "expected": expected,
+            "got": got,
+            "likely cause": cause,
+        }
         super().__init__(cause)
-        self.rows = {name: _short(value) for name, value in rows.items() if value is not ...}
+        self.rows = {
+            name: _short(value) for name, value in rows.items() if value is not ...
+        }
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a check. status: one of the six above; rows: what there is to say about it, {name: text}."""
+    """What came of a check. status: one of the six above; rows: what there is to say
+    about it, {name: text}.
+    """
 
     question: str
     status: str
@@ -55,7 +70,11 @@ class Verdict:
     def __str__(self):
         lines = [f"{self.question}: {self.status}"]
         for name, text in self.rows.items():
-            lines.append(textwrap.indent(f"{name:<14}{text}", "  ").replace("\n", "\n" + " " * 14))
+            lines.append(
+                textwrap.indent(f"{name:<14}{text}", "  ").replace(
+                    "\n", "\n" + " " * 14
+                )
+            )
         return "\n".join(lines)
 
     def to_html(self):
@@ -64,7 +83,11 @@ class Verdict:
         cell = "padding: 2px 12px 2px 0; text-align: left; vertical-align: top; background: none"
         rows = ""
         for name, text in self.rows.items():
-            font = "" if name in ("checked", "likely cause") else "; font-family: monospace"
+            font = (
+                ""
+                if name in ("checked", "likely cause")
+                else "; font-family: monospace"
+            )
             rows += f'<tr style="background: none"><td style="{cell}; white-space: nowrap">{html.escape(name)}</td>'
             rows += f'<td style="{cell}; white-space: pre-wrap{font}">{html.escape(text)}</td></tr>'
         table = f"<table>{rows}</table>" if rows else ""
@@ -73,7 +96,9 @@ class Verdict:
 
     def show(self):
         """Display it: a box in a notebook, lines of text elsewhere."""
-        shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+        shell = (
+            sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+        )
         if shell is None or not hasattr(shell, "kernel"):
             print(self)
             return
@@ -83,7 +108,9 @@ class Verdict:
 
 
 class Question:
-    """One question of an exercise: called with the learner's functions or classes, it checks them and shows the verdict."""
+    """One question of an exercise: called with the learner's functions or classes, it
+    checks them and shows the verdict.
+    """
 
     def __init__(self, body, hints):
         self.body, self.hints = body, hints
@@ -100,12 +127,16 @@ class Question:
         verdict = self.judge(*objects, seed=seed)
         verdict.show()
         if graded:
-            Path(graded).write_text(json.dumps({"status": verdict.status, "rows": verdict.rows}))
+            Path(graded).write_text(
+                json.dumps({"status": verdict.status, "rows": verdict.rows})
+            )
         else:
             progress.record(verdict)
 
     def judge(self, *objects, seed=None):
-        """The Verdict on these answers. seed: of the check's random choices; a failing verdict says which it was."""
+        """The Verdict on these answers. seed: of the check's random choices; a failing
+        verdict says which it was.
+        """
         seed = secrets.randbelow(10**6) if seed is None else seed
         answer = None
         try:
@@ -119,7 +150,9 @@ class Question:
             status, rows = TIMED_OUT, {"where": _where_they_stood(str(late))}
             rows["likely cause"] = _cause_of_waiting(rows["where"])
         except RankError as error:
-            if error.message.split("\n")[0] == "NotImplementedError":  # torch, too, raises it, and says more
+            if (
+                error.message.split("\n")[0] == "NotImplementedError"
+            ):  # torch, too, raises it, and says more
                 return Verdict(self.title, NOT_ATTEMPTED, {})
             status, rows = RAISED, {"where": _without_our_frames(str(error))}
             for text, cause in KNOWN_ERRORS.items():
@@ -129,9 +162,14 @@ class Question:
             status, rows = RAISED, {"where": str(error)}
         except Exception:
             status = GRADER_ERROR
-            rows = {"where": traceback.format_exc(), "likely cause": "a mistake of the course's, not yours"}
+            rows = {
+                "where": traceback.format_exc(),
+                "likely cause": "a mistake of the course's, not yours",
+            }
         if answer and answer.printed and status != GRADER_ERROR:
-            rows["printed"] = "\n".join(line[:200] for line in answer.printed.splitlines()[-5:])
+            rows["printed"] = "\n".join(
+                line[:200] for line in answer.printed.splitlines()[-5:]
+            )
         again = f"{self.lesson} {self.name}"
         rows["to repeat"] = (
             f"checks.ex{self.lesson}.check_{self.name}(..., seed={seed}); for a hint: ddp-course hint {again}"
@@ -141,7 +179,9 @@ class Question:
 
 @contextmanager
 def one_thread():
-    """Let torch compute with one thread, here: of so little work, more of them only make waiting."""
+    """Let torch compute with one thread, here: of so little work, more of them only
+    make waiting.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -151,14 +191,22 @@ def one_thread():
 
 
 def _without_our_frames(story):
-    """A rank's traceback without the lines that load an answer, and those that watch what it sends."""
-    ours = re.compile(r"ddp_course/(checks/judge\.py, line|\S+\.py, line \d+, in __torch_dispatch__)")
+    """A rank's traceback without the lines that load an answer, and those that watch
+    what it sends.
+    """
+    ours = re.compile(
+        r"ddp_course/(school/judge\.py, line|\S+\.py, line \d+, in __torch_dispatch__)"
+    )
     return "\n".join(line for line in story.splitlines() if not ours.search(line))
 
 
 def _where_they_stood(story):
-    """Where the ranks of a timeout stood; the barrier in which our own observers wait for all is told in words."""
-    return re.sub(r"stood in torch/distributed/\S+, line \d+, in barrier: .*", FINISHED, story)
+    """Where the ranks of a timeout stood; the barrier in which our own observers wait
+    for all is told in words.
+    """
+    return re.sub(
+        r"stood in torch/distributed/\S+, line \d+, in barrier: .*", FINISHED, story
+    )
 
 
 FINISHED = "had done its part, and waited for the others"
@@ -170,16 +218,20 @@ def _cause_of_waiting(where):
     if places and all(re.search(r"\bsend\(", place) for place in places):
         return "all ranks send, and nobody receives: isend only begins to send; receive, and then wait for it"
     if places and all(re.search(r"\brecv\(", place) for place in places):
-        return "all ranks wait for a message that does not come: does somebody send first? " + FORGOTTEN
+        return (
+            "all ranks wait for a message that does not come: does somebody send first? "
+            + FORGOTTEN
+        )
     if places and all(place == FINISHED for place in places):
-        return "all calls have returned, but something that they began has not ended. " + FORGOTTEN
+        return (
+            "all calls have returned, but something that they began has not ended. "
+            + FORGOTTEN
+        )
     cause = "some rank waits for another that does not come, or a loop does not end"
     return f"{cause}. {FORGOTTEN}" if re.search(r"\b(send|recv)\(", where) else cause
 
 
-FORGOTTEN = (
-    "After isend or irecv, keep the work that it returns and call its wait(): without that, nothing may come"
-)
+FORGOTTEN = "After isend or irecv, keep the work that it returns and call its wait(): without that, nothing may come"
 
 
 KNOWN_ERRORS = {
@@ -201,9 +253,11 @@ KNOWN_ERRORS = {
 
 
 def question(*hints):
-    """Make `check_x(answer, draw)` a Question. hints: of rising strength; the last nearly gives it away.
+    """Make `check_x(answer, draw)` a Question. hints: of rising strength; the last
+    nearly gives it away.
 
-    answer: an Answer. draw: a random.Random, for shapes, seeds and numbers of ranks. The body raises Wrong, or returns.
+    answer: an Answer. draw: a random.Random, for shapes, seeds and numbers of ranks.
+    The body raises Wrong, or returns.
     """
     return lambda body: Question(body, hints)
 
@@ -213,7 +267,9 @@ class CannotBeSent(Exception):
 
 
 class Answer:
-    """The learner's objects, packed for the ranks. This process never calls, and never unpacks them."""
+    """The learner's objects, packed for the ranks. This process never calls, and never
+    unpacks them.
+    """
 
     def __init__(self, objects):
         self.printed = ""
@@ -223,24 +279,37 @@ class Answer:
         try:
             self.payload = cloudpickle.dumps(objects)
         except Exception as error:
-            raise CannotBeSent(f"your code cannot be sent to the ranks: {error}") from None
+            raise CannotBeSent(
+                f"your code cannot be sent to the ranks: {error}"
+            ) from None
 
     def on_ranks(self, observe, *args, nproc=1, timeout=6):
-        """Call `observe(*learner's objects, *args)` on ranks; return what each returned, plain values in rank order.
+        """Call `observe(*learner's objects, *args)` on ranks; return what each
+        returned, plain values in rank order.
 
-        observe: a function of the check's own module, which puts the answer to work and says what it saw.
+        observe: a function of the check's own module, which puts the answer to work and
+        says what it saw.
         """
         output = io.StringIO()
         try:
             with redirect_stdout(output), redirect_stderr(output):
-                return launch_untrusted(_on_a_rank, self.payload, observe, args, nproc=nproc, timeout=timeout)
+                return launch_untrusted(
+                    _on_a_rank,
+                    self.payload,
+                    observe,
+                    args,
+                    nproc=nproc,
+                    timeout=timeout,
+                )
         finally:
             self.printed += output.getvalue()
 
 
 @contextmanager
 def trying(case):
-    """For an observer that tries an answer on several cases: an error that comes up within names its case."""
+    """For an observer that tries an answer on several cases: an error that comes up
+    within names its case.
+    """
     try:
         yield
     except Exception as error:
@@ -251,12 +320,16 @@ def trying(case):
 def _on_a_rank(payload, observe, args):
     torch.set_num_threads(1)  # of so little work, more threads only make waiting
     objects = cloudpickle.loads(payload)
-    objects = [thing.load() if isinstance(thing, Source) else thing for thing in objects]
+    objects = [
+        thing.load() if isinstance(thing, Source) else thing for thing in objects
+    ]
     return plain(observe(*objects, *args))
 
 
 def plain(value):
-    """A copy of a value made of tensors, numbers, texts, lists, tuples and dicts only: nothing with code in it."""
+    """A copy of a value made of tensors, numbers, texts, lists, tuples and dicts only:
+    nothing with code in it.
+    """
     if value is None or type(value) is bool:
         return value
     for kind in (int, float, str):
@@ -275,7 +348,8 @@ def plain(value):
 class Source:
     """An answer as text: the ranks run it, and nobody else. So are submissions graded.
 
-    preamble: the cells that the course gave before it, imports for one; cell: the learner's; name: what it defines.
+    preamble: the cells that the course gave before it, imports for one; cell: the
+    learner's; name: what it defines.
     """
 
     name: str
@@ -288,11 +362,18 @@ class Source:
 
     def remember_lines(self):
         """Let tracebacks show the lines of the answer."""
-        linecache.cache[self.file] = (len(self.cell), None, self.cell.splitlines(keepends=True), self.file)
+        linecache.cache[self.file] = (
+            len(self.cell),
+            None,
+            self.cell.splitlines(keepends=True),
+            self.file,
+        )
 
     def load(self):
         namespace = {"__name__": "__main__"}
-        exec(compile(_without_magics(self.preamble), "<the exercise>", "exec"), namespace)
+        exec(
+            compile(_without_magics(self.preamble), "<the exercise>", "exec"), namespace
+        )
         exec(compile(_without_magics(self.cell), self.file, "exec"), namespace)
         if self.name not in namespace:
             raise NameError(f"the cell defines no {self.name}")
@@ -313,5 +394,13 @@ def _short(value):
     if isinstance(value, torch.Tensor):
         numbers = ", ".join(f"{number:.4g}" for number in value.flatten()[:6].tolist())
         more = ", ..." if value.numel() > 6 else ""
-        return f"{numbers}{more} (shape {tuple(value.shape)})" if value.dim() else f"{numbers} (a tensor)"
-    return textwrap.shorten(str(value), 400, placeholder=" ...") if "\n" not in str(value) else str(value)
+        return (
+            f"{numbers}{more} (shape {tuple(value.shape)})"
+            if value.dim()
+            else f"{numbers} (a tensor)"
+        )
+    return (
+        textwrap.shorten(str(value), 400, placeholder=" ...")
+        if "\n" not in str(value)
+        else str(value)
+    )

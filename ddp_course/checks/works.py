@@ -6,7 +6,9 @@ import torch.distributed as dist
 
 
 class NotedWork:
-    """What all_reduce(async_op=True) has returned, and whether anybody has waited for it."""
+    """What all_reduce(async_op=True) has returned, and whether anybody has waited for
+    it.
+    """
 
     def __init__(self, work):
         self.work, self.waited = work, False

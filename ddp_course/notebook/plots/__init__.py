@@ -1,4 +1,6 @@
-"""The course's pictures, in one style: dark ink on a white card, so that they read well in light and dark notebooks."""
+"""The course's pictures, in one style: dark ink on a white card, so that they read well
+in light and dark notebooks.
+"""
 
 import matplotlib.pyplot as plt
 
@@ -43,7 +45,9 @@ def color_of(rank):
 
 
 def flow(steps):
-    """A program as a row of boxes with arrows between them. steps: {what the box says: what stands below it}."""
+    """A program as a row of boxes with arrows between them. steps: {what the box says:
+    what stands below it}.
+    """
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(1.75 * len(steps), 1.5))
         axis.axis("off")
@@ -60,16 +64,23 @@ def flow(steps):
                 )
             )
             axis.text(x, 0, label, ha="center", va="center", fontsize=11.5)
-            axis.text(x, -0.42, note, ha="center", va="top", fontsize=8.5, color="#555555")
+            axis.text(
+                x, -0.42, note, ha="center", va="top", fontsize=8.5, color="#555555"
+            )
             if x:
                 axis.annotate(
-                    "", (x - 0.37, 0), (x - 0.63, 0), arrowprops={"arrowstyle": "-|>", "color": INK}
+                    "",
+                    (x - 0.37, 0),
+                    (x - 0.63, 0),
+                    arrowprops={"arrowstyle": "-|>", "color": INK},
                 )
         plt.show()
 
 
 def data_parallel_step(ranks):
-    """One data-parallel training step: each rank its part of the batch, then the mean of the gradients, for all."""
+    """One data-parallel training step: each rank its part of the batch, then the mean
+    of the gradients, for all.
+    """
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(8.5, 0.35 + 0.62 * ranks))
         axis.axis("off")
@@ -84,7 +95,13 @@ def data_parallel_step(ranks):
             for left, label in columns:
                 width = 1.5 if left < 7 else 0.8
                 axis.add_patch(
-                    plt.Rectangle((left, rank - 0.3), width, 0.6, facecolor=color_of(rank), linewidth=0)
+                    plt.Rectangle(
+                        (left, rank - 0.3),
+                        width,
+                        0.6,
+                        facecolor=color_of(rank),
+                        linewidth=0,
+                    )
                 )
                 axis.text(
                     left + width / 2,
@@ -101,12 +118,31 @@ def data_parallel_step(ranks):
                     "",
                     (right, rank),
                     (left, rank),
-                    arrowprops={"arrowstyle": "-|>", "color": INK, "shrinkA": 0, "shrinkB": 0},
+                    arrowprops={
+                        "arrowstyle": "-|>",
+                        "color": INK,
+                        "shrinkA": 0,
+                        "shrinkB": 0,
+                    },
                 )
         axis.add_patch(
-            plt.Rectangle((6.0, -0.35), 1.5, ranks - 0.3, facecolor="#f0f0f0", edgecolor=INK, linewidth=1.2)
+            plt.Rectangle(
+                (6.0, -0.35),
+                1.5,
+                ranks - 0.3,
+                facecolor="#f0f0f0",
+                edgecolor=INK,
+                linewidth=1.2,
+            )
         )
-        axis.text(6.75, (ranks - 1) / 2, "mean of all\ngradients", ha="center", va="center", fontsize=10)
+        axis.text(
+            6.75,
+            (ranks - 1) / 2,
+            "mean of all\ngradients",
+            ha="center",
+            va="center",
+            fontsize=10,
+        )
         axis.text(
             6.75,
             -0.55,
@@ -160,13 +196,19 @@ def machines(nodes, ranks_per_node):
 
 
 def images(pictures, titles, columns=10, wrong=()):
-    """Grey images, uint8 or float (n, 28, 28), in a grid, a title above each; the indices in `wrong` in red."""
+    """Grey images, uint8 or float (n, 28, 28), in a grid, a title above each; the
+    indices in `wrong` in red.
+    """
     rows = -(-len(pictures) // columns)
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(rows, columns, figsize=(0.85 * columns, 1.02 * rows), squeeze=False)
+        figure, axes = plt.subplots(
+            rows, columns, figsize=(0.85 * columns, 1.02 * rows), squeeze=False
+        )
         for axis in axes.flat:
             axis.axis("off")
-        for index, (axis, picture, title) in enumerate(zip(axes.flat, pictures, titles)):
+        for index, (axis, picture, title) in enumerate(
+            zip(axes.flat, pictures, titles)
+        ):
             axis.imshow(picture, cmap="gray_r")
             axis.set_title(
                 title,
@@ -179,7 +221,9 @@ def images(pictures, titles, columns=10, wrong=()):
 
 
 def losses(curves, title="Training loss", every_epoch=None):
-    """Loss by step. curves: {label: losses}, drawn in order; every_epoch: steps between the epoch marks."""
+    """Loss by step. curves: {label: losses}, drawn in order; every_epoch: steps between
+    the epoch marks.
+    """
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(7, 2.8))
         for index, (label, values) in enumerate(curves.items()):
@@ -198,7 +242,9 @@ def losses(curves, title="Training loss", every_epoch=None):
 
 
 def curve(xs, lines, xlabel, ylabel, title, marks=None):
-    """Lines over the same xs, {label: values}; marks: {label: (xs, values)}, drawn as points that are joined."""
+    """Lines over the same xs, {label: values}; marks: {label: (xs, values)}, drawn as
+    points that are joined.
+    """
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(7, 2.8))
         for label, values in lines.items():
@@ -215,22 +261,34 @@ def bars(values, xlabel, title, unit=""):
     """Horizontal bars with their value written at the end. values: {label: number}."""
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(7, 0.6 + 0.38 * len(values)))
-        drawn = axis.barh(list(values), list(values.values()), color=RANK_COLORS[: len(values)], height=0.65)
+        drawn = axis.barh(
+            list(values),
+            list(values.values()),
+            color=RANK_COLORS[: len(values)],
+            height=0.65,
+        )
         axis.bar_label(
             drawn,
-            [f"{value:,.3g}{unit}" if value < 1000 else f"{value:,.0f}{unit}" for value in values.values()],
+            [
+                f"{value:,.3g}{unit}" if value < 1000 else f"{value:,.0f}{unit}"
+                for value in values.values()
+            ],
             padding=4,
         )
         axis.invert_yaxis()
         axis.grid(axis="y", visible=False)
-        axis.xaxis.set_major_formatter("{x:,.0f}" if max(values.values()) >= 1000 else "{x:,.4g}")
+        axis.xaxis.set_major_formatter(
+            "{x:,.0f}" if max(values.values()) >= 1000 else "{x:,.4g}"
+        )
         axis.locator_params(axis="x", nbins=5)  # numbers of six digits need room
         axis.set(xlabel=xlabel, title=title, xlim=(0, 1.15 * max(values.values())))
         plt.show()
 
 
 def stacked(rows, xlabel, title, unit=""):
-    """Horizontal bars of parts, one after the other, and their sum at the end. rows: {label: {part: number}}."""
+    """Horizontal bars of parts, one after the other, and their sum at the end. rows:
+    {label: {part: number}}.
+    """
     parts = list(dict.fromkeys(part for row in rows.values() for part in row))
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(7, 1.2 + 0.42 * len(rows)))
@@ -244,20 +302,33 @@ def stacked(rows, xlabel, title, unit=""):
         axis.invert_yaxis()
         axis.grid(axis="y", visible=False)
         axis.set(xlabel=xlabel, title=title, xlim=(0, 1.15 * max(ends)))
-        axis.legend(ncols=len(parts), loc="upper left", bbox_to_anchor=(0, -0.28 - 0.5 / len(rows)))
+        axis.legend(
+            ncols=len(parts),
+            loc="upper left",
+            bbox_to_anchor=(0, -0.28 - 0.5 / len(rows)),
+        )
         plt.show()
 
 
 def in_use(timelines, title):
-    """Memory during a step, from its first operation to its last. timelines: {label: bytes a parameter, by operation}."""
+    """Memory during a step, from its first operation to its last. timelines: {label:
+    bytes a parameter, by operation}.
+    """
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(7, 3))
         for label, values in timelines.items():
             places = [100 * place / (len(values) - 1) for place in range(len(values))]
             axis.plot(places, values, label=label, linewidth=1.4)
-        axis.set(xlabel="operations of the step (%)", ylabel="bytes a parameter", title=title, ylim=(0, None))
+        axis.set(
+            xlabel="operations of the step (%)",
+            ylabel="bytes a parameter",
+            title=title,
+            ylim=(0, None),
+        )
         if len(timelines) > 1:
-            axis.legend(ncols=len(timelines), loc="upper left", bbox_to_anchor=(0, -0.22))
+            axis.legend(
+                ncols=len(timelines), loc="upper left", bbox_to_anchor=(0, -0.22)
+            )
         plt.show()
 
 
@@ -275,51 +346,81 @@ def adapter(inputs, outputs, r):
         }
         for label, (x, height, width, color) in boxes.items():
             axis.add_patch(
-                plt.Rectangle((x, (outputs - height) / 2), width, height, facecolor=color, edgecolor=INK)
+                plt.Rectangle(
+                    (x, (outputs - height) / 2),
+                    width,
+                    height,
+                    facecolor=color,
+                    edgecolor=INK,
+                )
             )
             if height > r and width > r:
                 axis.text(x + width / 2, outputs / 2, label, ha="center", va="center")
-        axis.text(inputs + gap / 2, outputs / 2, "+  α/r ·", ha="center", va="center", fontsize=13)
-        b, a = boxes["B"][0], boxes["A"][0]
-        axis.text(b + r / 2, -0.05 * outputs, f"B\n{outputs} × {r}", ha="center", va="top")
         axis.text(
-            a + inputs / 2, (outputs - r) / 2 - 0.05 * outputs, f"A\n{r} × {inputs}", ha="center", va="top"
+            inputs + gap / 2,
+            outputs / 2,
+            "+  α/r ·",
+            ha="center",
+            va="center",
+            fontsize=13,
+        )
+        b, a = boxes["B"][0], boxes["A"][0]
+        axis.text(
+            b + r / 2, -0.05 * outputs, f"B\n{outputs} × {r}", ha="center", va="top"
+        )
+        axis.text(
+            a + inputs / 2,
+            (outputs - r) / 2 - 0.05 * outputs,
+            f"A\n{r} × {inputs}",
+            ha="center",
+            va="top",
         )
         axis.set(xlim=(-1, a + inputs + 1), ylim=(-0.4 * outputs, 1.02 * outputs))
         plt.show()
 
 
 def four_bits(levels, weights):
-    """How many weights of a layer have which value, and the levels that 4 bits leave. Both in units of a block's largest."""
+    """How many weights of a layer have which value, and the levels that 4 bits leave.
+    Both in units of a block's largest.
+    """
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(7, 2.4))
         axis.hist(weights, bins=120, color=FAINT)
         for level in levels:
             axis.axvline(level, color=RANK_COLORS[1], linewidth=1.4)
         axis.set(
-            xlabel="weight / largest weight of its block", ylabel="weights", title="16 values for all weights"
+            xlabel="weight / largest weight of its block",
+            ylabel="weights",
+            title="16 values for all weights",
         )
         plt.show()
 
 
 def who_holds_what(panels, columns=2):
-    """What each rank holds before and after a collective. panels: {name: (before, after)}, each a list by rank of marks.
+    """What each rank holds before and after a collective. panels: {name: (before,
+    after)}, each a list by rank of marks.
 
-    Marks are lesson 02's: (chunks, n * n), 1 where the chunk has a part of chunk i of rank r, at place n * r + i. A
-    chunk is drawn as a box in the colours of the ranks that it comes from, and named: B2 is chunk 2 of rank 1.
+    Marks are lesson 02's: (chunks, n * n), 1 where the chunk has a part of chunk i of
+    rank r, at place n * r + i. A chunk is drawn as a box in the colours of the ranks
+    that it comes from, and named: B2 is chunk 2 of rank 1.
     """
     n = len(next(iter(panels.values()))[0])
     rows = -(-len(panels) // columns)
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
-            rows, columns, figsize=(4.6 * columns, (0.42 * n + 0.55) * rows), squeeze=False
+            rows,
+            columns,
+            figsize=(4.6 * columns, (0.42 * n + 0.55) * rows),
+            squeeze=False,
         )
         for axis in axes.flat:
             axis.axis("off")
         for axis, (name, (before, after)) in zip(axes.flat, panels.items()):
             axis.set(xlim=(-2.1, 2 * n + 1.6), ylim=(n - 0.4, -0.6), title=name)
             for rank in range(n):
-                axis.text(-0.7, rank, f"rank {rank}", ha="right", va="center", fontsize=9.5)
+                axis.text(
+                    -0.7, rank, f"rank {rank}", ha="right", va="center", fontsize=9.5
+                )
                 for column, chunk in enumerate(before[rank]):
                     _draw_chunk(axis, column, rank, chunk, n)
                 for column, chunk in enumerate(after[rank]):
@@ -334,51 +435,87 @@ def who_holds_what(panels, columns=2):
 
 
 def ring_frames(frames, columns=3):
-    """The steps of a ring all-reduce. frames: for each step, by rank, the marks (chunks, n * n) of what it holds."""
+    """The steps of a ring all-reduce. frames: for each step, by rank, the marks
+    (chunks, n * n) of what it holds.
+    """
     n = len(frames[0])
     rows = -(-len(frames) // columns)
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
-            rows, columns, figsize=(3.1 * columns, (0.42 * n + 0.55) * rows), squeeze=False
+            rows,
+            columns,
+            figsize=(3.1 * columns, (0.42 * n + 0.55) * rows),
+            squeeze=False,
         )
         for axis in axes.flat:
             axis.axis("off")
         for step, (axis, holdings) in enumerate(zip(axes.flat, frames)):
-            phase = "start" if step == 0 else f"step {step}, " + ("sum on" if step < n else "pass on")
+            phase = (
+                "start"
+                if step == 0
+                else f"step {step}, " + ("sum on" if step < n else "pass on")
+            )
             axis.set(xlim=(-2.3, n + 0.2), ylim=(n - 0.4, -0.6), title=phase)
             for rank in range(n):
-                axis.text(-0.7, rank, f"rank {rank}", ha="right", va="center", fontsize=9.5)
+                axis.text(
+                    -0.7, rank, f"rank {rank}", ha="right", va="center", fontsize=9.5
+                )
                 for column, chunk in enumerate(holdings[rank]):
-                    new = step > 0 and not bool((chunk == frames[step - 1][rank][column]).all())
+                    new = step > 0 and not bool(
+                        (chunk == frames[step - 1][rank][column]).all()
+                    )
                     _draw_chunk(axis, column, rank, chunk, n, new)
         plt.show()
 
 
 def _draw_chunk(axis, x, y, chunk, n, new=False):
-    """One box, striped in the colours of the ranks whose chunks are summed in it; thick-edged where it is new."""
+    """One box, striped in the colours of the ranks whose chunks are summed in it;
+    thick-edged where it is new.
+    """
     places = chunk.nonzero().flatten().tolist()
     owners = [place // n for place in places]
     for stripe, owner in enumerate(owners):
         width = 0.9 / len(owners)
         axis.add_patch(
             plt.Rectangle(
-                (x - 0.45 + stripe * width, y - 0.4), width, 0.8, color=color_of(owner), linewidth=0
+                (x - 0.45 + stripe * width, y - 0.4),
+                width,
+                0.8,
+                color=color_of(owner),
+                linewidth=0,
             )
         )
-    edge = {"edgecolor": INK, "linewidth": 2.4} if new else {"edgecolor": "#777777", "linewidth": 0.8}
+    edge = (
+        {"edgecolor": INK, "linewidth": 2.4}
+        if new
+        else {"edgecolor": "#777777", "linewidth": 0.8}
+    )
     axis.add_patch(plt.Rectangle((x - 0.45, y - 0.4), 0.9, 0.8, fill=False, **edge))
     if len(owners) == 1:
         label = f"{chr(ord('A') + owners[0])}{places[0] % n}"
     else:
         label = f"\u03a3{places[0] % n}" if len(owners) == n else "+" if owners else ""
-    axis.text(x, y, label, ha="center", va="center", fontsize=9, color="white", fontweight="bold")
+    axis.text(
+        x,
+        y,
+        label,
+        ha="center",
+        va="center",
+        fontsize=9,
+        color="white",
+        fontweight="bold",
+    )
 
 
 def cost_line(sizes, seconds, alpha, beta, fitted):
-    """Measured time by message size with the line alpha + beta * bytes; filled points were fitted, open ones held out."""
+    """Measured time by message size with the line alpha + beta * bytes; filled points
+    were fitted, open ones held out.
+    """
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(7, 3.2))
-        curve = [sizes[0] * (sizes[-1] / sizes[0]) ** (step / 100) for step in range(101)]
+        curve = [
+            sizes[0] * (sizes[-1] / sizes[0]) ** (step / 100) for step in range(101)
+        ]
         axis.plot(
             curve,
             [(alpha + beta * size) * 1e3 for size in curve],
@@ -391,7 +528,9 @@ def cost_line(sizes, seconds, alpha, beta, fitted):
             (True, "measured, held out"),
         ):
             points = [
-                (size, time * 1e3) for size, time in zip(sizes, seconds) if (size not in fitted) == held_out
+                (size, time * 1e3)
+                for size, time in zip(sizes, seconds)
+                if (size not in fitted) == held_out
             ]
             axis.plot(
                 *zip(*points),
@@ -409,7 +548,9 @@ def cost_line(sizes, seconds, alpha, beta, fitted):
 
 
 def step_timelines(recordings):
-    """What one training step does when. recordings: {label: what profiling.record returned}, on one time axis."""
+    """What one training step does when. recordings: {label: what profiling.record
+    returned}, on one time axis.
+    """
     colors = {
         "forward": "#9db8dc",
         "backward": RANK_COLORS[0],
@@ -450,13 +591,17 @@ def step_timelines(recordings):
 
 
 def pipelines(schedules):
-    """Who computes which micro-batch when. schedules: {title: for each stage its [(kind, micro-batch, begin, seconds)]}.
+    """Who computes which micro-batch when. schedules: {title: for each stage its
+    [(kind, micro-batch, begin, seconds)]}.
 
     kind: 'forward' or 'backward'.
     """
     colors = {"forward": "#9db8dc", "backward": RANK_COLORS[0]}
     end = max(
-        begin + length for stages in schedules.values() for spans in stages for *_, begin, length in spans
+        begin + length
+        for stages in schedules.values()
+        for spans in stages
+        for *_, begin, length in spans
     )
     rows = [len(stages) for stages in schedules.values()]
     with plt.rc_context(STYLE):
@@ -467,21 +612,47 @@ def pipelines(schedules):
         for axis, (title, stages) in zip(axes.flat, schedules.items()):
             for rank, spans in enumerate(stages):
                 for kind, number, begin, length in spans:
-                    axis.barh(rank, 1e3 * length, 0.8, 1e3 * begin, color=colors[kind], edgecolor="white")
+                    axis.barh(
+                        rank,
+                        1e3 * length,
+                        0.8,
+                        1e3 * begin,
+                        color=colors[kind],
+                        edgecolor="white",
+                    )
                     ink = "white" if kind == "backward" else INK
                     middle = 1e3 * (begin + length / 2)
-                    axis.text(middle, rank, number, ha="center", va="center", color=ink, fontsize=9)
+                    axis.text(
+                        middle,
+                        rank,
+                        number,
+                        ha="center",
+                        va="center",
+                        color=ink,
+                        fontsize=9,
+                    )
             axis.set(title=title, ylim=(len(stages) - 0.5, -0.5), xlim=(0, 1e3 * end))
-            axis.set_yticks(range(len(stages)), [f"rank {rank}" for rank in range(len(stages))])
+            axis.set_yticks(
+                range(len(stages)), [f"rank {rank}" for rank in range(len(stages))]
+            )
             axis.grid(axis="y", visible=False)
         boxes = [plt.Rectangle((0, 0), 1, 1, color=color) for color in colors.values()]
-        axes[0, 0].legend(boxes, colors, ncols=2, loc="lower right", bbox_to_anchor=(1, 1), borderpad=0)
+        axes[0, 0].legend(
+            boxes,
+            colors,
+            ncols=2,
+            loc="lower right",
+            bbox_to_anchor=(1, 1),
+            borderpad=0,
+        )
         axes[-1, 0].set_xlabel("time since the step began (ms)")
         plt.show()
 
 
 def sample_map(owners, title):
-    """Which rank sees which sample. owners: by row (say, epoch), by sample, the list of ranks that see it (often one)."""
+    """Which rank sees which sample. owners: by row (say, epoch), by sample, the list of
+    ranks that see it (often one).
+    """
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(8.5, 0.8 + 0.34 * len(owners)))
         for y, row in enumerate(owners.values()):
@@ -498,9 +669,18 @@ def sample_map(owners, title):
                         )
                     )
                 if not ranks:
-                    axis.add_patch(plt.Rectangle((x, y - 0.38), 0.9, 0.76, fill=False, edgecolor=FAINT))
+                    axis.add_patch(
+                        plt.Rectangle(
+                            (x, y - 0.38), 0.9, 0.76, fill=False, edgecolor=FAINT
+                        )
+                    )
         samples = max(map(len, owners.values()))
-        axis.set(xlim=(-0.1, samples), ylim=(len(owners) - 0.5, -0.5), xlabel="sample", title=title)
+        axis.set(
+            xlim=(-0.1, samples),
+            ylim=(len(owners) - 0.5, -0.5),
+            xlabel="sample",
+            title=title,
+        )
         axis.set_xticks([sample + 0.45 for sample in range(samples)], range(samples))
         axis.set_yticks(range(len(owners)), list(owners))
         axis.grid(visible=False)
@@ -508,18 +688,26 @@ def sample_map(owners, title):
 
 
 def batch_statistics(seen, truth, title):
-    """Mean and standard deviation of one feature, batch by batch. seen: {who: [(mean, deviation), ...]}; truth: the same of
-    all data. The last of `seen` is drawn in ink."""
+    """Mean and standard deviation of one feature, batch by batch. seen: {who: [(mean,
+    deviation), ...]}; truth: the same of all data. The last of `seen` is drawn in
+    ink."""
     with plt.rc_context(STYLE):
         figure, axis = plt.subplots(figsize=(8.5, 2.9))
         mean, deviation = truth
         axis.axhspan(mean - deviation, mean + deviation, color="#f0f0f0", zorder=0)
-        axis.axhline(mean, color="#999999", linewidth=1, linestyle="--", label="all data")
+        axis.axhline(
+            mean, color="#999999", linewidth=1, linestyle="--", label="all data"
+        )
         for place, (who, pairs) in enumerate(seen.items()):
             color = INK if place == len(seen) - 1 else color_of(place)
-            steps = [step + 0.18 * (place - (len(seen) - 1) / 2) for step in range(1, len(pairs) + 1)]
+            steps = [
+                step + 0.18 * (place - (len(seen) - 1) / 2)
+                for step in range(1, len(pairs) + 1)
+            ]
             means, deviations = zip(*pairs)
-            axis.errorbar(steps, means, deviations, fmt="o", markersize=4, color=color, label=who)
+            axis.errorbar(
+                steps, means, deviations, fmt="o", markersize=4, color=color, label=who
+            )
         axis.set(xlabel="batch", ylabel="mean ± deviation", title=title)
         axis.set_xticks(range(1, len(pairs) + 1))
         axis.grid(axis="x", visible=False)
@@ -528,7 +716,9 @@ def batch_statistics(seen, truth, title):
 
 
 def accumulation(ranks, micro_batches):
-    """The micro-batches of one update, and when the ranks talk: after each of them, and after the last one only."""
+    """The micro-batches of one update, and when the ranks talk: after each of them, and
+    after the last one only.
+    """
     with plt.rc_context(STYLE):
         height = 0.75 + 0.38 * ranks
         figure, axes = plt.subplots(2, 1, figsize=(8.5, 2 * height), sharex=True)
@@ -539,35 +729,76 @@ def accumulation(ranks, micro_batches):
             at = 0.0
             for number in range(micro_batches):
                 for rank in range(ranks):
-                    box = plt.Rectangle((at, rank - 0.36), 0.92, 0.72, facecolor=color_of(rank), linewidth=0)
+                    box = plt.Rectangle(
+                        (at, rank - 0.36),
+                        0.92,
+                        0.72,
+                        facecolor=color_of(rank),
+                        linewidth=0,
+                    )
                     axis.add_patch(box)
                     label = f"micro-batch {number}"
-                    axis.text(at + 0.46, rank, label, ha="center", va="center", fontsize=8.5, color="white")
+                    axis.text(
+                        at + 0.46,
+                        rank,
+                        label,
+                        ha="center",
+                        va="center",
+                        fontsize=8.5,
+                        color="white",
+                    )
                 at += 1
                 if synced or number == micro_batches - 1:
                     frame = plt.Rectangle(
-                        (at - 0.04, -0.4), 0.42, ranks - 0.2, facecolor="#f0f0f0", edgecolor=INK
+                        (at - 0.04, -0.4),
+                        0.42,
+                        ranks - 0.2,
+                        facecolor="#f0f0f0",
+                        edgecolor=INK,
                     )
                     axis.add_patch(frame)
                     middle = (ranks - 1) / 2
-                    axis.text(at + 0.17, middle, "all-\nreduce", ha="center", va="center", fontsize=8.5)
+                    axis.text(
+                        at + 0.17,
+                        middle,
+                        "all-\nreduce",
+                        ha="center",
+                        va="center",
+                        fontsize=8.5,
+                    )
                     at += 0.46
-            step = plt.Rectangle((at, -0.4), 0.4, ranks - 0.2, facecolor=RANK_COLORS[2], linewidth=0)
+            step = plt.Rectangle(
+                (at, -0.4), 0.4, ranks - 0.2, facecolor=RANK_COLORS[2], linewidth=0
+            )
             axis.add_patch(step)
             axis.text(
-                at + 0.2, (ranks - 1) / 2, "step", ha="center", va="center", fontsize=8.5, color="white"
+                at + 0.2,
+                (ranks - 1) / 2,
+                "step",
+                ha="center",
+                va="center",
+                fontsize=8.5,
+                color="white",
             )
             axis.axis("off")
-            axis.set(xlim=(-0.75, 1.46 * micro_batches + 0.5), ylim=(ranks - 0.4, -0.6), title=title)
+            axis.set(
+                xlim=(-0.75, 1.46 * micro_batches + 0.5),
+                ylim=(ranks - 0.4, -0.6),
+                title=title,
+            )
             for rank in range(ranks):
-                axis.text(-0.1, rank, f"rank {rank}", ha="right", va="center", fontsize=9.5)
+                axis.text(
+                    -0.1, rank, f"rank {rank}", ha="right", va="center", fontsize=9.5
+                )
         plt.show()
 
 
 def attempts(rows, save_every, title):
-    """The updates that each attempt at a run made: again, those that an earlier attempt had made already.
+    """The updates that each attempt at a run made: again, those that an earlier attempt
+    had made already.
 
-    rows: a list of the numbers of the updates, from 1, for each attempt. All but the last were killed.
+    rows: a list of the numbers of the updates, from 1, for each attempt. All but the
+    last were killed.
     """
     with plt.rc_context(STYLE):
         last = max(max(row, default=0) for row in rows)
@@ -577,22 +808,46 @@ def attempts(rows, save_every, title):
             for step in row:
                 again = step in made
                 face = FAINT if again else color_of(0)
-                axis.barh(y, 0.86, 0.6, left=step - 0.43, color=face, edgecolor=color_of(0), linewidth=0.8)
+                axis.barh(
+                    y,
+                    0.86,
+                    0.6,
+                    left=step - 0.43,
+                    color=face,
+                    edgecolor=color_of(0),
+                    linewidth=0.8,
+                )
             made |= set(row)
             if y < len(rows) - 1:
                 axis.plot(
-                    max(row, default=0) + 0.9, y, "x", color=color_of(7), markersize=9, markeredgewidth=2.5
+                    max(row, default=0) + 0.9,
+                    y,
+                    "x",
+                    color=color_of(7),
+                    markersize=9,
+                    markeredgewidth=2.5,
                 )
         for step in range(save_every, last + 1, save_every):
-            axis.axvline(step + 0.5, color=color_of(2), linewidth=1.2, linestyle=":", zorder=0)
+            axis.axvline(
+                step + 0.5, color=color_of(2), linewidth=1.2, linestyle=":", zorder=0
+            )
         axis.grid(False)
-        axis.set(xlim=(0.3, last + 1.3), ylim=(len(rows) - 0.5, -0.5), xlabel="update", title=title)
-        axis.set_yticks(range(len(rows)), [f"attempt {y + 1}" for y in range(len(rows))])
+        axis.set(
+            xlim=(0.3, last + 1.3),
+            ylim=(len(rows) - 0.5, -0.5),
+            xlabel="update",
+            title=title,
+        )
+        axis.set_yticks(
+            range(len(rows)), [f"attempt {y + 1}" for y in range(len(rows))]
+        )
         axis.xaxis.get_major_locator().set_params(integer=True)
         handles = [
             plt.Rectangle((0, 0), 1, 1, facecolor=color_of(0)),
             plt.Rectangle((0, 0), 1, 1, facecolor=FAINT, edgecolor=color_of(0)),
-            plt.Line2D([], [], color=color_of(7), marker="x", linestyle="", markeredgewidth=2.5),
+            plt.Line2D(
+                [], [], color=color_of(7), marker="x", linestyle="", markeredgewidth=2.5
+            ),
             plt.Line2D([], [], color=color_of(2), linestyle=":"),
         ]
         axis.legend(

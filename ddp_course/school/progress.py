@@ -1,4 +1,6 @@
-"""What a learner has done so far: one small file, `runs/progress.json`, in the course's folder."""
+"""What a learner has done so far: one small file, `runs/progress.json`, in the course's
+folder.
+"""
 
 import json
 import os
@@ -12,7 +14,8 @@ def path():
 
 
 def load():
-    """{question: {"status": ..., "passed": whether it ever has, "hints": how many were given}}, {} at first.
+    """{question: {"status": ..., "passed": whether it ever has, "hints": how many were
+    given}}, {} at first.
 
     Raises UsageError where the file is damaged.
     """
@@ -20,26 +23,41 @@ def load():
         if not path().exists():
             return {}
         done = json.loads(path().read_text())
-        fields = {"status": str, "passed": bool, "hints": lambda count: max(0, int(count))}
+        fields = {
+            "status": str,
+            "passed": bool,
+            "hints": lambda count: max(0, int(count)),
+        }
         return {
             question: {name: kind(entry[name]) for name, kind in fields.items()}
             for question, entry in done.items()
         }
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError):
-        raise UsageError(f"{path()} is damaged: delete it, and check your exercises again") from None
+        raise UsageError(
+            f"{path()} is damaged: delete it, and check your exercises again"
+        ) from None
 
 
 def record(verdict):
-    """Remember a verdict. What has passed stays passed. Where the file cannot be written, only the memory is lost."""
+    """Remember a verdict. What has passed stays passed. Where the file cannot be
+    written, only the memory is lost.
+    """
     with suppress(OSError, UsageError), _one_at_a_time():
         done = load()
-        entry = done.setdefault(verdict.question, {"status": "", "passed": False, "hints": 0})
-        entry |= {"status": verdict.status, "passed": entry["passed"] or verdict.status == "passed"}
+        entry = done.setdefault(
+            verdict.question, {"status": "", "passed": False, "hints": 0}
+        )
+        entry |= {
+            "status": verdict.status,
+            "passed": entry["passed"] or verdict.status == "passed",
+        }
         _store(done)
 
 
 def count_hint(question, most):
-    """Count a hint that is being given on a question; return its number, from 1 to `most`."""
+    """Count a hint that is being given on a question; return its number, from 1 to
+    `most`.
+    """
     entry = load().get(question, {"status": "", "passed": False, "hints": 0})
     with suppress(OSError), _one_at_a_time():
         done = load()
@@ -51,7 +69,9 @@ def count_hint(question, most):
 
 @contextmanager
 def _one_at_a_time():
-    """Read, change and write with no other process between, or two checks at once would lose one of their verdicts."""
+    """Read, change and write with no other process between, or two checks at once would
+    lose one of their verdicts.
+    """
     from filelock import FileLock  # comes with torch
 
     path().parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,10 @@
 """Grading: what a submission's answers are worth, whatever else it holds.
 
-Only the solution cells are taken from a submission. Each goes, as text that nothing but its own ranks will run, into the
-course's notebook with the reference output of its check, and pytest's nbval runs that: one notebook and one process for
-a question, so that none can disturb another. A stored output, an edited check or a patched module gains nothing.
+Only the solution cells are taken from a submission. Each goes, as text that nothing but
+its own ranks will run, into the course's notebook with the reference output of its
+check, and pytest's nbval runs that: one notebook and one process for a question, so
+that none can disturb another. A stored output, an edited check or a patched module
+gains nothing.
 """
 
 import ctypes
@@ -20,8 +22,9 @@ from pathlib import Path
 import nbformat
 import psutil
 
-from ddp_course import UsageError, exercises
-from ddp_course.checks.judge import GRADER_ERROR, NOT_ATTEMPTED, PASSED, TIMED_OUT
+from ddp_course import UsageError
+from ddp_course.school import exercises
+from ddp_course.school.judge import GRADER_ERROR, NOT_ATTEMPTED, PASSED, TIMED_OUT
 
 MOST_SECONDS = 90  # for one question, all told; a check itself ends within ten
 
@@ -29,7 +32,8 @@ MOST_SECONDS = 90  # for one question, all told; a check itself ends within ten
 def submissions(path):
     """What there is to grade under a path: {submission: {"01": notebook path}}.
 
-    path: a notebook, a folder of notebooks, or a folder of such folders, of which those that hold none have handed in
+    path: a notebook, a folder of notebooks, or a folder of such folders, of which those
+    that hold none have handed in
     nothing: {}. Hidden folders do not count. Raises UsageError where nothing is found.
     """
     path = Path(path)
@@ -40,33 +44,52 @@ def submissions(path):
         if number not in exercises.notebooks("solutions"):
             raise UsageError(f"{path}: there is no exercise {number}")
         return {path.parent.name or "submission": {number: path}}
-    inner = [folder for folder in sorted(path.rglob("*")) if folder.is_dir() and not hidden(folder, path)]
+    inner = [
+        folder
+        for folder in sorted(path.rglob("*"))
+        if folder.is_dir() and not hidden(folder, path)
+    ]
     found = {folder: notebooks_in(folder) for folder in [path, *inner]}
     full = [folder for folder, notebooks in found.items() if notebooks]
     if not full:
         raise UsageError(f"no exercise notebooks (NN_topic.ipynb) in {path}")
-    people = [] if found[path] else [folder for folder in inner if folder.parent == path]
-    empty = [folder for folder in people if not any(other.is_relative_to(folder) for other in full)]
+    people = (
+        [] if found[path] else [folder for folder in inner if folder.parent == path]
+    )
+    empty = [
+        folder
+        for folder in people
+        if not any(other.is_relative_to(folder) for other in full)
+    ]
     return {
-        str(folder.relative_to(path)) if folder != path else folder.resolve().name: notebooks
+        str(folder.relative_to(path))
+        if folder != path
+        else folder.resolve().name: notebooks
         for folder, notebooks in found.items()
         if notebooks or folder in empty
     }
 
 
 def hidden(folder, path):
-    """Whether a folder, or one between it and the path, is no person's: Jupyter's .ipynb_checkpoints, a Mac's __MACOSX."""
+    """Whether a folder, or one between it and the path, is no person's: Jupyter's
+    .ipynb_checkpoints, a Mac's __MACOSX.
+    """
     return any(part.startswith((".", "__")) for part in folder.relative_to(path).parts)
 
 
 def notebooks_in(folder):
-    """The exercise notebooks right in a folder, {"01": path}, with one line on stderr for each that is left out.
+    """The exercise notebooks right in a folder, {"01": path}, with one line on stderr
+    for each that is left out.
 
-    Of several for one number, the one that is named as in the course counts, or else the first by name.
+    Of several for one number, the one that is named as in the course counts, or else
+    the first by name.
     """
     course, found = exercises.notebooks("solutions"), {}
     ours = {path.name for path in course.values()}
-    files = sorted(folder.glob("[0-9][0-9]_*.ipynb"), key=lambda file: (file.name not in ours, file.name))
+    files = sorted(
+        folder.glob("[0-9][0-9]_*.ipynb"),
+        key=lambda file: (file.name not in ours, file.name),
+    )
     for file in files:
         number = file.name[:2]
         if number not in course:
@@ -79,10 +102,17 @@ def notebooks_in(folder):
 
 
 def grade(path, workers=None):
-    """Grade all submissions under a path; return the report, a dict (see `report.json`)."""
-    references = {number: exercises.read(file) for number, file in exercises.notebooks("solutions").items()}
+    """Grade all submissions under a path; return the report, a dict (see
+    `report.json`).
+    """
+    references = {
+        number: exercises.read(file)
+        for number, file in exercises.notebooks("solutions").items()
+    }
     if not references:
-        raise UsageError("the course's solutions/ are not here: run this in the course's folder")
+        raise UsageError(
+            "the course's solutions/ are not here: run this in the course's folder"
+        )
     jobs, report = [], {}
     for submission, notebooks in submissions(path).items():
         report[submission] = {}
@@ -102,7 +132,8 @@ def grade(path, workers=None):
     with inheriting_orphans():
         with ThreadPoolExecutor(workers or min(4, os.cpu_count() or 1)) as pool:
             results = list(pool.map(grade_job, jobs))
-        # beside others, or while the machine was slow, a right answer may have been late: it gets another try, alone
+        # beside others, or while the machine was slow, a right answer may have been
+        # late: it gets another try, alone
         for place, job in enumerate(jobs):
             if results[place]["status"] == TIMED_OUT:
                 results[place] = grade_job(job)
@@ -112,10 +143,15 @@ def grade(path, workers=None):
 
 
 def grade_one(reference, number, task, answer, damage):
-    """The result for one question: {"status", "points", "seconds", "details"}. answer: the learner's cell, or None."""
+    """The result for one question: {"status", "points", "seconds", "details"}. answer:
+    the learner's cell, or None.
+    """
     begin = time.monotonic()
     if damage or answer is None:
-        verdict = {"status": NOT_ATTEMPTED, "rows": {"where": damage or "its cell is not in the notebook"}}
+        verdict = {
+            "status": NOT_ATTEMPTED,
+            "rows": {"where": damage or "its cell is not in the notebook"},
+        }
     elif answer.strip() == exercises.cleared(task.cell.source).strip():
         verdict = {"status": NOT_ATTEMPTED, "rows": {}}
     else:
@@ -130,7 +166,9 @@ def grade_one(reference, number, task, answer, damage):
 
 
 def merged(reference, task, answer):
-    """The course's notebook for one question, with the learner's answer, and the check's reference output."""
+    """The course's notebook for one question, with the learner's answer, and the
+    check's reference output.
+    """
     notebook = nbformat.v4.new_notebook(metadata=reference.metadata)
     for cell in reference.cells:
         if cell.cell_type == "code" and cell.id == task.check.id:
@@ -139,16 +177,20 @@ def merged(reference, task, answer):
             cell.metadata.get("tags", [])
         ):
             notebook.cells.append(nbformat.v4.new_code_cell(cell.source, id=cell.id))
-    lines = ["from ddp_course.checks.judge import Source"]
+    lines = ["from ddp_course.school.judge import Source"]
     for name in task.names:
-        lines.append(f"{name} = Source({name!r}, preamble={task.preamble!r}, cell={answer!r})")
+        lines.append(
+            f"{name} = Source({name!r}, preamble={task.preamble!r}, cell={answer!r})"
+        )
     notebook.cells.append(nbformat.v4.new_code_cell("\n".join(lines), id=task.cell.id))
     notebook.cells.append(task.check)
     return notebook
 
 
 def run_nbval(folder, notebook):
-    """Run a notebook under nbval in a process of its own; return the verdict, {"status", "rows"}."""
+    """Run a notebook under nbval in a process of its own; return the verdict,
+    {"status", "rows"}.
+    """
     nbformat.write(notebook, folder / "question.ipynb")
     verdict_file = folder / "verdict.json"
     environment = os.environ | {
@@ -162,7 +204,16 @@ def run_nbval(folder, notebook):
         f"--nbval-cell-timeout={MOST_SECONDS - 30}",
         "--noconftest",
     ]
-    options += ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:timeout", f"--rootdir={folder}"]
+    options += [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-p",
+        "no:timeout",
+        f"--rootdir={folder}",
+    ]
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", *options, "question.ipynb"],
         cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
@@ -184,9 +235,11 @@ def run_nbval(folder, notebook):
 
 @contextmanager
 def inheriting_orphans():
-    """At the end, kill whatever answers have started and nobody can be asked about any more, under whatever name.
+    """At the end, kill whatever answers have started and nobody can be asked about any
+    more, under whatever name.
 
-    On Linux, this process becomes the parent of all orphans among its descendants, see prctl(2).
+    On Linux, this process becomes the parent of all orphans among its descendants, see
+    prctl(2).
     """
     before = psutil.Process().children()
     if sys.platform == "linux":
@@ -207,7 +260,9 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def end_all_of(process, folder):
-    """Kill what a run has left: its session, and whoever still has its folder in the environment."""
+    """Kill what a run has left: its session, and whoever still has its folder in the
+    environment.
+    """
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     for other in psutil.process_iter():
@@ -220,10 +275,14 @@ def end_all_of(process, folder):
 
 
 def totals(report):
-    """Points of all that there are, for each submission: {submission: (points, questions)}."""
+    """Points of all that there are, for each submission: {submission: (points,
+    questions)}.
+    """
     rows = {}
     for submission, numbers in report.items():
-        results = [result for questions in numbers.values() for result in questions.values()]
+        results = [
+            result for questions in numbers.values() for result in questions.values()
+        ]
         rows[submission] = (sum(result["points"] for result in results), len(results))
     return rows
 
