@@ -177,13 +177,14 @@ def finish(
 
 
 def write_result(folder, result, metrics):
-    """Print the result as a table; write it to result.json, and metrics (a list of
-    dicts) to metrics.jsonl.
+    """Print the result as a table; write it, and metrics, as files into the run's folder.
+
+    result: a dict, for result.json. metrics: a list of dicts, for metrics.jsonl.
     """
-    print("\n".join(f"{name:<20}{value}" for name, value in result.items()))
-    write_atomically(
-        folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in metrics)
-    )
+    width = max(map(len, result)) + 2
+    print("\n".join(f"{name:<{width}}{value}" for name, value in result.items()))
+    lines = "".join(json.dumps(row) + "\n" for row in metrics)
+    write_atomically(folder / "metrics.jsonl", lines)
     write_atomically(folder / "result.json", json.dumps(result, indent=2) + "\n")
 
 

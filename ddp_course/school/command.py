@@ -1,14 +1,10 @@
 """The command `ddp-course`."""
 
 import ast
-import importlib
-import logging
 import os
-import shlex
 import signal
 import subprocess
 import sys
-import time
 from datetime import datetime
 from pathlib import Path
 
@@ -141,37 +137,12 @@ def run(
     lesson: str = typer.Argument(help="its number"),
     nproc: int = typer.Option(1, min=1, help="how many ranks"),
 ):
-    """Run a lesson's program with torchrun. All other flags are the lesson's own."""
-    script = find(
-        lesson_scripts(), lesson
-    )  # before torch is imported: who mistypes need not wait
+    """Run a lesson's program as torchrun does. All other flags are the lesson's own."""
+    script = find(lesson_scripts(), lesson)  # before torch is imported: that takes long
 
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import parse_args
-    from torch.distributed.run import run as torchrun
+    from ddp_course.school import run
 
-    # wrong flags end here, in one line
-    importlib.import_module(f"ddp_course.{script.stem}").arguments(context.args)
-    command = ["--nproc_per_node", str(nproc), os.path.relpath(script), *context.args]
-    if nproc > 1:
-        os.environ.setdefault(
-            "OMP_NUM_THREADS", "1"
-        )  # torchrun's own default, of which it would warn
-    print(f"torchrun {shlex.join(command)}", flush=True)
-    # the ranks have said it themselves
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    try:
-        torchrun(parse_args(command))
-    except ChildFailedError as error:
-        codes = [failure.exitcode for failure in error.failures.values()]
-        if 130 in codes:  # the ranks have heard Ctrl-C before torchrun has
-            raise typer.Exit(130) from None
-        if 2 not in codes:
-            print(error, file=sys.stderr)
-        raise typer.Exit(2 if 2 in codes else 1) from None
-    except (SignalException, KeyboardInterrupt):
-        raise typer.Exit(130) from None
+    raise typer.Exit(run.run(script, nproc, context.args))
 
 
 @app.command()
@@ -190,71 +161,19 @@ def execute(
         False, "--store", help="keep the outputs in lessons/, for all readers to see"
     ),
 ):
-    """Run lessons' notebooks from top to bottom with papermill, and say how each
-    went.
-    """
+    """Run lessons' notebooks from top to bottom with papermill; say how each went."""
     there = exercises.notebooks("solutions") if solutions else lesson_notebooks()
     chosen = [find(there, number) for number in lesson or there]
-
-    import papermill
-
-    given = {
-        "nproc": nproc,
-        "data": data,
-        "train_samples": train_samples,
-        "epochs": epochs,
-    }
-    parameters = {name: value for name, value in given.items() if value is not None}
+    given = [("nproc", nproc), ("data", data), ("train_samples", train_samples)]
+    given.append(("epochs", epochs))
+    parameters = {name: value for name, value in given if value is not None}
     if store and parameters:
-        raise UsageError(
-            f"--store keeps what readers will see: run it without {', '.join(parameters)}"
-        )
+        names = ", ".join(parameters)
+        raise UsageError(f"--store keeps what readers will see: run it without {names}")
 
-    folder = project_folder() / "runs" / "notebooks"
-    folder.mkdir(parents=True, exist_ok=True)
-    table = Table("lesson", "seconds", "verdict")
-    failed = False
-    for notebook in chosen:
-        console.print(notebook.stem)
-        begin = time.perf_counter()
-        try:
-            papermill.execute_notebook(
-                notebook,
-                folder / notebook.name,
-                parameters,
-                cwd=notebook.parent,
-                kernel_name="python3",
-                execution_timeout=120,
-                coalesce_streams=True,
-                extra_arguments=["--IPKernelApp.log_level=40"],
-            )
-            verdict = "ran to its end"
-            if store:
-                store_outputs(folder / notebook.name, notebook)
-        except Exception as error:
-            failed = True
-            verdict = f"failed: {str(error).strip().splitlines()[-1]}"
-        table.add_row(
-            notebook.stem, f"{time.perf_counter() - begin:.0f}", escape(verdict)
-        )
-    console.print(table)
-    console.print(f"The notebooks with today's outputs: {os.path.relpath(folder)}")
-    raise typer.Exit(1 if failed else 0)
+    from ddp_course.school import execution
 
-
-def store_outputs(executed, notebook):
-    """Put a notebook that has been executed in place of the stored one, without the
-    run's own metadata.
-    """
-    fresh = exercises.read(executed)
-    fresh.metadata = {
-        name: fresh.metadata[name] for name in ("kernelspec", "language_info")
-    }
-    fresh.metadata["language_info"].pop("version", None)
-    for cell in fresh.cells:
-        tags = cell.metadata.get("tags")
-        cell.metadata = {"tags": tags} if tags else {}
-    exercises.write(notebook, fresh)
+    raise typer.Exit(execution.execute(chosen, parameters, store))
 
 
 # ---- the exercises ----

@@ -1,0 +1,66 @@
+"""`ddp-course execute`: notebooks from top to bottom with papermill."""
+
+import os
+import time
+
+import papermill
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ddp_course import project_folder
+from ddp_course.school import exercises
+
+
+def execute(notebooks, parameters, store):
+    """Run notebooks in turn and print how each went; return the exit code, 0 or 1.
+
+    notebooks: their paths. parameters: {name: value} for their cell of parameters.
+    store: whether the outputs take the place of those that are stored. The notebooks
+    with their new outputs are written to runs/notebooks/.
+    """
+    console = Console(highlight=False)
+    folder = project_folder() / "runs" / "notebooks"
+    folder.mkdir(parents=True, exist_ok=True)
+    table = Table("lesson", "seconds", "verdict")
+    failed = False
+    for notebook in notebooks:
+        console.print(notebook.stem)
+        begin = time.perf_counter()
+        try:
+            papermill.execute_notebook(
+                notebook,
+                folder / notebook.name,
+                parameters,
+                cwd=notebook.parent,
+                kernel_name="python3",
+                execution_timeout=120,
+                coalesce_streams=True,
+                extra_arguments=["--IPKernelApp.log_level=40"],
+            )
+            verdict = "ran to its end"
+            if store:
+                store_outputs(folder / notebook.name, notebook)
+        except Exception as error:
+            failed = True
+            verdict = f"failed: {str(error).strip().splitlines()[-1]}"
+        seconds = time.perf_counter() - begin
+        table.add_row(notebook.stem, f"{seconds:.0f}", escape(verdict))
+    console.print(table)
+    console.print(f"The notebooks with their new outputs: {os.path.relpath(folder)}")
+    return int(failed)
+
+
+def store_outputs(executed, notebook):
+    """Put a notebook that has been executed in place of the stored one.
+
+    What papermill and the kernel have noted about this run is left out.
+    """
+    fresh = exercises.read(executed)
+    kept = ("kernelspec", "language_info")
+    fresh.metadata = {name: fresh.metadata[name] for name in kept}
+    fresh.metadata["language_info"].pop("version", None)
+    for cell in fresh.cells:
+        tags = cell.metadata.get("tags")
+        cell.metadata = {"tags": tags} if tags else {}
+    exercises.write(notebook, fresh)
