@@ -32,7 +32,7 @@ test: setup
 thorough: setup
 	@DDP_COURSE_THOROUGH=1 $(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1 --timeout=900
 
-SUBMISSION ?= exercises
+SUBMISSION ?= $(firstword $(wildcard work/exercises) exercises)
 grade: setup
 	@$(BIN)/ddp-course grade $(SUBMISSION)
 

@@ -6,6 +6,9 @@ from pathlib import Path
 
 __version__ = "0.1.0"
 
+# `ddp-course start` writes it into each course folder that it makes
+COURSE_FILE = ".ddp-course.json"
+
 
 class UsageError(Exception):
     """What a person asked for cannot be done. The text is one line: what is wrong, and
@@ -14,18 +17,26 @@ class UsageError(Exception):
 
 
 def project_folder():
-    """The course's folder: the nearest one, from the working folder upwards, with
-    `lessons/` and `ddp_course/` in it.
+    """The folder in which runs and data are kept: the nearest one, from the working
+    folder upwards, that is a course folder or a checkout of the course.
 
-    Runs and data lie there, whether a lesson is started at the top or from a notebook.
-    Elsewhere: the working folder.
+    So a notebook in lessons/ uses the same folder as a program that is started at the
+    top. Elsewhere: the working folder.
     """
     here = Path.cwd()
     return next(
         (
             folder
             for folder in (here, *here.parents)
-            if (folder / "lessons").is_dir() and (folder / "ddp_course").is_dir()
+            if (folder / COURSE_FILE).is_file() or is_checkout(folder)
         ),
         here,
     )
+
+
+def is_checkout(folder):
+    """Whether a folder is a checkout of the course: with `lessons/` and `ddp_course/` in
+    it, and not made by `ddp-course start`.
+    """
+    parts = [folder / "lessons", folder / "ddp_course"]
+    return all(part.is_dir() for part in parts) and not (folder / COURSE_FILE).is_file()

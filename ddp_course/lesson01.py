@@ -18,9 +18,7 @@ from ddp_course.scenery.models import ConvNet
 
 
 def train_one_epoch(model, loader, optimizer, device):
-    """Take one optimizer step for each batch; return the loss of each step, a list of
-    floats.
-    """
+    """Take one optimizer step for each batch; return the losses, a list of floats."""
     model.train()
     losses = []
     for images, labels in loader:
@@ -29,14 +27,14 @@ def train_one_epoch(model, loader, optimizer, device):
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())  # not .item(): a GPU would stop and wait for that
-    return torch.stack(losses).tolist()
+    losses = torch.stack(losses)
+    runs.check_finite(losses)
+    return losses.tolist()
 
 
 @torch.no_grad()
 def evaluate(model, loader, device):
-    """Return how many of the loader's samples the model gets right, and how many there
-    are.
-    """
+    """Return how many samples the model gets right, and how many there are."""
     model.eval()
     correct = seen = 0
     for images, labels in loader:
@@ -53,9 +51,7 @@ def arguments(argv=()):
 def main(argv=()):
     args = arguments(argv)
     if torchrun_environment().world_size > 1:
-        raise UsageError(
-            "lesson 01 is for one process; lesson 04 trains one model on many"
-        )
+        raise UsageError("lesson 01 is for one process, lesson 04 for many")
     device = choose_device(args.device)
 
     log = runs.open_folder(args.out)
@@ -74,13 +70,10 @@ def main(argv=()):
         losses += train_one_epoch(model, train_loader, optimizer, device)
         seconds += time.perf_counter() - begin
         correct, seen = evaluate(model, test_loader, device)
-        log.info(
-            f"epoch {epoch + 1}: loss {losses[-1]:.3f}, test accuracy {correct / seen:.1%}"
-        )
+        accuracy = correct / seen
+        log.info(f"epoch {epoch + 1}: loss {losses[-1]:.3f}, accuracy {accuracy:.1%}")
 
-    return runs.finish(
-        args, device, model, train_set, losses, seconds, correct / seen, seen
-    )
+    return runs.finish(args, device, model, train_set, losses, seconds, accuracy, seen)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,9 @@ from ddp_course.ranks.environment import (
 )
 
 # ---- who holds what ----
-# A rank begins with n chunks. Chunk i of rank r is marked with a 1 at place (r, i) and 0 elsewhere:
-# after any collective, sums included, the marks say what a rank holds and where it came from.
+# A rank begins with n chunks. Chunk i of rank r is marked with a 1 at place (r, i) and
+# 0 elsewhere. After any collective, also after sums, the marks say what a rank holds
+# and where it came from.
 
 
 def marked_chunks(rank, n):
@@ -55,10 +56,8 @@ def all_gather(chunk, rank, n):
 
 
 def reduce(chunks, rank, n):
-    dist.reduce(
-        chunks, dst=0
-    )  # on the other ranks, what is in `chunks` afterwards means nothing
-    return chunks if rank == 0 else chunks[:0]
+    dist.reduce(chunks, dst=0)
+    return chunks if rank == 0 else chunks[:0]  # the other ranks' chunks mean nothing
 
 
 def all_reduce(chunks, rank, n):
@@ -117,24 +116,20 @@ def before_and_after(collective):
 
 
 def named(chunks, n):
-    """The marks in words: `A0 B1` are chunk 0 of rank 0 and chunk 1 of rank 1, `A0+B0`
-    is a sum.
+    """The marks in words: `A0 B1` are chunk 0 of rank 0 and chunk 1 of rank 1.
+
+    `A0+B0` is a sum, and `-` is an empty chunk, or no chunk at all.
     """
     words = []
     for chunk in chunks:
-        owners = [
-            f"{chr(ord('A') + place // n)}{place % n}"
-            for place in chunk.nonzero().flatten().tolist()
-        ]
-        words.append("+".join(owners) or "-")
-    return " ".join(words) or "-"
+        places = chunk.nonzero().flatten().tolist()
+        words.append("+".join(f"{chr(ord('A') + p // n)}{p % n}" for p in places))
+    return " ".join(word or "-" for word in words) or "-"
 
 
 @contextmanager
 def rank_zero_first():
-    """Let rank 0 through the `with` block alone; the others enter when it has left
-    it.
-    """
+    """Let rank 0 through the `with` block first, and then the others."""
     if dist.get_rank() != 0:
         dist.barrier()
     yield
@@ -146,16 +141,15 @@ def rank_zero_first():
 
 
 def ring_all_reduce(tensor, steps=None):
-    """Sum a contiguous tensor over all ranks, in place, round a ring; return the bytes
-    this rank sent.
+    """Sum a contiguous tensor over all ranks, in place; return the bytes that were sent.
 
-    Each rank only ever sends to the next one. In the first n - 1 steps the pieces are
-    summed as they go round, and each rank ends up with one finished piece; in the other
-    n - 1 steps the finished pieces go round. All in all a rank sends 2 (n - 1) / n of
-    the tensor's bytes, hardly more for many ranks than for few: Patarasuk and Yuan,
-    "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
+    Each rank sends to the next rank only. In the first n - 1 steps the pieces are summed
+    as they go round the ring, and each rank ends up with one finished piece; in the next
+    n - 1 steps the finished pieces go round. A rank sends 2 (n - 1) / n of the tensor's
+    bytes, hardly more for many ranks than for few: P. Patarasuk and X. Yuan, "Bandwidth
+    optimal all-reduce algorithms for clusters of workstations", 2009.
 
-    steps: stop after so many, to look inside.
+    steps: stop after this many, to look inside.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     pieces = tensor.view(-1).tensor_split(n)
@@ -178,10 +172,10 @@ def ring_all_reduce(tensor, steps=None):
 
 
 def measure_all_reduce(sizes, rounds=30, device="cpu"):
-    """Time all_reduce of each size in bytes, over and over; return the shortest time of
-    each (seconds).
+    """Time all_reduce of tensors of these sizes in bytes; return the shortest times.
 
-    The shortest, since whatever else the machine does can only add.
+    The shortest of all rounds, in seconds: anything else that the machine does makes a
+    round longer, never shorter.
     """
     tensors = [torch.zeros(size // 4, device=device) for size in sizes]
     shortest = [float("inf")] * len(sizes)
@@ -196,55 +190,43 @@ def measure_all_reduce(sizes, rounds=30, device="cpu"):
 
 
 def fit_cost_line(sizes, seconds):
-    """Fit seconds = alpha + beta * bytes; return alpha (seconds) and beta (seconds a
-    byte).
+    """Fit seconds = alpha + beta * bytes; return alpha (s) and beta (s per byte).
 
     Least squares of the relative error, since the sizes span several powers of ten. The
-    model is Roger Hockney's ("The communication challenge for MPP", 1994): alpha is the
+    model is R. Hockney's, "The communication challenge for MPP", 1994: alpha is the
     latency of a message, 1 / beta the bandwidth.
     """
-    seconds = torch.tensor(seconds, dtype=torch.float64)
-    rows = torch.stack(
-        [torch.ones_like(seconds), torch.tensor(sizes, dtype=torch.float64)], dim=1
-    )
-    rows /= seconds[
-        :, None
-    ]  # then the right side is all ones, and every error is relative
-    alpha, beta = torch.linalg.lstsq(
-        rows, torch.ones_like(seconds)[:, None]
-    ).solution.flatten()
+    seconds = torch.tensor(seconds, dtype=torch.float64)[:, None]
+    ones = torch.ones_like(seconds)
+    rows = torch.cat([ones, torch.tensor(sizes, dtype=torch.float64)[:, None]], dim=1)
+    # divided by the seconds, the right side is all ones, and every error is relative
+    alpha, beta = torch.linalg.lstsq(rows / seconds, ones).solution.flatten()
     return alpha.item(), beta.item()
 
 
 def arguments(argv=()):
     parser = runs.parser(__file__, __doc__, trains=None)
-    parser.add_argument(
-        "--largest-mb", type=int, default=4, help="the largest message that is timed"
-    )
+    largest = "the largest message that is timed (4)"
+    parser.add_argument("--largest-mb", type=runs.count, default=4, help=largest)
     return parser.parse_args(argv)
 
 
 def main(argv=()):
     args = arguments(argv)
     device = choose_device(args.device)
-    with process_group(backend_for(device)) as (rank, n):
+    with process_group(backend_for(device), args.timeout) as (rank, n):
         log = runs.open_folder(args.out)
         places = [None] * n
         dist.all_gather_object(places, torchrun_environment())
         for place in places:
-            log.info(
-                "rank %d of %d, local rank %d of %d",
-                place.rank,
-                n,
-                place.local_rank,
-                place.local_world_size,
-            )
+            here = f"local rank {place.local_rank} of {place.local_world_size}"
+            log.info(f"rank {place.rank} of {n}, {here}")
 
         for collective in COLLECTIVES:
             before, after = before_and_after(collective)
             held = [None] * n
             dist.all_gather_object(held, f"{named(before, n)} -> {named(after, n)}")
-            log.info("%-18s%s", collective.__name__, " | ".join(held))
+            log.info(f"{collective.__name__:<18}{' | '.join(held)}")
 
         torch.manual_seed(args.seed + rank)
         mine = torch.randn(1_000_003, dtype=torch.float64, device=device)
@@ -253,35 +235,26 @@ def main(argv=()):
         sent = ring_all_reduce(by_ring)
         torch.testing.assert_close(by_ring, by_torch)
 
-        sizes = [
-            2**power for power in range(10, 21) if 2**power <= args.largest_mb * 2**20
-        ] + [args.largest_mb * 2**20]
+        largest = args.largest_mb * 2**20
+        sizes = [2**power for power in range(10, 21) if 2**power < largest] + [largest]
         seconds = measure_all_reduce(sizes, device=device)
         alpha, beta = fit_cost_line(sizes[::2], seconds[::2])
-        errors = [
-            abs(alpha + beta * size - time) / time
-            for size, time in zip(sizes[1::2], seconds[1::2])
-        ]
+        held_out = zip(sizes[1::2], seconds[1::2])
+        errors = [abs(alpha + beta * size - time) / time for size, time in held_out]
         result = {
             "lesson": args.lesson,
             "world_size": n,
             "backend": dist.get_backend(),
             "device": device.type,
             "ring_equals_all_reduce": True,  # or assert_close would have raised
-            "ring_bytes_sent_share": sent / (mine.numel() * mine.element_size()),
+            "ring_bytes_sent_share": sent / mine.nbytes,
             "latency_us": round(alpha * 1e6),
             "bandwidth_gb_per_second": round(1 / beta / 1e9, 2),
             "held_out_error": round(statistics.median(errors), 2),
         }
         if rank == 0:
-            runs.write_result(
-                args.out,
-                result,
-                [
-                    {"bytes": size, "seconds": time}
-                    for size, time in zip(sizes, seconds)
-                ],
-            )
+            rows = [{"bytes": b, "seconds": s} for b, s in zip(sizes, seconds)]
+            runs.write_result(args.out, result, rows)
         return result
 
 

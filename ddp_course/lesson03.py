@@ -1,8 +1,8 @@
 """DistributedDataParallel by hand: average after backward, during it, in buckets.
 
 torchrun --nproc_per_node 2 ddp_course/lesson03.py
-torchrun --nproc_per_node 3 ddp_course/lesson03.py --rung overlapped --epochs 1
-torchrun ddp_course/lesson03.py --rung after --epochs 1
+torchrun --nproc_per_node 3 ddp_course/lesson03.py --average overlapped --epochs 1
+torchrun ddp_course/lesson03.py --average after --epochs 1
 python -m ddp_course.lesson03 --bucket-size-mb 1 --epochs 1
 """
 
@@ -29,9 +29,7 @@ def broadcast_from_rank_zero(module):
 
 
 def average_gradients(module):
-    """Replace each gradient by its mean over the ranks. To be called after backward, by
-    all ranks.
-    """
+    """Replace each gradient by its mean over the ranks. All call it, after backward."""
     for parameter in module.parameters():
         if parameter.grad is not None:
             dist.all_reduce(parameter.grad)
@@ -39,14 +37,12 @@ def average_gradients(module):
 
 
 class OverlappedDDP(nn.Module):
-    """Averages each gradient as soon as backward has made it, while backward goes on
-    with the next.
-    """
+    """Averages each gradient as soon as it is complete, while backward continues."""
 
     def __init__(self, module):
         super().__init__()
         self.module = module
-        self.in_flight = []
+        self.in_flight = {}  # by parameter, the all-reduce of its gradient
         broadcast_from_rank_zero(module)
         for parameter in module.parameters():  # tied parameters come once
             if parameter.requires_grad:
@@ -56,77 +52,75 @@ class OverlappedDDP(nn.Module):
         return self.module(*inputs, **options)
 
     def gradient_is_ready(self, parameter):
+        if parameter in self.in_flight:  # it would be added to while it is being sent
+            raise RuntimeError("a second backward before the first one was finished")
         parameter.grad /= dist.get_world_size()
-        self.in_flight.append(dist.all_reduce(parameter.grad, async_op=True))
+        self.in_flight[parameter] = dist.all_reduce(parameter.grad, async_op=True)
 
     def finish_gradient_synchronization(self):
-        """Wait until every gradient is the mean over the ranks. To be called before
-        `optimizer.step()`.
+        """Wait until every gradient is the mean over the ranks.
+
+        Call it after each backward, before `optimizer.step()`.
         """
-        for work in self.in_flight:
+        for work in self.in_flight.values():
             work.wait()
         self.in_flight.clear()
 
 
 class BucketedDDP(OverlappedDDP):
-    """Averages gradients in buckets of `bucket_size_mb` MiB or a little more: few
-    messages, large ones.
+    """Averages gradients in buckets of `bucket_size_mb` MiB, in few large messages.
 
-    Backward makes gradients roughly from the last layer to the first, so the buckets
-    are filled in reverse order.
+    A bucket is full once it has reached its size. Backward computes gradients roughly
+    from the last layer to the first, so the buckets are filled in reverse order.
     """
 
     def __init__(self, module, bucket_size_mb=25.0):
         super().__init__(module)
-        self.buckets = []
-        self.bucket_of = {}
+        self.buckets, self.bucket_of = [], {}
+        self.sent = []  # (all-reduce, gradients, bucket) of each bucket in flight
         room = 0  # bytes until the bucket is full
-        trainable = [
-            parameter for parameter in module.parameters() if parameter.requires_grad
-        ]
-        for parameter in reversed(trainable):
+        trained = [p for p in module.parameters() if p.requires_grad]
+        for parameter in reversed(trained):
             if room <= 0 or parameter.dtype != self.buckets[-1][0].dtype:
                 self.buckets.append([])
                 room = bucket_size_mb * 2**20
             self.buckets[-1].append(parameter)
             self.bucket_of[parameter] = len(self.buckets) - 1
-            room -= parameter.numel() * parameter.element_size()
+            room -= parameter.nbytes
         self.missing = [len(bucket) for bucket in self.buckets]
 
     def gradient_is_ready(self, parameter):
         index = self.bucket_of[parameter]
         self.missing[index] -= 1
         if self.missing[index] == 0:
-            gradients = torch.cat(
-                [parameter.grad.flatten() for parameter in self.buckets[index]]
-            )
+            bucket = self.buckets[index]
+            gradients = torch.cat([member.grad.flatten() for member in bucket])
             gradients /= dist.get_world_size()
             work = dist.all_reduce(gradients, async_op=True)
-            self.in_flight.append((work, gradients, self.buckets[index]))
+            self.sent.append((work, gradients, bucket))
 
     def finish_gradient_synchronization(self):
-        """Wait until every gradient is the mean over the ranks. To be called before
-        `optimizer.step()`.
+        """Wait until every gradient is the mean over the ranks.
 
-        Raises RuntimeError where a parameter did not get its gradient: its bucket has
-        not been sent.
+        Raises RuntimeError where a parameter did not get exactly one gradient since the
+        last call: its bucket was not sent, or was sent too early.
         """
         if any(self.missing):
-            raise RuntimeError(
-                "each parameter must get one gradient a step: freeze those that are not used"
-            )
-        for work, gradients, bucket in self.in_flight:
+            cure = "freeze those that are not used, and finish after each backward"
+            raise RuntimeError(f"each parameter must get one gradient per step: {cure}")
+        for work, gradients, bucket in self.sent:
             work.wait()
             sizes = [parameter.numel() for parameter in bucket]
             for parameter, mean in zip(bucket, gradients.split(sizes)):
                 parameter.grad = mean.view_as(parameter)
-        self.in_flight.clear()
+        self.sent.clear()
         self.missing = [len(bucket) for bucket in self.buckets]
 
 
 def train_one_epoch(model, loader, optimizer, device, finish):
-    """Lesson 01's loop with one line more: `finish()` makes the gradients equal on all
-    ranks.
+    """Lesson 1's loop; `finish()` makes the gradients equal on all ranks.
+
+    Return the mean loss over the ranks of each step, a list of floats.
     """
     model.train()
     losses = []
@@ -138,30 +132,26 @@ def train_one_epoch(model, loader, optimizer, device, finish):
         optimizer.step()
         losses.append(loss.detach())
     losses = torch.stack(losses)
-    dist.all_reduce(
-        losses, dist.ReduceOp.AVG
-    )  # of the whole batch, and not of this rank's part
+    runs.check_finite(losses)
+    dist.all_reduce(losses, dist.ReduceOp.AVG)
     return losses.tolist()
 
 
 def share_of(samples, epoch, rank, world_size, seed=0):
-    """The indices that this rank trains on in this epoch: of a common shuffle, every
-    n-th.
+    """The indices that this rank trains on in this epoch: every n-th of a shuffle.
 
-    What is left over when the ranks have equally many is left out: a rank with one
-    batch more would wait for ever.
+    The shuffle is the same on all ranks. What is left over when all ranks have equally
+    many is left out: a rank with one batch more would wait forever.
     """
-    shuffled = torch.randperm(
-        samples, generator=torch.Generator().manual_seed(seed + epoch)
-    ).tolist()
+    generator = torch.Generator().manual_seed(seed + epoch)
+    shuffled = torch.randperm(samples, generator=generator).tolist()
     return shuffled[: samples // world_size * world_size][rank::world_size]
 
 
 def arguments(argv=()):
     parser = runs.parser(__file__, __doc__)
-    parser.add_argument(
-        "--rung", choices=["after", "overlapped", "bucketed"], default="bucketed"
-    )
+    when = ["after", "overlapped", "bucketed"]
+    parser.add_argument("--average", choices=when, default="bucketed")
     parser.add_argument("--bucket-size-mb", type=float, default=25.0)
     return parser.parse_args(argv)
 
@@ -169,26 +159,24 @@ def arguments(argv=()):
 def main(argv=()):
     args = arguments(argv)
     device = choose_device(args.device)
-    with process_group(backend_for(device)) as (rank, world_size):
+    with process_group(backend_for(device), args.timeout) as (rank, world_size):
         log = runs.open_folder(args.out)
         train_set, test_set = load_images(args.data, args.train_samples, device)
         runs.check_batch_size(args.batch_size, len(train_set), world_size)
 
         torch.manual_seed(args.seed)
-        model = ConvNet(dropout=not args.no_dropout).to(device)
-        if args.rung == "after":
-            broadcast_from_rank_zero(model)
-            finish = partial(average_gradients, model)
-        elif args.rung == "overlapped":
-            model = OverlappedDDP(model)
-            finish = model.finish_gradient_synchronization
+        network = model = ConvNet(dropout=not args.no_dropout).to(device)
+        if args.average == "after":
+            broadcast_from_rank_zero(network)
+            finish = partial(average_gradients, network)
         else:
-            model = BucketedDDP(model, args.bucket_size_mb)
+            if args.average == "overlapped":
+                model = OverlappedDDP(network)
+            else:
+                model = BucketedDDP(network, args.bucket_size_mb)
             finish = model.finish_gradient_synchronization
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        torch.manual_seed(
-            args.seed + rank
-        )  # the same model everywhere, but each rank its own dropout
+        torch.manual_seed(args.seed + rank)  # each rank draws its own dropout
 
         losses, seconds = [], 0.0
         for epoch in range(args.epochs):
@@ -199,12 +187,11 @@ def main(argv=()):
             seconds += time.perf_counter() - begin
             log.info(f"epoch {epoch + 1}: loss {losses[-1]:.3f}")
 
-        # Every rank evaluates on all of the test set: right, and a waste. Lesson 04
-        # shares the work.
-        correct, seen = evaluate(model, DataLoader(test_set, batch_size=250), device)
-        model = getattr(model, "module", model)
+        # every rank evaluates all of the test set; lesson 4 shares this work
+        correct, seen = evaluate(network, DataLoader(test_set, batch_size=250), device)
+        accuracy = correct / seen
         return runs.finish(
-            args, device, model, train_set, losses, seconds, correct / seen, seen
+            args, device, network, train_set, losses, seconds, accuracy, seen
         )
 
 

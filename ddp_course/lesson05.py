@@ -27,12 +27,12 @@ class NormalizeOverRanks(torch.autograd.Function):
     """Give each channel mean 0 and variance 1 over the batches of all ranks together.
 
     x: (batch, channels, ...), on each rank its own part, which may be empty. Returns
-    the normalised x, and of the joined batch: the mean and the (biased) variance of
-    each channel, float64 (channels,), and how many values each channel has, float64
-    (1,). Raises ValueError, on all ranks, where that is less than two.
+    the normalised x, at least in 32 bits, and of the joined batch: each channel's mean
+    and (biased) variance, float64 (channels,), and how many values each channel has,
+    float64 (1,). Raises ValueError, on all ranks, where that is less than two.
 
-    The formulas: S. Ioffe, C. Szegedy, Batch Normalization, 2015, section 3, with sums
-    over all ranks.
+    The formulas: S. Ioffe, C. Szegedy, "Batch Normalization", 2015, section 3, with
+    sums over all ranks.
     """
 
     @staticmethod
@@ -44,14 +44,14 @@ class NormalizeOverRanks(torch.autograd.Function):
         total, squares, count = sums.split([x.shape[1], x.shape[1], 1])
         if count < 2:
             got = f"got {int(count)} on all ranks"
-            raise ValueError(
-                f"Expected more than 1 value per channel when training, {got}"
-            )
+            text = f"Expected more than 1 value per channel when training, {got}"
+            raise ValueError(text)
         mean = total / count
         variance = (squares / count - mean.square()).clamp(min=0)
         scale = (variance + eps).rsqrt()
         normalized = (wide - along_channels(mean, x)) * along_channels(scale, x)
-        normalized = normalized.to(x.dtype)
+        normalized = normalized.to(torch.promote_types(x.dtype, torch.float32))
+        ctx.dtype = x.dtype
         ctx.save_for_backward(normalized, scale, count)
         ctx.mark_non_differentiable(mean, variance, count)
         return normalized, mean, variance, count
@@ -65,50 +65,44 @@ class NormalizeOverRanks(torch.autograd.Function):
         dist.all_reduce(sums)
         mean, slope = (along_channels(part, wide) for part in (sums / count).chunk(2))
         result = (wide - mean - normal * slope) * along_channels(scale, wide)
-        return result.to(gradient.dtype), None
+        return result.to(ctx.dtype), None
 
 
 def sum_by_channel(x):
-    """Sum over all dimensions but the second: (batch, channels, ...) becomes
-    (channels,).
-    """
+    """Sum over all dimensions but the second: (batch, channels, ...) to (channels,)."""
     return x.sum(dim=[0, *range(2, x.dim())])
 
 
 def along_channels(vector, x):
-    """Shape (channels,) so that it meets x, (batch, channels, ...), channel by
-    channel.
-    """
+    """Shape (channels,) so that it meets x, (batch, channels, ...), per channel."""
     return vector.view(1, -1, *[1] * (x.dim() - 2))
 
 
 class SyncBatchNorm(_BatchNorm):
-    """BatchNorm1d, 2d and 3d in one, with the statistics of all ranks' batches, on any
-    backend.
+    """BatchNorm1d, 2d and 3d in one, with the statistics of all ranks' batches.
 
-    Takes (batch, channels, ...), float, and returns the same shape. While it trains,
-    all ranks must call it equally often; in eval mode, and outside of a process group,
-    it is an ordinary BatchNorm, and communicates with nobody. Options, state and names
-    are those of `nn.BatchNorm1d`.
-    Raises ValueError where the shape does not fit, or where a channel has less than two
-    values on all ranks together.
+    It runs on any backend. Takes (batch, channels, ...), float, and returns the same
+    shape and type. In train mode all ranks must call it equally often. In eval mode, and
+    without a process group, it is an ordinary BatchNorm and communicates with no rank.
+    Options, state and names are those of `nn.BatchNorm1d`. Raises ValueError where the
+    shape does not fit, or where a channel has fewer than two values on all ranks.
     """
 
     def _check_input_dim(self, x):
         if x.dim() < 2 or x.shape[1] != self.num_features:
-            raise ValueError(
-                f"expected (batch, {self.num_features}, ...), got {tuple(x.shape)}"
-            )
+            expected = f"expected (batch, {self.num_features}, ...)"
+            raise ValueError(f"{expected}, got {tuple(x.shape)}")
 
     def forward(self, x):
         self._check_input_dim(x)
         if not (self.training and dist.is_initialized()):
             return super().forward(x)
-        x, mean, variance, count = NormalizeOverRanks.apply(x, self.eps)
+        output, mean, variance, count = NormalizeOverRanks.apply(x, self.eps)
         if self.track_running_stats:
             self.update_running_statistics(mean, variance, count)
-        output = x
-        if self.weight is not None:
+        if self.weight is None:
+            output = output.clone()  # backward needs it as it is, a ReLU may change it
+        else:
             output = output * along_channels(self.weight, x)
         if self.bias is not None:
             output = output + along_channels(self.bias, x)
@@ -117,44 +111,41 @@ class SyncBatchNorm(_BatchNorm):
     @torch.no_grad()
     def update_running_statistics(self, mean, variance, count):
         self.num_batches_tracked += 1
-        part = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
+        part = self.momentum
+        if part is None:  # the mean of all batches so far
+            part = 1 / self.num_batches_tracked
         unbiased = variance * count / (count - 1)
         for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
             running += part * (new.to(running.dtype) - running)
 
 
 def convert_sync_batchnorm(module):
-    """Replace every BatchNorm in `module` by a SyncBatchNorm with its parameters,
-    buffers and mode.
+    """Make every BatchNorm in `module` a SyncBatchNorm, before the model is wrapped.
 
-    On CUDA that is torch's own, which is faster; elsewhere ours. Returns the module, or
-    what has taken its place. To be called before the model is wrapped in DDP.
+    On CUDA torch's own, which is faster; elsewhere ours. Call it once the model is on
+    its device. Parameters, buffers and options stay the same objects. Returns the
+    module, or what has taken its place.
     """
     if any(tensor.is_cuda for tensor in [*module.parameters(), *module.buffers()]):
         return nn.SyncBatchNorm.convert_sync_batchnorm(module)
-    if isinstance(module, _BatchNorm) and not isinstance(
-        module, SyncBatchNorm | nn.SyncBatchNorm
-    ):
-        converted = SyncBatchNorm(module.num_features)
-        converted.__dict__.update(
-            module.__dict__
-        )  # the very same Parameters, buffers and options
-        return converted
-    for name, child in module.named_children():
-        setattr(module, name, convert_sync_batchnorm(child))
+    for part in module.modules():
+        is_synchronised = isinstance(part, SyncBatchNorm | nn.SyncBatchNorm)
+        if isinstance(part, _BatchNorm) and not is_synchronised:
+            part.__class__ = SyncBatchNorm  # with its state, and wherever it is used
     return module
 
 
 def arguments(argv=()):
     parser = runs.parser(__file__, __doc__)
-    parser.add_argument("--sync", action=argparse.BooleanOptionalAction, default=True)
+    switch = argparse.BooleanOptionalAction
+    parser.add_argument("--sync", action=switch, default=True)
     return parser.parse_args(argv)
 
 
 def main(argv=()):
     args = arguments(argv)
     device = choose_device(args.device)
-    with process_group(backend_for(device)) as (rank, world_size):
+    with process_group(backend_for(device), args.timeout) as (rank, world_size):
         return train(args, rank, world_size, device)
 
 
@@ -162,9 +153,7 @@ def train(args, rank, world_size, device):
     log = runs.open_folder(args.out)
     train_set, test_set = load_images(args.data, args.train_samples, device)
     runs.check_batch_size(args.batch_size, len(train_set), world_size)
-    sampler = DistributedSampler(
-        train_set, world_size, rank, shuffle=True, seed=args.seed
-    )
+    sampler = DistributedSampler(train_set, world_size, rank, seed=args.seed)
     train_loader = DataLoader(
         train_set, args.batch_size, sampler=sampler, drop_last=True
     )
@@ -173,29 +162,25 @@ def train(args, rank, world_size, device):
     model = NormNet().to(device)
     if args.sync:
         model = convert_sync_batchnorm(model)
-    model = DistributedDataParallel(
-        model,
-        device_ids=[device] if device.type == "cuda" else None,
-        # .grad lies in the bucket: one copy less, and less memory
-        gradient_as_bucket_view=True,
-    )
+    gpu = [device] if device.type == "cuda" else None
+    model = DistributedDataParallel(model, device_ids=gpu, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     losses, seconds = [], 0.0
     for epoch in range(args.epochs):
-        sampler.set_epoch(epoch)  # another shuffle in each epoch, the same on all ranks
+        sampler.set_epoch(epoch)  # a different shuffle per epoch, the same on all ranks
         begin = time.perf_counter()
         losses += train_one_epoch(model, train_loader, optimizer, device)
         seconds += time.perf_counter() - begin
         correct, seen = evaluate(model, test_set, device)
-        log.info(
-            f"epoch {epoch + 1}: loss {losses[-1]:.3f}, test accuracy {correct / seen:.1%}"
-        )
+        accuracy = correct / seen
+        log.info(f"epoch {epoch + 1}: loss {losses[-1]:.3f}, accuracy {accuracy:.1%}")
 
     save(model, args.out / "model.pt")
-    load(model, args.out / "model.pt", device)
+    load(model, args.out / "model.pt", device)  # what is reported is what was saved
+    network = model.module
     return runs.finish(
-        args, device, model.module, train_set, losses, seconds, correct / seen, seen
+        args, device, network, train_set, losses, seconds, accuracy, seen
     )
 
 

@@ -2,15 +2,21 @@
 
 torchrun --nproc_per_node 2 ddp_course/lesson07.py --epochs 1
 torchrun --nproc_per_node 3 ddp_course/lesson07.py --data digits --accumulate 2
+accelerate launch --multi_gpu --num_processes 2 ddp_course/lesson07.py --epochs 1
 python ddp_course/lesson07.py --epochs 1 --learning-rate 2e-3
 """
 
 import os
 import time
+from datetime import timedelta
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DataLoaderConfiguration, DistributedDataParallelKwargs
+from accelerate.utils import (
+    DataLoaderConfiguration,
+    DistributedDataParallelKwargs,
+    InitProcessGroupKwargs,
+)
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -25,34 +31,29 @@ from ddp_course.scenery.models import ConvNet
 
 
 def train_one_epoch(model, loader, optimizer, accelerator):
-    """Lesson 01's loop, with the accelerator's backward. Return the mean loss of each
-    batch.
-    """
+    """Lesson 1's loop, with the accelerator's backward; return the mean losses."""
     model.train()
     losses = []
     for images, labels in loader:  # on the right device already
         with accelerator.accumulate(model):
             loss = F.nll_loss(model(images), labels)
             accelerator.backward(loss)
-            # does nothing, and zero_grad neither, until the window is full
-            optimizer.step()
+            optimizer.step()  # these two do nothing before the last micro-batch
             optimizer.zero_grad()
         losses.append(loss.detach())
-    return accelerator.reduce(torch.stack(losses), "mean").tolist()
+    losses = torch.stack(losses)
+    runs.check_finite(losses)
+    return accelerator.reduce(losses, "mean").tolist()
 
 
 @torch.no_grad()
 def evaluate(model, loader, accelerator):
-    """Count, over all processes, how many samples the model gets right, and how many
-    there are.
-    """
+    """Count, over all processes, the samples that are right, and all samples."""
     model.eval()
     correct = seen = 0
     for images, labels in loader:
-        predictions = model(images).argmax(dim=1)
-        predictions, labels = accelerator.gather_for_metrics(
-            (predictions, labels)
-        )  # without the padding
+        pair = model(images).argmax(dim=1), labels
+        predictions, labels = accelerator.gather_for_metrics(pair)  # without padding
         correct += (predictions == labels).sum().item()
         seen += len(labels)
     return correct, seen
@@ -60,9 +61,10 @@ def evaluate(model, loader, accelerator):
 
 def arguments(argv=()):
     parser = runs.parser(__file__, __doc__)
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument(
-        "--accumulate", type=runs.count, default=1, help="micro-batches an update (1)"
+    flag = parser.add_argument
+    flag("--learning-rate", type=float, default=1e-3)
+    flag(
+        "--accumulate", type=runs.count, default=1, help="micro-batches per update (1)"
     )
     return parser.parse_args(argv)
 
@@ -71,18 +73,17 @@ def main(argv=()):
     args = arguments(argv)
     device = choose_device(args.device)
     stay_on_this_machine()
-    os.environ.setdefault(
-        "OMP_NUM_THREADS", str(torch.get_num_threads())
-    )  # or Accelerate warns of it
+    # or Accelerate warns of it
+    os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
+    shuffle = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=args.seed)
+    timeout = InitProcessGroupKwargs(timeout=timedelta(seconds=args.timeout))
+    views = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
     accelerator = Accelerator(
-        cpu=device.type
-        # without this, each process on a CPU trains alone, and does not say so
-        == "cpu",
+        # without cpu=True, each process on a CPU trains alone, and does not say so
+        cpu=device.type == "cpu",
         gradient_accumulation_steps=args.accumulate,
-        dataloader_config=DataLoaderConfiguration(
-            use_seedable_sampler=True, data_seed=args.seed
-        ),
-        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
+        dataloader_config=shuffle,
+        kwargs_handlers=[timeout, views],
     )
     assert accelerator.num_processes == torchrun_environment().world_size
     try:
@@ -93,8 +94,9 @@ def main(argv=()):
 
 def train(args, accelerator):
     log = runs.open_folder(args.out)
-    train_set, test_set = load_images(args.data, args.train_samples, accelerator.device)
-    runs.check_batch_size(args.batch_size, len(train_set), accelerator.num_processes)
+    device, world_size = accelerator.device, accelerator.num_processes
+    train_set, test_set = load_images(args.data, args.train_samples, device)
+    runs.check_batch_size(args.batch_size, len(train_set), world_size)
     train_loader = DataLoader(train_set, args.batch_size, shuffle=True)
     test_loader = DataLoader(test_set, batch_size=250)
 
@@ -104,39 +106,25 @@ def train(args, accelerator):
     model, optimizer, train_loader, test_loader = accelerator.prepare(
         model, optimizer, train_loader, test_loader
     )
-    torch.manual_seed(
-        args.seed + accelerator.process_index
-    )  # each rank its own dropout
+    rank = accelerator.process_index
+    torch.manual_seed(args.seed + rank)  # each rank draws its own dropout
 
     losses, seconds = [], 0.0
     for epoch in range(args.epochs):
-        train_loader.set_epoch(
-            epoch
-        )  # another shuffle in each epoch, the same on all ranks
+        train_loader.set_epoch(epoch)  # a prepared loader counts epochs by itself, too
         begin = time.perf_counter()
         losses += train_one_epoch(model, train_loader, optimizer, accelerator)
         seconds += time.perf_counter() - begin
         correct, seen = evaluate(model, test_loader, accelerator)
-        log.info(
-            f"epoch {epoch + 1}: loss {losses[-1]:.3f}, test accuracy {correct / seen:.1%}"
-        )
+        accuracy = correct / seen
+        log.info(f"epoch {epoch + 1}: loss {losses[-1]:.3f}, accuracy {accuracy:.1%}")
 
-    accelerator.save_state(
-        args.out / "state"
-    )  # parameters, optimizer, samplers, random states
-    # save_state does not: another rank may come before the file is there
-    accelerator.wait_for_everyone()
+    accelerator.save_state(args.out / "state")  # parameters, optimizer, random states
+    accelerator.wait_for_everyone()  # save_state does not wait until the file is there
     accelerator.load_state(args.out / "state")
     network = accelerator.unwrap_model(model)
     return runs.finish(
-        args,
-        accelerator.device,
-        network,
-        train_set,
-        losses,
-        seconds,
-        correct / seen,
-        seen,
+        args, device, network, train_set, losses, seconds, accuracy, seen
     )
 
 

@@ -9,6 +9,7 @@ python ddp_course/lesson08.py --epochs 1 --learning-rate 2e-3
 import os
 import shutil
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -19,8 +20,9 @@ from transformers.trainer_callback import PrinterCallback
 
 from ddp_course import UsageError, runs
 from ddp_course.ranks.environment import (
+    backend_for,
     choose_device,
-    stay_on_this_machine,
+    process_group,
     torchrun_environment,
 )
 from ddp_course.scenery.images import load_images
@@ -28,9 +30,7 @@ from ddp_course.scenery.models import ConvNet
 
 
 class Network(nn.Module):
-    """A network as Trainer calls it: by the names of its inputs, and with a dict as its
-    result.
-    """
+    """A network as Trainer calls it: inputs by name, and a dict as its result."""
 
     def __init__(self, network):
         super().__init__()
@@ -42,12 +42,12 @@ class Network(nn.Module):
 
 def collate(batch):
     """A batch by name: the model's inputs, and `labels`."""
-    [(images, labels)] = batch  # Images hands out whole batches
+    [(images, labels)] = batch  # our data set gives whole batches
     return {"images": images, "labels": labels}
 
 
 def mean_loss(outputs, labels, num_items_in_batch):
-    """This rank's part of the mean over all items of the window, on all ranks.
+    """This micro-batch's part of the mean over all items of the update, on all ranks.
 
     Trainer multiplies by the number of processes, since DDP divides by it.
     """
@@ -55,17 +55,16 @@ def mean_loss(outputs, labels, num_items_in_batch):
 
 
 def count_right(prediction):
-    """How many predictions are right, and how many there are: arrays of all ranks,
-    without the padding.
+    """How many predictions are right, and how many there are, on all ranks.
+
+    prediction: arrays from all ranks, without the padding.
     """
     right = prediction.predictions.argmax(axis=-1) == prediction.label_ids
     return {"right": int(right.sum()), "counted": len(right)}
 
 
 class Progress(TrainerCallback):
-    """Logs a line after each epoch's evaluation, and notes in the history how long its
-    training took.
-    """
+    """Logs each epoch's loss and accuracy, and notes how long its training took."""
 
     def __init__(self, log):
         self.log = log
@@ -74,15 +73,14 @@ class Progress(TrainerCallback):
         self.begin = time.perf_counter()
 
     def on_epoch_end(self, args, state, control, **_):
-        state.log_history.append({"epoch_seconds": time.perf_counter() - self.begin})
+        seconds = time.perf_counter() - self.begin
+        state.log_history.append({"epoch_seconds": seconds})
 
     def on_evaluate(self, args, state, control, metrics, **_):
-        loss, accuracy = (
-            logged(state, "loss")[-1],
-            metrics["eval_right"] / metrics["eval_counted"],
-        )
+        accuracy = metrics["eval_right"] / metrics["eval_counted"]
+        loss = logged(state, "loss")[-1]
         self.log.info(
-            f"epoch {state.epoch:.0f}: loss {loss:.3f}, test accuracy {accuracy:.1%}"
+            f"epoch {state.epoch:.0f}: loss {loss:.3f}, accuracy {accuracy:.1%}"
         )
 
 
@@ -93,15 +91,12 @@ def logged(state, name):
 
 def arguments(argv=()):
     parser = runs.parser(__file__, __doc__)
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument(
-        "--accumulate", type=runs.count, default=1, help="micro-batches an update (1)"
+    flag = parser.add_argument
+    flag("--learning-rate", type=float, default=1e-3)
+    flag(
+        "--accumulate", type=runs.count, default=1, help="micro-batches per update (1)"
     )
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on from the newest checkpoint in --out",
-    )
+    flag("--resume", action="store_true", help="from the newest checkpoint in --out")
     return parser.parse_args(argv)
 
 
@@ -121,37 +116,35 @@ def training_arguments(args, device):
         save_strategy="epoch",
         save_total_limit=1,
         logging_steps=1,
-        logging_nan_inf_filter=False,  # a loss that is not a number is to be seen
-        label_names=["labels"],
-        remove_unused_columns=False,  # of our own data set, all is used
+        logging_nan_inf_filter=False,  # a loss that is not a number should be seen
+        label_names=["labels"],  # what evaluation must not hand to the model
+        remove_unused_columns=False,  # our data set has no columns
         ddp_find_unused_parameters=False,
         report_to="none",
         disable_tqdm=True,
-        log_level="error",  # what there is to say, our own log says
+        log_level="error",  # our own log says the rest
     )
 
 
 def main(argv=()):
     args = arguments(argv)
     device = choose_device(args.device)
-    stay_on_this_machine()
-    os.environ.setdefault(
-        "OMP_NUM_THREADS", str(torch.get_num_threads())
-    )  # or Accelerate warns of it
-    settings = training_arguments(
-        args, device
-    )  # joins the group, as Accelerator() does
-    try:
-        assert settings.world_size == torchrun_environment().world_size
+    # or Accelerate warns of it
+    os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
+    world_size = torchrun_environment().world_size
+    # Trainer would join the group itself, on a CPU without a limit to its patience
+    group = process_group(backend_for(device), args.timeout)
+    with group if world_size > 1 else nullcontext():
+        settings = training_arguments(args, device)
+        assert settings.world_size == world_size
         return train(args, settings)
-    finally:
-        settings.distributed_state.destroy_process_group()
 
 
 def train(args, settings):
     log = runs.open_folder(args.out)
-    train_set, test_set = load_images(args.data, args.train_samples, settings.device)
-    runs.check_batch_size(args.batch_size, len(train_set), settings.world_size)
+    device, world_size = settings.device, settings.world_size
+    train_set, test_set = load_images(args.data, args.train_samples, device)
+    runs.check_batch_size(args.batch_size, len(train_set), world_size)
     prepare_checkpoints(args, settings)
 
     torch.manual_seed(args.seed)
@@ -169,27 +162,26 @@ def train(args, settings):
         callbacks=[Progress(log)],
     )
     trainer.remove_callback(PrinterCallback)
-    torch.manual_seed(args.seed + settings.process_index)  # each rank its own dropout
+    torch.manual_seed(args.seed + settings.process_index)  # its own dropout
     trainer.train(resume_from_checkpoint=args.resume)
 
     state, network = trainer.state, model.network
     losses, seconds = logged(state, "loss"), sum(logged(state, "epoch_seconds"))
-    correct, seen = logged(state, "eval_right")[-1], logged(state, "eval_counted")[-1]
+    runs.check_finite(torch.tensor(losses))
+    seen = logged(state, "eval_counted")[-1]
+    accuracy = logged(state, "eval_right")[-1] / seen
     return runs.finish(
-        args, settings.device, network, train_set, losses, seconds, correct / seen, seen
+        args, device, network, train_set, losses, seconds, accuracy, seen
     )
 
 
 def prepare_checkpoints(args, settings):
-    """Begin without the checkpoints of an earlier run, or see that there is one to go
-    on from.
-    """
-    if args.resume and not list(Path(settings.output_dir).glob("checkpoint-*")):
-        raise UsageError(
-            f"there is no checkpoint in {settings.output_dir}: run without --resume first"
-        )
+    """Delete an earlier run's checkpoints, or see that there is one to resume from."""
+    folder = Path(settings.output_dir)
+    if args.resume and not list(folder.glob("checkpoint-*")):
+        raise UsageError(f"there is no checkpoint in {folder}: run without --resume")
     if not args.resume and settings.process_index == 0:
-        shutil.rmtree(settings.output_dir, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

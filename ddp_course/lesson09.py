@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from ddp_course import UsageError, lesson06, runs
 from ddp_course.lesson04 import evaluate, load, save
-from ddp_course.lesson06 import update, windows
+from ddp_course.lesson06 import grouped, update
 from ddp_course.ranks.environment import backend_for, choose_device, process_group
 from ddp_course.scenery.images import load_images
 from ddp_course.scenery.models import ConvNet
@@ -306,7 +306,7 @@ def train(args, rank, world_size, device):
         sampler.start = position["updates"] * args.accumulate * args.batch_size
         model.train()
         begin = time.perf_counter()
-        for window in windows(train_loader, args.accumulate):
+        for window in grouped(train_loader, args.accumulate):
             losses.append(
                 update(model, window, optimizer, scheduler, scaler, device, args)
             )

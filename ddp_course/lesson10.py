@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset
 
 from ddp_course import UsageError, lesson09, runs
-from ddp_course.lesson06 import PRECISIONS, windows
+from ddp_course.lesson06 import PRECISIONS, grouped
 from ddp_course.lesson09 import (
     ResumableSampler,
     random_states,
@@ -357,7 +357,7 @@ def train(args, rank, world_size, device):
         sampler.set_epoch(position["epoch"])
         sampler.start = position["updates"] * args.accumulate * args.batch_size
         begin = time.perf_counter()
-        for window in windows(loader, args.accumulate):
+        for window in grouped(loader, args.accumulate):
             if len(window) < args.accumulate:
                 break  # what is left over; another epoch leaves out something else
             step = len(history)

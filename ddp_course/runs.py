@@ -1,6 +1,4 @@
-"""What every lesson's program shares: its flags, its folder, its log, its result, and
-how it ends.
-"""
+"""What all lessons' programs share: flags, folder, log, result, and how they end."""
 
 import argparse
 import hashlib
@@ -20,115 +18,92 @@ import torch.distributed as dist
 from ddp_course import UsageError, project_folder
 from ddp_course.ranks.environment import torchrun_environment
 
+# ---- flags ----
+
+DATA = {  # by what a lesson trains on: the default of --data, and its help
+    "images": (
+        "auto",
+        "auto is mnist where it is on the disk or can be had, else digits",
+    ),
+    "text": ("python", "python, for the sources of its library, or a folder of text"),
+    "questions": ("questions", "questions, or a CSV file with columns user and prompt"),
+}
+
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that says what is wrong with a flag in one line, as a
-    UsageError.
-    """
+    """An ArgumentParser that raises UsageError, with one line, for a wrong flag."""
 
     def error(self, message):
         raise UsageError(f"{message} (--help lists the flags)")
 
 
 def parser(file, doc, trains="images"):
-    """The flags that all lessons have, and those that all that train have; a lesson
-    adds its own.
+    """The flags that all lessons have; a lesson adds its own.
 
     file, doc: the lesson's `__file__` and `__doc__`. trains: on 'images', 'text',
     'questions', or None.
     """
     lesson = Path(file).stem
-    flags = Parser(
-        prog=f"{lesson}.py",
-        description=doc,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    layout = argparse.RawDescriptionHelpFormatter
+    flags = Parser(prog=f"{lesson}.py", description=doc, formatter_class=layout)
     flags.set_defaults(lesson=lesson.removeprefix("lesson"))
-    flags.add_argument(
-        "--device", choices=["auto", "cpu", "cuda", "mps"], default="auto"
-    )
-    flags.add_argument(
-        "--out",
-        type=Path,
-        default=project_folder() / "runs" / lesson,
-        help="where the result and the log go",
-    )
-    flags.add_argument("--seed", type=int, default=0)
-    if trains == "images":
-        data_help = "auto is mnist where it is on the disk or can be had, else digits"
-        flags.add_argument(
-            "--data",
-            choices=["auto", "digits", "mnist"],
-            default="auto",
-            help=data_help,
-        )
-    if trains == "text":
-        data_help = (
-            "python, for the sources of its standard library, or a folder of text files"
-        )
-        flags.add_argument("--data", default="python", help=data_help)
-    if trains == "questions":
-        data_help = "questions, which the course makes, or a CSV file with the columns user and prompt"
-        flags.add_argument("--data", default="questions", help=data_help)
+    flag = flags.add_argument
+    flag("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto")
+    out = project_folder() / "runs" / lesson
+    flag("--out", type=Path, default=out, help="where the result and the log go")
+    flag("--seed", type=int, default=0)
+    flag("--timeout", type=count, default=60, help="seconds to wait for a rank (60)")
     if trains:
-        flags.add_argument("--epochs", type=count, default=3)
-        batch_help = "samples a step, on each rank (%(default)s)"
-        flags.add_argument("--batch-size", type=count, default=64, help=batch_help)
-        flags.add_argument(
-            "--train-samples",
-            type=count,
-            help="how many to train on (all on a GPU, some thousands elsewhere)",
-        )
+        data, data_help = DATA[trains]
+        choices = ["auto", "digits", "mnist"] if trains == "images" else None
+        flag("--data", choices=choices, default=data, help=data_help)
+        flag("--epochs", type=count, default=3)
+        batch_help = "samples per step, on each rank (%(default)s)"
+        flag("--batch-size", type=count, default=64, help=batch_help)
+        samples_help = "how many to train on (all on a GPU, some thousands elsewhere)"
+        flag("--train-samples", type=count, help=samples_help)
     if trains == "images":
-        flags.add_argument(
-            "--no-dropout",
-            action="store_true",
-            help="for runs that are to be compared number by number",
-        )
+        no_dropout_help = "for runs that are compared number by number"
+        flag("--no-dropout", action="store_true", help=no_dropout_help)
     return flags
 
 
 def count(text):
-    """The type of a flag that is a number of something: a whole number from 1."""
+    """The type of a flag that counts something: a whole number from 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
     return int(text)
 
 
 def check_batch_size(batch_size, samples, world_size):
-    """Raise UsageError where a batch is larger than the part of the training set that
-    one rank has.
-    """
+    """Raise UsageError where a batch is larger than one rank's share of the samples."""
     if samples < world_size:
-        raise UsageError(
-            f"{samples} training samples are too few for {world_size} ranks"
-        )
+        few = f"{samples} training samples are too few"
+        raise UsageError(f"{few} for {world_size} ranks")
     share = -(-samples // world_size)
     if batch_size > share:
         split = f"{share} of {samples} samples on {world_size} ranks"
-        raise UsageError(
-            f"--batch-size {batch_size} is more than a rank's share, {split}: use {share} or less"
-        )
+        problem = f"--batch-size {batch_size} is more than a rank's share, {split}"
+        raise UsageError(f"{problem}: use {share} or less")
+
+
+# ---- the folder and the log ----
 
 
 def open_folder(folder):
-    """Make the run's folder, see that it can be written to, and return the log,
-    train.log there.
+    """Make the run's folder and return the log, which writes to train.log there.
 
-    Rank 0 logs from INFO, to the screen too; the other ranks only from WARNING, to the
-    same file.
+    Rank 0 logs from INFO, to the screen too; the other ranks log from WARNING, to the
+    same file. Raises UsageError where the folder cannot be written to.
     """
     rank = torchrun_environment().rank
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = logging.FileHandler(folder / "train.log")
     except OSError as error:
-        raise UsageError(
-            f"cannot write to {folder}: {error.strerror}; choose another folder with --out"
-        ) from None
-    file.setFormatter(
-        logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(message)s")
-    )
+        raise cannot_write(folder, error) from None
+    line = f"%(asctime)s rank {rank} %(levelname)s %(message)s"
+    file.setFormatter(logging.Formatter(line))
     log = logging.getLogger("ddp_course")
     log.setLevel(logging.INFO if rank == 0 else logging.WARNING)
     log.propagate = False
@@ -140,14 +115,82 @@ def open_folder(folder):
     return log
 
 
+def empty_folder(folder):
+    """Make a folder, without what was in it. Raises UsageError where that fails."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise cannot_write(folder, error) from None
+
+
+def cannot_write(path, error):
+    """The UsageError for a file or folder that cannot be written; error: an OSError."""
+    cure = "make room, or choose another folder with --out"
+    return UsageError(f"cannot write to {path}: {error.strerror}; {cure}")
+
+
+def write_atomically(path, content):
+    """Write a file, text or bytes, whole or not at all.
+
+    It is written under another name, flushed to the disk, and renamed. Raises
+    UsageError where that fails, on a full disk for example; an older file stays.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        flush_names(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise cannot_write(path, error) from None
+
+
+def flush_names(folder):
+    """Write a folder's list of names to the disk, too, see fsync(2).
+
+    Without that, a renamed file may be gone after a power cut.
+    """
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+# ---- the result ----
+
+
+def check_finite(losses):
+    """Raise UsageError, on all ranks, where a loss of any rank is NaN or infinite.
+
+    losses: this rank's own, float (steps,). All ranks of a group call it together.
+    """
+    wrong = (~torch.isfinite(losses)).nonzero().flatten().tolist()
+    steps = [wrong[0] if wrong else len(losses)]
+    if dist.is_initialized():
+        steps = [None] * dist.get_world_size()
+        dist.all_gather_object(steps, wrong[0] if wrong else len(losses))
+    if min(steps) < len(losses):
+        where = (
+            f"in step {min(steps) + 1} of the epoch, on rank {steps.index(min(steps))}"
+        )
+        cure = "look at that batch, or lower the learning rate"
+        raise UsageError(f"the loss is no number {where}: {cure}")
+
+
 def finish(
     args, device, model, train_set, losses, seconds, test_accuracy, test_samples
 ):
-    """End a training run: rank 0 prints the result as a table, then writes result.json
-    and metrics.jsonl.
+    """End a training run; return its result, a dict, on every rank.
 
-    losses: the loss of each step. seconds: of training. Returns the result, a dict, on
-    every rank.
+    losses: of each step. seconds: of training. Rank 0 prints the result as a table, and
+    writes result.json and metrics.jsonl.
     """
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     steps = len(losses) // args.epochs
@@ -168,16 +211,17 @@ def finish(
         "params_sha256": params_sha256(model),
     }
     if torchrun_environment().rank == 0:
-        write_result(
-            args.out,
-            result,
-            [{"step": step, "loss": loss} for step, loss in enumerate(losses)],
-        )
+        write_result(args.out, result, by_step(losses))
     return result
 
 
+def by_step(losses):
+    """Losses as rows of metrics.jsonl."""
+    return [{"step": step, "loss": loss} for step, loss in enumerate(losses)]
+
+
 def write_result(folder, result, metrics):
-    """Print the result as a table; write it, and metrics, as files into the run's folder.
+    """Print the result as a table; write it and the metrics into the run's folder.
 
     result: a dict, for result.json. metrics: a list of dicts, for metrics.jsonl.
     """
@@ -188,70 +232,21 @@ def write_result(folder, result, metrics):
     write_atomically(folder / "result.json", json.dumps(result, indent=2) + "\n")
 
 
-def write_atomically(path, content):
-    """Write a file, text or bytes, whole or not at all: under another name, flushed,
-    then renamed.
-
-    Raises UsageError where that fails, a full disk for one; what stood there before
-    stays.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _flush_folder(path.parent)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
-        cure = "make room, or choose another folder with --out; an older file there is untouched"
-        raise UsageError(f"cannot write {path}: {error.strerror}; {cure}") from None
-
-
-def _flush_folder(folder):
-    """Have the names in a folder reach the disk, too: a renamed file may else be gone
-    after a power cut. See fsync(2).
-    """
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def empty_folder(folder):
-    """Make a folder, without anything that may have been in it. Raises UsageError where
-    that fails.
-    """
-    try:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write to {folder}: {error.strerror}; choose another folder with --out"
-        ) from None
-
-
 def params_sha256(model):
-    """A fingerprint of the parameters: SHA-256 of their bytes, float32 little-endian,
-    in the order of the state_dict.
+    """A fingerprint of the parameters: the SHA-256 of their bytes.
+
+    They come in the order of the state_dict, as float32, little-endian.
     """
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     digest = hashlib.sha256()
     for name, value in model.state_dict().items():
         if name in names:
-            digest.update(
-                value.detach()
-                .to("cpu", torch.float32)
-                .contiguous()
-                .numpy()
-                .astype("<f4")
-                .tobytes()
-            )
+            numbers = value.detach().to("cpu", torch.float32).contiguous().numpy()
+            digest.update(numbers.astype("<f4").tobytes())
     return digest.hexdigest()
+
+
+# ---- how a program ends ----
 
 
 def start(main):
@@ -260,7 +255,7 @@ def start(main):
     A UsageError ends it with one line and exit code 2, Ctrl-C quietly. One line for all
     ranks: also where several have the same UsageError, or lose the one that had it.
     """
-    told = _told_file()
+    told = told_file()
     if told:
         # a KeyboardInterrupt may come up in Python code that C++ has called, as DDP
         # does: C++ then aborts
@@ -285,11 +280,10 @@ def start(main):
         sys.exit(130)
 
 
-def _told_file():
-    """A file that is there once a rank of this torchrun has told of a UsageError; None
-    without torchrun.
+def told_file():
+    """A file that exists once a rank has told of a UsageError; None without torchrun.
+
+    It is in the folder in which torchrun makes one folder per rank.
     """
-    own_file = os.environ.get(
-        "TORCHELASTIC_ERROR_FILE"
-    )  # in a folder that torchrun makes for each rank
+    own_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     return Path(own_file).parents[1] / "usage-error" if own_file else None

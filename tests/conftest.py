@@ -37,9 +37,12 @@ if (
         ),
         *(
             f"ddp_course.checks.{path.stem}"
-            for path in COURSE.glob("ddp_course/checks/ex*.py")
+            for path in COURSE.glob("ddp_course/checks/ex*")  # files and folders
         ),
-        "bitsandbytes",  # lesson 11's ranks
+        # what Accelerate and Trainer import on the way, and lesson 11's ranks
+        "datasets",
+        "deepspeed",
+        "bitsandbytes",
     )
 prepare_environment()
 

@@ -2,12 +2,14 @@
 rejected, for the right cause, in time.
 """
 
+import ast
 import importlib
 import inspect
 import os
 import pkgutil
 import re
 import time
+from pathlib import Path
 
 import mutants
 import pytest
@@ -16,8 +18,9 @@ from conftest import THOROUGH
 from ddp_course import checks
 from ddp_course.checks import ex03
 from ddp_course.ranks.launch import launch
+from ddp_course.school import hints
 from ddp_course.school import judge as judge_module
-from ddp_course.school.judge import Question, Source
+from ddp_course.school.judge import Source
 
 for module in pkgutil.iter_modules(mutants.__path__):
     importlib.import_module(f"mutants.{module.name}")
@@ -36,13 +39,16 @@ def warm():
     launch(int)
 
 
+EXERCISES = sorted(
+    module.name
+    for module in pkgutil.iter_modules(checks.__path__)
+    if module.name.startswith("ex")
+)
+
+
 def questions():
-    for module in pkgutil.iter_modules(checks.__path__):
-        if module.name.startswith("ex"):
-            found = vars(
-                importlib.import_module(f"ddp_course.checks.{module.name}")
-            ).values()
-            yield from (thing for thing in found if isinstance(thing, Question))
+    for name in EXERCISES:
+        yield from hints.questions(name.removeprefix("ex")).values()
 
 
 def judge(candidate):
@@ -151,3 +157,43 @@ def test_every_question_has_enough_answers_to_be_tried_on_and_hints(question):
     assert sum(c.pattern is None for c in mine) >= 2
     assert sum(c.pattern is not None for c in mine) >= 4
     assert len(question.hints) >= 2 and inspect.getdoc(question)
+
+
+def imported(text):
+    """The modules of ddp_course.checks that a file imports, as `ex04.diary`."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            if node.module.startswith("ddp_course.checks"):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+                yield from (name.removeprefix("ddp_course.checks.") for name in names)
+
+
+def other_exercises(path, text):
+    """The imports of a file in checks/ from exercises other than its own."""
+    own = path.relative_to(CHECKS).parts[0].removesuffix(".py")
+    for name in imported(text):
+        if re.match(r"ex\d\d", name) and name.split(".")[0] != own:
+            yield name
+
+
+CHECKS = Path(checks.__path__[0])
+
+
+@pytest.mark.parametrize(
+    "path", sorted(CHECKS.rglob("*.py")), ids=lambda path: path.name
+)
+def test_no_exercise_imports_another_and_what_they_share_imports_none(path):
+    text = path.read_text()
+    assert not list(other_exercises(path, text))
+    planted = f"{text}\nfrom ddp_course.checks.ex99 import check_x\n"
+    assert list(other_exercises(path, planted)) == ["ex99.check_x"]
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_a_question_knows_its_exercise_wherever_in_it_it_is_defined(name):
+    number = name.removeprefix("ex")
+    for question in hints.questions(number).values():
+        assert question.lesson == number
+        assert question.title == f"{number} {question.name}"
+        module = importlib.import_module(f"ddp_course.checks.{name}")
+        assert getattr(module, f"check_{question.name}") is question

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 from types import SimpleNamespace
 
 import nbformat
@@ -63,6 +64,12 @@ def solve(folder, number):
     nbformat.write(notebook, folder / "exercises" / path.name)
 
 
+def mine(number):
+    """The path of the learner's exercise, in the folder that the test is in."""
+    [path] = Path("exercises").absolute().glob(f"{number}_exercise_*.ipynb")
+    return path
+
+
 def solution_tasks(number):
     return exercises.tasks(exercises.read(exercises.notebooks("solutions")[number]))
 
@@ -72,9 +79,10 @@ def solution_tasks(number):
 
 def test_each_exercise_belongs_to_a_lesson():
     lessons = {path.name for path in (COURSE / "lessons").glob("*.ipynb")}
-    names = {path.name for path in exercises.notebooks("solutions").values()}
-    assert names and names <= lessons
-    assert names == {path.name for path in exercises.notebooks("exercises").values()}
+    for kind in ("solution", "exercise"):
+        names = {path.name for path in exercises.notebooks(f"{kind}s").values()}
+        assert len(names) == len(NUMBERS) and not names & lessons
+        assert {name.replace(f"_{kind}_", "_", 1) for name in names} <= lessons
 
 
 @each_exercise
@@ -99,7 +107,8 @@ def test_cells_have_stable_ids_and_links_lead_somewhere(number):
     prose = "\n".join(
         cell.source for cell in notebook.cells if cell.cell_type == "markdown"
     )
-    assert f"(../lessons/{path.name})" in prose and f"ddp-course hint {number}" in prose
+    lesson = path.name.replace("_solution_", "_")
+    assert f"(../lessons/{lesson})" in prose and f"ddp-course hint {number}" in prose
 
 
 @each_exercise
@@ -215,8 +224,8 @@ def test_a_notebook_without_questions_is_an_error(course):
     with pytest.raises(UsageError, match="no question"):
         exercises.released(empty)
     shutil.rmtree(course / "solutions")
-    done = python("-c", "from ddp_course import exercises; exercises.main()")
-    assert "no solutions/NN_topic.ipynb" in done.stderr
+    done = python("-m", "ddp_course.school.exercises", cwd=course)
+    assert "no solutions/NN_solution_topic.ipynb" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -277,9 +286,19 @@ def test_a_learner_checks_is_told_what_is_next_and_sees_the_solution_in_the_end(
     assert "### BEGIN" not in shown.stdout
 
 
+def test_untouched_no_question_is_attempted_not_even_where_code_is_given(course):
+    tasks = [(number, task) for number in NUMBERS for task in solution_tasks(number)]
+    assert any("### GIVEN" in task.cell.source for _, task in tasks)
+    done = ddp_course("check")
+    assert done.returncode == 1 and done.stdout.splitlines() == [
+        f"{number} {task.name}: not attempted" for number, task in tasks
+    ]
+    assert not (course / "runs" / "progress.json").exists()
+
+
 def test_other_notebooks_in_the_exercises_folder_disturb_nothing(course):
     (course / "exercises" / "99_notes.ipynb").write_text("{")
-    (course / "exercises" / "03_averaging_gradients_v2.ipynb").write_text("{")
+    (course / "exercises" / "03_averaging_gradients.ipynb").write_text("{")
     done = ddp_course("progress")
     assert done.returncode == 0 and "99" not in done.stdout
     assert ddp_course("check", "99").stderr.startswith(
@@ -288,24 +307,35 @@ def test_other_notebooks_in_the_exercises_folder_disturb_nothing(course):
     assert "damaged" not in ddp_course("check", "03").stderr
 
 
-def test_hints_grow_stronger_and_stay_at_the_last(course):
+def test_hints_grow_stronger_and_the_last_one_says_so(course):
     texts = [ddp_course("hint", "03").stdout for _ in range(4)]
-    assert [
-        f"hint {count} of 3" in text for count, text in zip((1, 2, 3, 3), texts)
-    ] == [True] * 4
-    assert texts[2] == texts[3] and len(set(texts)) == 3
-    assert "03 bucketed, hint 1" in ddp_course("hint", "03", "bucketed").stdout
+    for text, said in zip(texts, ("1 of 3: ", "2 of 3: ", "3 of 3 (the last one): ")):
+        assert text.startswith(f"03 average_gradients, hint {said}")
+    assert "hint 3 of 3 again (there are no more): " in texts[3]
+    for name in (["3"], ["bucket"], ["BUCKETED"]):
+        assert "03 bucketed, hint " in ddp_course("hint", "3", *name).stdout
+
+
+def test_a_question_that_has_passed_shows_its_solution_alone(course):
+    progress.record(Verdict("03 overlapped", "passed", {}))
+    shown = ddp_course("solution", "3", "over")
+    assert shown.returncode == 0 and shown.stdout.count("# overlapped") == 1
+    assert "class Overlapped" in shown.stdout and "class Bucketed" not in shown.stdout
+    refused = ddp_course("solution", "3", "3")
+    assert refused.returncode == 2 and "not yet passed: bucketed; " in refused.stderr
 
 
 def test_reset_brings_back_the_exercise_and_keeps_a_backup(course):
-    path = exercises.notebooks("exercises")["03"]
+    path = mine("03")
     original = path.read_text()
-    path.write_text(original.replace("raise NotImplementedError", "pass"))
-    mine = path.read_text()
+    changed = original.replace("raise NotImplementedError", "pass")
+    path.write_text(changed)
     assert ddp_course("reset", "03").returncode == 0
     assert path.read_text() == original
     [backup] = (course / "runs" / "backups").iterdir()
-    assert backup.read_text() == mine
+    assert backup.read_text() == changed
+    path.unlink()
+    assert ddp_course("reset", "3").returncode == 0 and path.read_text() == original
 
 
 @pytest.mark.parametrize(
@@ -341,7 +371,7 @@ def test_what_cannot_be_done_gives_one_line(arguments, line, course):
     ],
 )
 def test_a_damaged_notebook_or_progress_file_gives_one_line(text, course):
-    exercises.notebooks("exercises")["03"].write_text(text)
+    mine("03").write_text(text)
     done = ddp_course("check", "03")
     assert (
         done.returncode == 2
@@ -356,12 +386,9 @@ def test_a_damaged_notebook_or_progress_file_gives_one_line(text, course):
 
 
 def test_a_check_of_all_tells_of_a_damaged_notebook_and_goes_on(course, monkeypatch):
-    monkeypatch.setattr(
-        command,
-        "chosen_exercises",
-        lambda _: {number: exercises.notebooks()[number] for number in ("03", "04")},
-    )
-    exercises.notebooks()["03"].write_text("{")
+    chosen = {number: mine(number) for number in ("03", "04")}
+    monkeypatch.setattr(exercises, "learners", lambda _: chosen)
+    mine("03").write_text("{")
     done = ddp_course("check")
     assert done.returncode == 2 and all(
         f"04 {task.name}: " in done.stdout for task in solution_tasks("04")
@@ -383,7 +410,7 @@ def test_only_an_exercise_of_ones_own_is_said_to_need_a_reset(text, line, course
     with pytest.raises(UsageError) as error:
         exercises.read(path)
     assert str(error.value) == f"{path} {line}"
-    path = exercises.notebooks()["03"]
+    path = mine("03")
     path.write_text(text)
     with pytest.raises(UsageError, match="ddp-course reset 03 brings a fresh one"):
         exercises.read(path)
@@ -406,7 +433,7 @@ def test_answers_are_found_in_notebooks_without_cell_ids(
     minor, in_metadata, course, recwarn
 ):
     solve(course, "03")
-    path, given = exercises.notebooks()["03"], solution_tasks("03")
+    path, given = mine("03"), solution_tasks("03")
     expected = exercises.answer_cells(exercises.read(path), given)
     assert list(expected) == [task.cell.id for task in given]
     stored_without_ids(path, minor, in_metadata)
@@ -421,7 +448,7 @@ def test_answers_are_found_in_notebooks_without_cell_ids(
 
 
 def test_a_check_finds_answers_without_cell_ids(course):
-    stored_without_ids(exercises.notebooks()["03"], minor=4, in_metadata=False)
+    stored_without_ids(mine("03"), minor=4, in_metadata=False)
     done = ddp_course("check", "03")
     assert done.returncode == 1 and "its cell is not in" not in done.stdout
 
@@ -450,7 +477,7 @@ def test_progress_with_impossible_hints_or_a_folder_in_its_place(course):
 
 
 def test_reset_overwrites_nothing_that_it_cannot_keep(course):
-    path = exercises.notebooks()["03"]
+    path = mine("03")
     path.write_text("mine")
     (course / "runs").mkdir(exist_ok=True)
     (course / "runs" / "backups").write_text("a file in the way")

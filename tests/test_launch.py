@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ import torch
 import torch.distributed as dist
 from conftest import COURSE, THOROUGH, descendants, python, wait_until
 
+from ddp_course import UsageError
 from ddp_course.ranks import environment
 from ddp_course.ranks.environment import host_store, process_group
 from ddp_course.ranks.launch import (
@@ -193,9 +195,65 @@ def test_a_wrong_number_of_ranks_is_refused(nproc):
         launch(rank, nproc=nproc)
 
 
-def test_a_wrong_timeout_is_refused():
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), "5", None])
+def test_a_wrong_timeout_is_refused(timeout):
     with pytest.raises(ValueError, match="above 0"):
-        launch(rank, timeout=0)
+        launch(rank, timeout=timeout)
+
+
+@pytest.mark.parametrize("env", [{"X": 1}, {1: "x"}, {"X": None}, ["X"], "X=1"])
+def test_an_environment_of_something_else_than_texts_is_refused(env):
+    with pytest.raises(TypeError, match='^env .*texts, {"NAME": "value"}, but'):
+        launch(rank, env=env)
+
+
+def test_an_environment_that_no_process_can_have_is_told():
+    with pytest.raises(RankError, match="ValueError: embedded null byte"):
+        launch(rank, env={"X": "\0"})
+
+
+def test_too_few_open_files_are_counted_before_anything_is_started():
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, most))
+    try:
+        with pytest.raises(UsageError, match="64 ranks need .* files .*, and 256 are"):
+            launch(rank, nproc=64)
+        assert not living_ranks()
+        assert launch(rank) == [0, 1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+
+
+CRASHES = """
+import multiprocessing.forkserver, os, resource, time
+from ddp_course.ranks.launch import launch
+
+launch(os.getpid)
+server = multiprocessing.forkserver._forkserver._forkserver_pid
+resource.prlimit(server, resource.RLIMIT_NOFILE, (9, 4096))
+try:
+    launch(os.getpid, nproc=8)
+except EOFError:
+    print("the server has crashed")
+deadline = time.monotonic() + 20
+while True:
+    try:
+        print(len(set(launch(os.getpid))), "ranks")
+        break
+    except ConnectionError:  # while the server is still leaving
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+print(multiprocessing.forkserver._forkserver._forkserver_pid != server)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prlimit is Linux's")
+def test_after_its_server_has_crashed_a_program_can_launch_again(tmp_path):
+    """A server that crashes takes nothing of its caller's with it."""
+    script = tmp_path / "crashes.py"
+    script.write_text(CRASHES)
+    told = python(script).stdout
+    assert told == "the server has crashed\n2 ranks\nTrue\n"
 
 
 def test_a_call_in_place_of_a_function_is_refused():
@@ -315,9 +373,8 @@ def test_the_rank_that_raised_is_named_first_with_its_own_traceback(
             "in divide_by_zero: return 1 // 0\nZeroDivisionError: integer division or modulo by zero"
             in text
         )
-        assert (
-            "ddp_course/ranks/launch.py" not in text and "multiprocessing" not in text
-        )
+        for insides in ("ranks/launch.py", "ranks/in_each_rank.py", "multiprocessing"):
+            assert insides not in text
 
 
 def says(*words):

@@ -1,6 +1,4 @@
-"""Lesson 03: three rungs, each equal to one process after every step; and faults, each
-of which is found.
-"""
+"""Lesson 03: three versions of DDP, each equal to one process after every step."""
 
 import pytest
 import torch
@@ -97,9 +95,7 @@ def train(model, finish=lambda: None, rank=0, world_size=1):
 
 
 def train_rank(name, wrap, *options):
-    """Train on this rank; every rank begins with another model, which a rung has to put
-    right.
-    """
+    """Train on this rank. Each rank starts from its own model, which DDP puts right."""
     with process_group() as (rank, world_size):
         torch.manual_seed(rank)
         model = MODELS[name]().double()
@@ -127,7 +123,7 @@ def assert_same_as_one_process(name, wrap, *options, nproc=2):
             )
 
 
-RUNGS = {
+VERSIONS = {
     "after": ("after",),
     "overlapped": (OverlappedDDP,),
     "one bucket": (BucketedDDP, 25.0),
@@ -136,10 +132,12 @@ RUNGS = {
 
 
 @pytest.mark.parametrize("nproc", [2, 3] if THOROUGH else [3])
-@pytest.mark.parametrize("rung", RUNGS if THOROUGH else ["overlapped", "many buckets"])
+@pytest.mark.parametrize(
+    "version", VERSIONS if THOROUGH else ["overlapped", "many buckets"]
+)
 @pytest.mark.parametrize("name", MODELS)
-def test_ranks_equal_one_process_after_every_step(name, rung, nproc):
-    assert_same_as_one_process(name, *RUNGS[rung], nproc=nproc)
+def test_ranks_equal_one_process_after_every_step(name, version, nproc):
+    assert_same_as_one_process(name, *VERSIONS[version], nproc=nproc)
 
 
 # ---- planted faults: the assertion above must find each ----
@@ -159,7 +157,7 @@ class NoBroadcast(BucketedDDP):
 
 class SumForMean(OverlappedDDP):
     def gradient_is_ready(self, parameter):
-        self.in_flight.append(dist.all_reduce(parameter.grad, async_op=True))
+        self.in_flight[parameter] = dist.all_reduce(parameter.grad, async_op=True)
 
 
 class NeverWaits(OverlappedDDP):
@@ -167,7 +165,7 @@ class NeverWaits(OverlappedDDP):
 
     def gradient_is_ready(self, parameter):
         received = parameter.grad / dist.get_world_size()
-        self.in_flight.append(dist.all_reduce(received, async_op=True))
+        self.in_flight[parameter] = dist.all_reduce(received, async_op=True)
 
 
 class AveragesParameters(OverlappedDDP):
@@ -177,7 +175,7 @@ class AveragesParameters(OverlappedDDP):
 
     def gradient_is_ready(self, parameter):
         parameter.data /= dist.get_world_size()
-        self.in_flight.append(dist.all_reduce(parameter.data, async_op=True))
+        self.in_flight[parameter] = dist.all_reduce(parameter.data, async_op=True)
 
 
 class ForgetsTheLast(BucketedDDP):
@@ -194,7 +192,7 @@ class ForgetsTheLast(BucketedDDP):
 
 class PutsGradientsBackInTheWrongOrder(BucketedDDP):
     def finish_gradient_synchronization(self):
-        for _, gradients, _ in self.in_flight:
+        for _, gradients, _ in self.sent:
             gradients.copy_(gradients.flip(0))
         super().finish_gradient_synchronization()
 
@@ -271,7 +269,9 @@ def test_communication_begins_before_backward_ends():
             module = MLP(width=16)
             seen = []
             module[1].weight.register_post_accumulate_grad_hook(
-                lambda _: seen.append(len(model.in_flight))
+                lambda _: seen.append(
+                    len(model.in_flight) + len(getattr(model, "sent", []))
+                )
             )
             model = wrap(module, *options)
             model(torch.randn(4, 784)).sum().backward()
@@ -303,7 +303,22 @@ def test_a_gradient_too_few_or_too_many_is_refused(backwards):
                 model(torch.randn(4, 784)).sum().backward()
             model.finish_gradient_synchronization()
 
-    with pytest.raises(RankError, match="each parameter must get one gradient a step"):
+    with pytest.raises(
+        RankError, match="each parameter must get one gradient per step"
+    ):
+        launch(step)
+
+
+def test_a_second_backward_before_the_first_is_finished_is_refused():
+    """It would add to gradients while they are being sent, and nobody would notice."""
+
+    def step():
+        with process_group():
+            model = OverlappedDDP(MLP(width=8))
+            for _ in range(2):
+                model(torch.randn(4, 784)).sum().backward()
+
+    with pytest.raises(RankError, match="second backward before the first one"):
         launch(step)
 
 

@@ -67,15 +67,15 @@ def test_ranks_train_as_one_process_with_the_same_batch_of_all(nproc, alone, tmp
 
 @pytest.mark.parametrize("nproc", [2, 3] if THOROUGH else [3])
 def test_lesson_03_trains_the_same(nproc, alone, tmp_path):
-    for rung in ("after", "overlapped", "bucketed"):
+    for when in ("after", "overlapped", "bucketed"):
         _, losses = run(
             lesson03,
-            tmp_path / rung,
+            tmp_path / when,
             nproc,
             "--batch-size",
             str(48 // nproc),
-            "--rung",
-            rung,
+            "--average",
+            when,
         )
         torch.testing.assert_close(losses, alone[0], rtol=2e-3, atol=2e-3)
 

@@ -109,6 +109,42 @@ def test_so_they_are_in_32_bits_also_far_from_zero(mean):
     )
 
 
+def in_16_bits(make, dtype):
+    """The output and the weight's gradient of a layer in float32 for a batch in 16."""
+    with process_group():
+        layer = make(nn.BatchNorm1d(3))
+        x = a_batch(2).repeat(40, 1)[:, :3].to(dtype).requires_grad_(True)
+        output = layer(x)
+        output.float().pow(3).sum().backward()
+        return output.detach().float(), layer.weight.grad, output.dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_in_16_bits_it_rounds_no_more_than_torchs_batchnorm(dtype):
+    [ours] = launch(in_16_bits, lesson05.convert_sync_batchnorm, dtype, nproc=1)
+    [torchs] = launch(in_16_bits, lambda layer: layer, dtype, nproc=1)
+    assert ours[2] == torchs[2] == dtype
+    torch.testing.assert_close(ours[1], torchs[1], rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(ours[0], torchs[0], rtol=1e-2, atol=1e-2)
+
+
+def test_without_weights_an_in_place_relu_may_follow():
+    def train():
+        with process_group():
+            layer = lesson05.convert_sync_batchnorm(nn.BatchNorm1d(3, affine=False))
+            x = a_batch(2)[:, :3].clone().requires_grad_(True)
+            torch.relu_(layer(x)).sum().backward()
+            return x.grad is not None
+
+    assert launch(train, nproc=2) == [True, True]
+
+
+def test_a_batchnorm_that_is_used_twice_stays_one_layer():
+    norm = nn.BatchNorm1d(4)
+    model = lesson05.convert_sync_batchnorm(nn.Sequential(norm, nn.Linear(4, 4), norm))
+    assert type(model[0]) is lesson05.SyncBatchNorm and model[0] is model[2]
+
+
 def test_batchnorm_on_each_rank_would_be_found():
     with pytest.raises(AssertionError):
         assert_equal_to_the_joined_batch(

@@ -155,10 +155,10 @@ def test_gradients_travel_once_a_window(micro):
     )  # of the number of items, and of the one bucket
 
 
-def test_windows_hold_all_batches_in_order():
-    assert list(lesson06.windows(range(7), 3)) == [[0, 1, 2], [3, 4, 5], [6]]
-    assert list(lesson06.windows(range(6), 3)) == [[0, 1, 2], [3, 4, 5]]
-    assert list(lesson06.windows([], 3)) == []
+def test_groups_hold_all_batches_in_order():
+    assert list(lesson06.grouped(range(7), 3)) == [[0, 1, 2], [3, 4, 5], [6]]
+    assert list(lesson06.grouped(range(6), 3)) == [[0, 1, 2], [3, 4, 5]]
+    assert list(lesson06.grouped([], 3)) == []
 
 
 # ---- the program ----

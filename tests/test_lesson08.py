@@ -135,7 +135,7 @@ def test_training_arguments_that_leave_the_processes_alone_are_refused(tmp_path)
         lesson08.main(options)
 
     with pytest.raises(
-        RankError, match="assert settings.world_size == torchrun_environment"
+        RankError, match="assert settings.world_size == world_size"
     ):
         launch(forget_cpu, [*DIGITS, "--out", str(tmp_path)])
     assert not (tmp_path / "result.json").exists()
@@ -279,7 +279,7 @@ def test_there_must_be_something_to_resume_from_and_a_new_run_begins_anew(tmp_pa
     short = ["--epochs", "1", "--batch-size", "96"]
     with pytest.raises(
         RankError,
-        match="UsageError: there is no checkpoint in .*: run without --resume first",
+        match="UsageError: there is no checkpoint in .*: run without --resume",
     ):
         launch(lesson08.main, [*DIGITS, "--resume", "--out", str(tmp_path)], nproc=1)
     run(lesson08, tmp_path, 1, *short)

@@ -3,18 +3,23 @@ real IPython shell.
 """
 
 import html
+import os
 import re
+import subprocess
 import sys
 import textwrap
+import time
 
+import nbformat
+import papermill
 import pytest
-from conftest import descendants, wait_until
+from conftest import COURSE, descendants, wait_until
 from IPython.core.interactiveshell import InteractiveShell
 from jupyter_client.manager import start_new_kernel
 
 from ddp_course import lesson01, lesson03, lesson04, notebook
 from ddp_course.notebook import fresh_kernel, sources
-from ddp_course.ranks.launch import RankError, launch
+from ddp_course.ranks.launch import RankError, RankTimeout, launch
 from ddp_course.scenery import models
 
 
@@ -32,6 +37,7 @@ def displayed(monkeypatch):
 
 def text_of(page):
     """What a person reads of HTML."""
+    page = re.sub(r"(?s)<style>.*</style>\n", "", page)
     return html.unescape(re.sub(r"<[^>]*>", "", page))
 
 
@@ -54,8 +60,8 @@ def test_shown_code_is_highlighted_and_loses_nothing(displayed):
     for bundle in displayed:
         page = bundle["text/html"]
         assert text_of(page) == bundle["text/plain"]
-        assert "keyword-color" in page and "string-color" in page
-        assert "comment-color" in page
+        assert "<b>def</b>" in page and "<i># ddp_course" in page
+        assert '<span class="s">"""' in page
 
 
 def test_show_includes_decorators(displayed):
@@ -82,19 +88,39 @@ def test_compare_marks_what_goes_and_what_comes(displayed):
     notebook.compare(lesson01.train_one_epoch, lesson03.train_one_epoch)
     text, page = displayed[0]["text/plain"], displayed[0]["text/html"]
     assert text.startswith("  ddp_course/lesson01.py -> ddp_course/lesson03.py")
+    assert "\n-def train_one_epoch(model, loader, optimizer, device):\n" in text
     assert "\n+        finish()\n" in text
-    assert "\n-    return torch.stack(losses).tolist()" in text
     for sign, color in (("+", sources.IN), ("-", sources.OUT)):
-        marked = [line for line in page.splitlines() if f"background: {color}" in line]
-        assert [text_of(line) for line in marked] == [
+        runs = re.findall(
+            rf'(?s)<div style="background: {re.escape(color)}">(.*?)</div>', page
+        )
+        assert text_of("".join(runs)).splitlines() == [
             line for line in text.splitlines() if line.startswith(sign)
         ]
 
 
 def test_compare_keeps_each_line_whole_with_its_sign(displayed):
     notebook.compare(lesson01, lesson04)
-    assert text_of(displayed[0]["text/html"]) == displayed[0]["text/plain"]
-    assert "white-space: pre;" in displayed[0]["text/html"]
+    page = displayed[0]["text/html"]
+    assert text_of(page) == displayed[0]["text/plain"] + "\n"
+    assert "white-space: pre;" in page and "overflow-x: auto" in page
+
+
+def test_each_side_of_a_comparison_is_highlighted_as_it_is_in_its_file(
+    displayed, tmp_path, monkeypatch
+):
+    """In one text, the quotes of both would pair with each other."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "quotes.py").write_text(
+        'def one():\n    """Old\n\n    text.\n    """\n    return 1\n\n\n'
+        'def two():\n    """New\n\n    text.\n    """\n    return 2\n'
+    )
+    import quotes
+
+    notebook.compare(quotes.one, quotes.two)
+    page = displayed[0]["text/html"]
+    assert '-    <span class="s">"""Old</span>\n' in page
+    assert "-    <b>return</b> 1\n" in page and "+    <b>return</b> 2\n" in page
 
 
 def test_compare_says_when_nothing_changes(displayed):
@@ -146,7 +172,7 @@ def shell():
 
 
 def run(shell, text):
-    result = shell.run_cell(textwrap.dedent(text).strip())
+    result = shell.run_cell(textwrap.dedent(text).strip(), store_history=True)
     result.raise_error()
     return result
 
@@ -174,27 +200,104 @@ def test_ranks_without_a_last_value_prints_nothing(shell, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_ranks_quotes_the_line_of_the_cell_that_failed(shell):
-    with pytest.raises(
-        RankError, match=r"line 4, in <module>: 1 / \(rank - 1\)\nZeroDivisionError"
-    ):
+def test_ranks_names_the_cell_and_the_line_that_failed(shell):
+    number = shell.execution_count
+    place = rf"cell In\[{number}\], line 4, in <module>: 1 / \(rank - 1\)"
+    with pytest.raises(RankError, match=f"{place}\nZeroDivisionError"):
         run(shell, "%%ranks 2\nx = 1\n\n1 / (rank - 1)")
+    place = rf"cell In\[{number + 1}\], line 2, in <module>: rank / 0"
+    with pytest.raises(RankError, match=place):
+        run(shell, "%%ranks 2\nrank / 0")
 
 
-def test_ranks_stops_a_cell_that_hangs(shell):
-    with pytest.raises(
-        RankError,
-        match=r"(?s)did not finish within 2 s.*rank 0 stood in .*line 3, in <module>: dist.barrier\(\)",
-    ):
+def test_ranks_stops_a_cell_that_hangs_and_names_it(shell):
+    place = rf"cell In\[{shell.execution_count}\], line 3, in <module>"
+    with pytest.raises(RankTimeout, match=rf"(?s)within 2 s.*{place}: dist.barrier"):
         run(
             shell,
-            "%%ranks 2 --timeout 2\nif rank == 0:\n    dist.barrier()\nelse:\n    import time; time.sleep(60)",
+            """
+            %%ranks 2 --timeout 2
+            if rank == 0:
+                dist.barrier()
+            else:
+                import time; time.sleep(60)
+            """,
         )
 
 
-def test_a_syntax_error_is_found_before_any_rank_starts(shell):
-    with pytest.raises(SyntaxError):
-        run(shell, "%%ranks\nx = = 1")
+def error_shown(shell, capsys, text):
+    """What a reader sees of a cell that fails, its plain text."""
+    capsys.readouterr()
+    result = shell.run_cell(text, store_history=True)
+    assert not result.success
+    told = capsys.readouterr()
+    return re.sub(r"\x1b\[[0-9;]*m", "", told.out + told.err)
+
+
+@pytest.mark.parametrize(
+    "line, told",
+    [
+        ("{nprocs}", "no variable is called nprocs here; there is nproc"),
+        ("{2 * zzz}", "no variable is called zzz here"),
+        ("{nproc} --timeout {zzz}", "no variable is called zzz here"),
+        ("{1 / 0}", "there is no value for {1 / 0}"),
+        ("0", "%%ranks takes a number of ranks, 1 or more, not 0"),
+        ("-1", "%%ranks takes a number of ranks, 1 or more, not -1"),
+        ("two", "argument nproc: invalid int value: 'two'"),
+        ("--ranks 2", "unrecognized arguments: --ranks"),
+        ("--timeout 0", "--timeout takes seconds, above 0 and at most a day, not 0"),
+        (
+            "--timeout nan",
+            "--timeout takes seconds, above 0 and at most a day, not nan",
+        ),
+        ('"', '%%ranks ": No closing quotation'),
+    ],
+)
+def test_wrong_arguments_of_ranks_are_told_in_one_line(shell, capsys, line, told):
+    run(shell, "nproc = 2")
+    shown = error_shown(shell, capsys, f"%%ranks {line}\nrank")
+    assert shown == f"UsageError: {told}\n"
+
+
+@pytest.mark.parametrize(
+    "cell, number, code, caret, message",
+    [
+        ("x = = 1", 2, "x = = 1", 4, "invalid syntax"),
+        ("if True:\n    x = (1,\n    y", 3, "x = (1,", 4, "'(' was never closed"),
+        ("\nreturn 3", 3, "return 3", 0, "'return' outside function"),
+    ],
+)
+def test_a_syntax_error_on_ranks_is_three_lines(
+    shell, capsys, cell, number, code, caret, message
+):
+    place = f"line {number} of cell In[{shell.execution_count}]"
+    shown = error_shown(shell, capsys, f"%%ranks\n{cell}")
+    lines = [f"SyntaxError in {place}:", f"    {code}", f"    {' ' * caret}^ {message}"]
+    assert shown.splitlines() == lines
+
+
+@pytest.mark.parametrize(
+    "command", ["!ls", "%time 3", "print?", "files = !ls", "%%time", "cd .."]
+)
+def test_cells_on_ranks_are_plain_python_and_say_so(shell, capsys, command):
+    place = f"line 3 of cell In[{shell.execution_count}]"
+    shown = error_shown(shell, capsys, f"%%ranks\nx = 1\n{command}")
+    assert shown == (
+        "UsageError: cells on ranks are plain Python, without IPython's commands: "
+        f"{place}, {command}\n"
+    )
+
+
+def test_a_name_that_was_assigned_on_the_ranks_is_told_apart(shell, capsys):
+    cell = f"cell In[{shell.execution_count}]"
+    run(shell, "%%ranks 2\nthe_sum = rank")
+    note = f"the_sum was assigned on the ranks, in {cell}."
+    for later in ("the_sum + 1", "%%ranks 2\nprint(the_sum)"):
+        shown = error_shown(shell, capsys, later)
+        assert "NameError: name 'the_sum' is not defined" in shown
+        assert note in shown and "values = launch(function, nproc=2)" in shown
+    shown = error_shown(shell, capsys, "never_assigned")
+    assert shown.endswith("NameError: name 'never_assigned' is not defined\n")
 
 
 def test_errors_are_rendered_short_in_a_notebook(shell, capsys):
@@ -208,6 +311,20 @@ def test_errors_are_rendered_short_in_a_notebook(shell, capsys):
         and "start_processes" not in shown
         and "_Run" not in shown
     )
+
+
+@pytest.mark.parametrize(
+    "call, told",
+    [
+        ("launch(3)", "launch takes a function and then its arguments, .* but got 3"),
+        ("launch(print, nproc=0)", "nproc is a number of ranks, 1 or more, but is 0"),
+        ("launch(print, env={'X': 1})", "env holds texts, .*, but 'X' is 1"),
+    ],
+)
+def test_a_wrong_call_of_launch_is_told_in_one_line(shell, capsys, call, told):
+    run(shell, "from ddp_course.ranks.launch import launch")
+    shown = error_shown(shell, capsys, call)
+    assert re.fullmatch(f"CannotLaunch: {told}\n", shown)
 
 
 def test_a_lesson_edited_on_disk_is_reloaded_before_the_next_cell(shell, tmp_path):
@@ -286,3 +403,184 @@ def test_a_kernel_answers_signals_as_before_after_notebook_launcher(
         path, extension, LAUNCHES, "print(signal.getsignal(signal.SIGTERM) == before)"
     )
     assert capsys.readouterr().out.splitlines()[-1] == str(kept)
+
+
+# ---- a kernel that has been restarted ----
+
+STARTUP = COURSE / "ddp_course" / "school" / "jupyterlab" / "startup.py"
+
+
+def errors_of(client, cell):
+    """What a cell writes to stderr."""
+    told = []
+    client.execute_interactive(
+        cell,
+        output_hook=lambda message: told.append(message["content"].get("text", "")),
+    )
+    return "".join(told)
+
+
+def test_a_new_kernel_says_to_run_the_first_cell_again():
+    """As `ddp-course lab` starts it: with PYTHONSTARTUP."""
+    manager, client = start_new_kernel(env=os.environ | {"PYTHONSTARTUP": str(STARTUP)})
+    try:
+        told = errors_of(client, "%%ranks 2\nrank")
+        assert told.startswith(
+            "UsageError: the kernel is new: run the first cell again"
+        )
+        loaded = "import sys; print({'torch', 'ddp_course'} & set(sys.modules))"
+        assert errors_of(client, loaded) == "set()\n"
+        errors_of(client, f"sys.path[:0] = {sys.path!r}")
+        errors_of(client, "%load_ext ddp_course.notebook")
+        assert errors_of(client, "%%ranks 2\nrank") == "[rank0]: 0\n[rank1]: 1\n"
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+def test_the_startup_file_does_nothing_in_a_plain_python():
+    command = [sys.executable, "-q", "-i"]
+    environment = os.environ | {"PYTHONSTARTUP": str(STARTUP)}
+    names = "print([name for name in dir() if not name.startswith('__')])\n"
+    options = {"capture_output": True, "text": True, "input": names}
+    ran = subprocess.run(command, env=environment, **options)
+    assert ran.stdout == "[]\n" and "Error" not in ran.stderr
+
+
+# ---- long cells ----
+
+
+@pytest.fixture(scope="module")
+def lab():
+    """A kernel with the course's extension, in which a cell is long after one second,
+    and a client that stands for a person.
+    """
+    manager, client = start_new_kernel()
+    client.execute_interactive(f"import sys; sys.path[:0] = {sys.path!r}")
+    client.execute_interactive("%load_ext ddp_course.notebook\nimport time")
+    client.execute_interactive("from ddp_course.notebook import alive")
+    client.execute_interactive("alive.SILENCE = 1; time.sleep(0.5)")
+    yield client
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+
+
+def page_of(messages):
+    """The outputs that JupyterLab has at the end, and the lines that came and went."""
+    outputs, clear_next, lines = [], False, []
+    for message in messages:
+        kind, content = message["msg_type"], message["content"]
+        if kind == "clear_output":
+            clear_next = content["wait"]
+            outputs = outputs if clear_next else []
+        elif kind in ("stream", "display_data", "execute_result", "error"):
+            outputs = [] if clear_next else outputs
+            clear_next = False
+            outputs.append(dict(content))
+        elif kind == "update_display_data":
+            for output in outputs:
+                if output.get("transient") == content["transient"]:
+                    output["data"] = content["data"]
+        lines += re.findall("running for [0-9]+ s", str(content.get("data")))
+    texts = []
+    for output in outputs:
+        data = output.get("data") or {}
+        text = output.get("text", output.get("ename", data.get("text/plain", "")))
+        texts.append(text)
+    return texts, lines
+
+
+def run_in(lab, cell, reader=True, **options):
+    messages = []
+    lab.execute_interactive(
+        cell, allow_stdin=reader, output_hook=messages.append, timeout=60, **options
+    )
+    return page_of(messages)
+
+
+def test_a_long_cell_counts_its_seconds_and_leaves_no_trace(lab):
+    outputs, lines = run_in(lab, "time.sleep(2.6)")
+    assert outputs == [] and lines[:2] == ["running for 1 s", "running for 2 s"]
+
+
+@pytest.mark.parametrize(
+    "end, shown",
+    [("print('a'); print('b')", ["a\nb\n"]), ("7", ["7"]), ("1 / 0", ["ZeroDivisionError"])],
+)  # fmt: skip
+def test_the_first_output_takes_the_place_of_the_line(lab, end, shown):
+    outputs, lines = run_in(lab, f"time.sleep(1.6)\n{end}")
+    assert outputs == shown and lines[0] == "running for 1 s"
+
+
+def test_no_line_where_nobody_reads_and_in_short_cells(lab):
+    assert run_in(lab, "time.sleep(2)", reader=False) == ([], [])
+    assert run_in(lab, "time.sleep(0.2)\n'done'") == (["'done'"], [])
+
+
+def test_what_a_cell_shows_just_before_the_line_is_kept(lab):
+    """The line comes before the Watcher has seen the output, which the line clears."""
+    cell = """
+    import threading
+    [watcher] = [t for t in threading.enumerate() if t.name == "Watcher"]
+    line, gate = watcher.line, threading.Event()
+    follow = line.follow
+    line.follow = lambda *message: (gate.wait(), follow(*message))
+    print("just before")
+    sys.stdout.flush()
+    time.sleep(0.5)
+    line.latest -= 60
+    line.count()
+    gate.set()
+    time.sleep(1)
+    print("later")
+    """
+    texts, lines = run_in(lab, textwrap.dedent(cell))
+    assert texts == ["just before\n", "later\n"] and len(lines) > 0
+
+
+def test_a_cell_that_falls_silent_gets_a_line_that_ends_empty(lab):
+    run_in(lab, "alive.LONG_SILENCE = 1")
+    texts, lines = run_in(lab, "print('a')\ntime.sleep(1.6)\nprint('b')")
+    run_in(lab, "alive.LONG_SILENCE = 10")
+    assert texts == ["a\n", "", "b\n"] and lines[0] == "running for 1 s"
+
+
+def test_the_answer_to_a_question_is_not_cleared(lab):
+    """JupyterLab keeps it among the outputs, and the kernel does not see it there."""
+
+    def answer(request):
+        time.sleep(2)
+        lab.input("Ada")
+
+    messages = []
+    lab.execute_interactive(
+        "name = input()",
+        allow_stdin=True,
+        stdin_hook=answer,
+        output_hook=messages.append,
+    )
+    kinds = {message["msg_type"] for message in messages}
+    assert not kinds & {"display_data", "clear_output"}
+
+
+def test_the_line_does_not_disturb_notebook_launchers_forks(lab):
+    forks = LAUNCHES.replace("pass", "import time; time.sleep(2); print('ran')")
+    texts, lines = run_in(lab, forks)
+    assert "".join(texts).count("ran") == 2 and lines
+
+
+def test_papermill_shows_no_line(tmp_path):
+    cells = [f"import sys; sys.path[:0] = {sys.path!r}"]
+    cells += ["%load_ext ddp_course.notebook"]
+    cells += ["from ddp_course.notebook import alive; alive.SILENCE = 1"]
+    cells += ["import time; time.sleep(2)"]
+    notebook = nbformat.v4.new_notebook()
+    notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]
+    nbformat.write(notebook, tmp_path / "long.ipynb")
+    done = papermill.execute_notebook(
+        tmp_path / "long.ipynb",
+        tmp_path / "done.ipynb",
+        kernel_name="python3",
+        progress_bar=False,
+    )
+    assert not any(cell.outputs for cell in done.cells)

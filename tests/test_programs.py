@@ -41,6 +41,7 @@ TORCHRUN = {
     "python": [sys.executable],
 }
 TORCHRUN["deepspeed"] = [sys.executable, "-m", "deepspeed.launcher.runner"]
+TORCHRUN["accelerate"] = [sys.executable, "-m", "accelerate.commands.accelerate_cli"]
 
 
 def commands():
@@ -59,91 +60,74 @@ def no_mnist(workplace):
     remember_that_there_is_no_mnist(workplace)
 
 
-def own_processes():
-    """The commands that are run as they stand there: one of each kind. Those of lesson
-    10 that start ranks of their own are run in test_lesson10.py."""
+def commands_of(path):
+    return [line for line in commands() if path.name in line or path.stem in line]
+
+
+def ranks_of(words):
+    """How many ranks a command starts."""
+    flags = ("--nproc_per_node", "--nproc", "--num_gpus", "--num_processes")
+    there = [flag for flag in flags if flag in words]
+    return int(words[words.index(there[0]) + 1]) if there else 1
+
+
+def lesson_and_flags(command):
+    """The lesson of a command, a module, and the flags that it gives it."""
+    words = shlex.split(command)
+    [place] = [at for at, word in enumerate(words) if "lesson" in word]
+    lesson = re.search("lesson[0-9]+", words[place])[0]
+    return importlib.import_module(f"ddp_course.{lesson}"), words[place + 1 :]
+
+
+def in_processes_of_their_own():
+    """The commands that `make test` runs as they are; `make thorough` runs all so."""
     some = [
         "torchrun --nproc_per_node 2 ddp_course/lesson04.py --epochs 1",
         "python -m ddp_course.lesson05 --epochs 1",
     ]
     assert set(some) <= set(commands())
-    return commands() if THOROUGH else some
+    return [[line] for line in some] if not THOROUGH else map(commands_of, LESSONS)
 
 
-def ranks_of(words):
-    """How many ranks a command starts."""
-    return next(
-        (
-            int(words[words.index(flag) + 1])
-            for flag in ("--nproc_per_node", "--nproc", "--num_gpus")
-            if flag in words
-        ),
-        1,
-    )
+@pytest.mark.parametrize("lines", in_processes_of_their_own(), ids=lambda x: x[0][:60])
+def test_every_command_in_a_docstring_runs(lines, workplace, no_mnist):
+    """One after the other, in the same folder."""
+    for command in lines:
+        program, *arguments = shlex.split(command)
+        whole = TORCHRUN[program] + arguments
+        done = subprocess.run(whole, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        lesson, _ = lesson_and_flags(command)
+        name = lesson.__name__.rpartition(".")[2]
+        result = json.loads((workplace / "runs" / name / "result.json").read_text())
+        for value in [*result, *result.values()]:
+            assert str(value) in done.stdout
+        assert result["world_size"] == ranks_of(arguments)
 
 
-@pytest.mark.parametrize("command", own_processes())
-def test_every_command_in_a_docstring_runs(command, workplace, no_mnist):
-    program, *arguments = shlex.split(command)
-    done = subprocess.run(
-        TORCHRUN[program] + arguments, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    [result_file] = (workplace / "runs").glob("lesson*/result.json")
-    result = json.loads(result_file.read_text())
-    for name, value in result.items():
-        assert (
-            f"{name:<24}"[: max(len(name) + 1, 20)].strip() in done.stdout
-            and str(value) in done.stdout
-        )
-    assert result["world_size"] == ranks_of(arguments)
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_the_commands_of_a_docstring_run_one_after_the_other(path, workplace, no_mnist):
+    """In the same folder, as a reader types them; where one resumes, it can.
 
-
-def in_ranks_that_are_ready():
-    """Of the other commands one of each lesson, that with the most flags; `make
-    thorough` runs all as they stand there.
+    In ranks that have imported torch already, and on few samples: `make thorough` runs
+    them as they are.
     """
-    others = [
-        line
-        for line in commands()
-        if line not in own_processes() and "--nproc " not in line
-    ]
-    return (
-        []
-        if THOROUGH
-        else [max((c for c in others if path.stem in c), key=len) for path in LESSONS]
-    )
-
-
-def lesson_and_flags(command):
-    lesson = importlib.import_module(
-        f"ddp_course.{re.search('lesson[0-9]+', command)[0]}"
-    )
-    words = shlex.split(command)
-    return lesson, words[
-        next(place for place, word in enumerate(words) if lesson.__name__[-8:] in word)
-        + 1 :
-    ]
-
-
-@pytest.mark.parametrize("command", in_ranks_that_are_ready() or commands()[:1])
-def test_and_so_do_the_others_with_the_same_ranks_and_flags(
-    command, workplace, no_mnist, capsys
-):
-    """In ranks that have imported torch already, and on few samples where the command
-    does not say how many: that saves most of the time."""
-    lesson, flags = lesson_and_flags(command)
-    nproc = ranks_of(shlex.split(command))
-    if "--train-samples" not in flags and "lesson02" not in command:
-        flags += ["--train-samples", "384"]
-    results = launch(lesson.main, [*flags, "--out", "out"], nproc=nproc, timeout=120)
-    assert [result["world_size"] for result in results] == [nproc] * nproc
-    stored = json.loads((workplace / "out" / "result.json").read_text())
-    assert (
-        stored == {name: results[0][name] for name in stored}
-        and len(stored) >= len(results[0]) - 1
-    )
-    assert "world_size" in capsys.readouterr().out
+    for command in commands_of(path):
+        lesson, flags = lesson_and_flags(command)
+        nproc = ranks_of(shlex.split(command))
+        if "--nproc" in flags:  # this lesson can start its ranks itself
+            place = flags.index("--nproc")
+            flags = flags[:place] + flags[place + 2 :]
+        if "--train-samples" not in flags and path.stem != "lesson02":
+            flags += ["--train-samples", "192"]
+        if "--batch-size" not in flags and path.stem != "lesson02":
+            flags += ["--batch-size", "16"]
+        results = launch(lesson.main, flags, nproc=nproc, timeout=120)
+        assert [result["world_size"] for result in results] == [nproc] * nproc
+        stored = json.loads(
+            (workplace / "runs" / path.stem / "result.json").read_text()
+        )
+        assert stored == {name: results[0][name] for name in stored}, command
 
 
 def test_every_command_in_a_docstring_has_flags_that_its_lesson_knows():

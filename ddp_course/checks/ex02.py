@@ -5,6 +5,7 @@ send and receive alone.
 import itertools
 import operator
 from contextlib import suppress
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -241,6 +242,58 @@ def refuse_collectives(checked, of_ranks):
                             got=f"a call of {entry['name']}", cause=cause)  # fmt: skip
 
 
+class Message(NamedTuple):
+    """A tensor that one rank sent to another. round: in logical time, from 1."""
+
+    round: int
+    source: int
+    target: int
+    bytes: int
+
+
+def schedule(logs):
+    """The Messages of all ranks in logical time, for logs in rank order.
+
+    A rank does what it does in order, and each send takes it one round. The k-th send
+    from a to b is what the k-th recv of b from a gets, and the receiver goes on in the
+    round after that.
+    """
+    now, todo = [0] * len(logs), [list(log) for log in logs]
+    messages, on_the_way = [], []
+    while any(todo):
+        moved = False
+        for rank, entries in enumerate(todo):
+            while entries:
+                peer = entries[0]["peer"]  # None: a receive from any
+                if entries[0]["name"] == "send":
+                    now[rank] += 1
+                    messages.append(Message(now[rank], rank, peer, entries[0]["bytes"]))
+                    on_the_way.append(messages[-1])
+                else:
+                    mine = [
+                        message
+                        for message in on_the_way
+                        if message.target == rank and peer in (None, message.source)
+                    ]
+                    if not mine:
+                        break
+                    on_the_way.remove(mine[0])
+                    now[rank] = max(now[rank], mine[0].round)
+                entries.pop(0)
+                moved = True
+        if not moved:  # receives that were begun before a send: go past them
+            for entries in filter(None, todo):
+                entries.pop(0)
+    return sorted(messages)
+
+
+def picture(of_ranks):
+    """The messages of a case, to be drawn once all has passed."""
+    messages = schedule([seen["log"] for seen in of_ranks])
+    described = [message._asdict() for message in messages]
+    return "messages", {"messages": described, "ranks": len(of_ranks)}
+
+
 # ---- 2: broadcast ----
 
 
@@ -255,13 +308,9 @@ def check_broadcast(answer, draw):
     """Every rank ends with rank 0's tensor, in place, by send and recv alone, in
     ceil(log2 n) rounds.
     """
-    for n in (
-        draw.choice([2, 3]),
-        4,
-        draw.choice([5, 6]),
-        9,
-        1,
-    ):  # alone comes last: it is the least likely to matter
+    ragged = draw.choice([5, 6])  # no power of two: in the last round, fewer pairs
+    # alone comes last: it is the least likely to matter
+    for n in (draw.choice([2, 3]), 4, ragged, 9, 1):
         cases = []
         for dtype in draw.sample(
             [torch.float32, torch.float64, torch.int32, torch.int64], 2
@@ -271,6 +320,9 @@ def check_broadcast(answer, draw):
         seen = answer.on_ranks(outcomes, cases, nproc=n)
         for case, of_ranks in zip(cases, zip(*seen)):
             compare_broadcast(case, of_ranks)
+        if n == ragged:
+            drawn = picture(of_ranks)
+    return drawn
 
 
 def compare_broadcast(case, of_ranks):
@@ -305,11 +357,15 @@ def compare_broadcast(case, of_ranks):
 
     fewest, took = (
         (n - 1).bit_length(),
-        max((time for time, _, _ in messages), default=0),
+        max((message.round for message in messages), default=0),
     )  # ceil(log2 n), exactly
     if took > fewest:
         ways = [
-            [f"{a}→{b}" for time, a, b in messages if time == now]
+            [
+                f"{message.source}→{message.target}"
+                for message in messages
+                if message.round == now
+            ]
             for now in range(1, took + 1)
         ]
         rounds = ", then ".join(" and ".join(way) for way in ways)
@@ -357,42 +413,8 @@ def why_broadcast(rank, seen, before):
     return got, "it never received: who should have sent to it, and in which round?"
 
 
-def schedule(logs):
-    """The messages of all ranks in logical time: a list of (round, from, to), for logs
-    in rank order.
-
-    A rank does what it does in order, and each send takes it one round. The k-th send
-    from a to b is what the k-th recv of b from a gets, and who receives goes on in the
-    round after that.
-    """
-    now, todo = [0] * len(logs), [list(log) for log in logs]
-    messages, on_the_way = [], []
-    while any(todo):
-        moved = False
-        for rank, entries in enumerate(todo):
-            while entries:
-                if entries[0]["name"] == "send":
-                    now[rank] += 1
-                    messages.append((now[rank], rank, entries[0]["peer"]))
-                    on_the_way.append(messages[-1])
-                else:
-                    sender = entries[0]["peer"]  # None: from any
-                    mine = [
-                        m for m in on_the_way if m[2] == rank and sender in (None, m[1])
-                    ]
-                    if not mine:
-                        break
-                    on_the_way.remove(mine[0])
-                    now[rank] = max(now[rank], mine[0][0])
-                entries.pop(0)
-                moved = True
-        if not moved:  # a receive that was begun, and not waited for: go past it
-            next(entries for entries in todo if entries).pop(0)
-    return sorted(messages)
-
-
 def why_so_many_rounds(messages, n):
-    pairs = [(a, b) for _, a, b in messages]
+    pairs = [(message.source, message.target) for message in messages]
     if len(pairs) > len(set(pairs)):
         return "some rank sends to the same rank twice: the tensor goes in one message, its shape is known to all"
     if len(pairs) > n - 1:
@@ -442,6 +464,9 @@ def check_ring_all_reduce(answer, draw):
         seen = answer.on_ranks(outcomes, cases, nproc=n)
         for case, of_ranks in zip(cases, zip(*seen)):
             compare_ring(case, of_ranks)
+        if lengths is even:
+            drawn = picture(of_ranks)
+    return drawn
 
 
 def compare_ring(case, of_ranks):

@@ -6,7 +6,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddp_course.checks.training import close, fill, gradients_of, state, take_steps
+from ddp_course.checks.training import (
+    Chain,
+    a_batch,
+    close,
+    fill,
+    gradients_of,
+    state,
+    take_steps,
+)
 from ddp_course.checks.works import noting_works
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.watch import Watch
@@ -32,28 +40,6 @@ class Tied(nn.Module):
         return self.last(
             torch.tanh(self.middle(torch.tanh(self.first(x * self.scale))))
         )
-
-
-class Chain(nn.Sequential):
-    """`layers` layers of equal size, `width` squared weights of 8 bytes each, and no
-    biases.
-    """
-
-    def __init__(self, width, layers, seed):
-        parts = [
-            (nn.Linear(width, width, bias=False), nn.Tanh()) for _ in range(layers)
-        ]
-        super().__init__(*(module for part in parts for module in part))
-        fill(self, seed)
-
-
-def a_batch(samples, width, seed):
-    return torch.randn(
-        samples,
-        width,
-        generator=torch.Generator().manual_seed(seed),
-        dtype=torch.float64,
-    )
 
 
 # ---- 1: after backward ----

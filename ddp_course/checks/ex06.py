@@ -10,8 +10,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_course.checks.ex03 import Chain, a_batch
-from ddp_course.checks.training import fill, gradients_of, take_steps
+from ddp_course.checks.training import (
+    Chain,
+    a_batch,
+    fill,
+    gradients_of,
+    take_steps,
+)
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import SYMPTOMS, RankError, RankTimeout
 from ddp_course.ranks.watch import Watch

@@ -25,6 +25,28 @@ def fill(module, seed):
     return module
 
 
+class Chain(nn.Sequential):
+    """`layers` layers of equal size, `width` squared weights of 8 bytes each, and no
+    biases.
+    """
+
+    def __init__(self, width, layers, seed):
+        parts = [
+            (nn.Linear(width, width, bias=False), nn.Tanh()) for _ in range(layers)
+        ]
+        super().__init__(*(module for part in parts for module in part))
+        fill(self, seed)
+
+
+def a_batch(samples, width, seed):
+    return torch.randn(
+        samples,
+        width,
+        generator=torch.Generator().manual_seed(seed),
+        dtype=torch.float64,
+    )
+
+
 def state(module):
     """A copy of its parameters and buffers, {name: tensor}."""
     return {name: value.detach().clone() for name, value in module.state_dict().items()}
@@ -88,3 +110,9 @@ def close(some, other):
     if not isinstance(some, torch.Tensor) or some.shape != other.shape:
         return False
     return torch.allclose(some.double(), other.double(), rtol=1e-6, atol=1e-9)
+
+
+def a_look(parameters):
+    """The first parameter of a network, short enough to compare by eye."""
+    name, value = next(iter(parameters.items()))
+    return f"{name} {', '.join(f'{number:.5f}' for number in value.flatten()[:3].tolist())}, ..."

@@ -57,7 +57,7 @@ def fresh_kernel(*cells, timeout=60):
         for cell in cells:
             try:
                 reply = client.execute_interactive(
-                    cell, timeout=timeout, output_hook=show_output
+                    cell, allow_stdin=False, timeout=timeout, output_hook=show_output
                 )["content"]
             except TimeoutError:
                 raise TimeoutError(

@@ -1,17 +1,25 @@
 """The `%%ranks` cell magic, and what `%load_ext ddp_course.notebook` does besides.
 
-It starts the fork server in the background, and has lessons that were edited on disk
-reloaded before the next cell.
+It starts the fork server in the background, has lessons that were edited on disk
+reloaded before the next cell, and has long cells show that they are alive.
 """
 
 import ast
+import builtins
+import difflib
 import logging
+import re
 import signal
+import symtable
 import warnings
 
+from IPython.core.error import UsageError
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
-from ddp_course.ranks.launch import launch, start_server
+from ddp_course.notebook.alive import watch_cells
+from ddp_course.ranks.launch import RankError, launch, start_server
+
+LONGEST = 86400  # seconds, a day
 
 
 def load_ipython_extension(shell):
@@ -22,6 +30,8 @@ def load_ipython_extension(shell):
     _keep_signals(shell)
     start_server()
     shell.register_magic_function(ranks, magic_kind="cell")
+    shell.set_custom_exc((NameError, RankError), _explain_name_error)
+    watch_cells(shell)
     shell.run_line_magic("load_ext", "autoreload")
     shell.run_line_magic("autoreload", "2")
 
@@ -34,6 +44,9 @@ def _keep_signals(shell):
     shell.events.register(
         "post_run_cell", lambda result: signal.signal(signal.SIGTERM, before)
     )
+
+
+# ---- the magic ----
 
 
 @magic_arguments()
@@ -53,31 +66,32 @@ def ranks(line, cell):
     """
     from IPython import get_ipython
 
-    options = parse_argstring(ranks, line)
     shell = get_ipython()
-    used = {node.id for node in ast.walk(ast.parse(cell)) if isinstance(node, ast.Name)}
-    variables = {name: shell.user_ns[name] for name in used & shell.user_ns.keys()}
-    filename = shell.compile.cache(
-        f"%%ranks {line}\n{cell}"
-    )  # so that errors can show the line
+    options = _options(line, shell)
+    number = shell.displayhook.prompt_count  # as in Out[4]
+    where = f"cell In[{number}]"
+    text = f"\n{cell}"  # line 1 is the magic's
+    used, assigned = _names(text, where, shell)
+    _assigned.update(dict.fromkeys(assigned, where))
     launch(
         _run_cell,
-        cell,
-        filename,
-        variables,
+        text,
+        # under this name, errors can show the line
+        shell.compile.cache(f"%%ranks {line}\n{cell}", number),
+        {name: shell.user_ns[name] for name in used & shell.user_ns.keys()},
         options.timeout,
         nproc=options.nproc,
         timeout=options.timeout,
     )
 
 
-def _run_cell(cell, filename, variables, timeout):
+def _run_cell(text, filename, variables, timeout):
     import torch
     import torch.distributed as dist
 
     from ddp_course.ranks.environment import process_group
 
-    statements = ast.increment_lineno(ast.parse(cell)).body  # line 1 is the magic's
+    statements = ast.parse(text).body
     patience = 2 * timeout  # so that launch's own timeout comes first: it says more
     with process_group(timeout=patience) as (rank, world_size):
         given = {"rank": rank, "world_size": world_size, "torch": torch, "dist": dist}
@@ -89,3 +103,101 @@ def _run_cell(cell, filename, variables, timeout):
                 )  # shows its value
             else:
                 exec(compile(ast.Module([statement], []), filename, "exec"), names)
+
+
+# ---- what may be wrong with a cell, before any rank starts ----
+
+
+def _options(line, shell):
+    """The magic's arguments. Raises UsageError, of which IPython shows one line."""
+    expressions = re.findall(r"\{.*?\}", line)
+    if expressions:  # IPython has replaced none, since one of them has no value
+        raise UsageError(_without_value(expressions, shell.user_ns))
+    try:
+        options = parse_argstring(ranks, line)
+    except ValueError as error:
+        raise UsageError(f"%%ranks {line}: {error}") from None
+    if options.nproc < 1:
+        raise UsageError(
+            f"%%ranks takes a number of ranks, 1 or more, not {options.nproc}"
+        )
+    if not 0 < options.timeout <= LONGEST:
+        raise UsageError(
+            f"--timeout takes seconds, above 0 and at most a day, not {options.timeout:g}"
+        )
+    return options
+
+
+def _without_value(expressions, variables):
+    """What to say of expressions in braces, one of which has no value."""
+    for name in re.findall(r"[^\W\d]\w*", " ".join(expressions)):
+        if name not in variables and not hasattr(builtins, name):
+            similar = difflib.get_close_matches(name, variables, n=1)
+            hint = f"; there is {similar[0]}" if similar else ""
+            return f"no variable is called {name} here{hint}"
+    return f"there is no value for {' '.join(expressions)}"
+
+
+class CellSyntaxError(Exception):
+    """A cell on ranks that is no Python. The text is three lines: where, the line, and
+    what is wrong.
+    """
+
+    def _render_traceback_(self):
+        """IPython's hook: shows the text alone."""
+        return str(self).splitlines()
+
+
+def _names(text, where, shell):
+    """The names that a cell uses, and those that it assigns: two sets.
+
+    Raises UsageError for IPython's own syntax, and CellSyntaxError.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the ranks will say the same
+            compile(text, where, "exec")
+    except SyntaxError as error:
+        number = min(error.lineno or 1, text.count("\n") + 1)
+        line = text.split("\n")[number - 1]
+        code = line.strip()
+        if shell.transform_cell(code).strip() != code:
+            raise UsageError(
+                f"cells on ranks are plain Python, without IPython's commands: "
+                f"line {number} of {where}, {code}"
+            ) from None
+        indent = len(line) - len(line.lstrip())
+        caret = " " * max((error.offset or 1) - 1 - indent, 0) + "^"
+        raise CellSyntaxError(
+            f"SyntaxError in line {number} of {where}:\n    {code}\n    {caret} {error.msg}"
+        ) from None
+    table = symtable.symtable(text, where, "exec")
+    used = {name.id for name in ast.walk(ast.parse(text)) if isinstance(name, ast.Name)}
+    assigned = {
+        symbol.get_name()
+        for symbol in table.get_symbols()
+        if symbol.is_assigned() or symbol.is_imported()
+    }
+    return used, assigned
+
+
+# ---- what the ranks assign stays with them ----
+
+_assigned = {}  # names that a cell has assigned on ranks, and which cell did
+
+
+def _explain_name_error(shell, kind, error, trace, tb_offset=None):
+    """IPython's hook: show the error as ever, with a note where a name was assigned on
+    the ranks.
+    """
+    name = getattr(error, "name", None)
+    if isinstance(error, RankError):
+        found = re.match(r"NameError: name '(\w+)' is not defined", error.message)
+        name = found and found[1]
+    if name in _assigned:
+        error.add_note(
+            f"{name} was assigned on the ranks, in {_assigned[name]}. Their variables are\n"
+            "their own and end with the cell. To get values back, let a function return them:\n"
+            "    values = launch(function, nproc=2)  # one per rank"
+        )
+    shell.showtraceback((kind, error, trace), running_compiled_code=True)

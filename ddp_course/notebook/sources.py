@@ -4,33 +4,40 @@ import ast
 import difflib
 import html
 import sys
+from itertools import groupby
 from pathlib import Path
 
 from IPython.display import Markdown, display
 from pygments.lexers import PythonLexer
-from pygments.token import Comment, Keyword, Literal, Name, Operator, String
+from pygments.token import Comment, Keyword, Name, Operator, String
 
-# JupyterLab's own colours, which follow its theme, and for other pages ones that read
-# well on the light box below.
-INK, PAPER = (
-    "var(--jp-content-font-color1, #1f2328)",
-    "var(--jp-layout-color2, #f6f8fa)",
+# Keywords are bold and comments italic wherever the page keeps nothing but HTML. Where it
+# keeps styles, the colours are those of JupyterLab's cells, which follow its theme, and
+# elsewhere ones that read well on the light box.
+STYLE = """<style>
+.ddp-code { background: var(--jp-cell-editor-background, #f6f8fa);
+  color: var(--jp-content-font-color1, #1f2328); padding: 6px 10px }
+.ddp-code b { color: var(--jp-mirror-editor-keyword-color, #0550ae) }
+.ddp-code i { color: var(--jp-content-font-color2, #57606a) }
+.ddp-code .s { color: var(--jp-mirror-editor-string-color, #9a3412) }
+</style>"""
+# what must hold without the style sheet, too: no line is broken, and each is as wide as
+# the longest, so that its background is
+BOX = "overflow-x: auto"
+TEXT = (
+    "display: inline-block; min-width: 100%; vertical-align: top; white-space: pre; "
+    "margin: 0; background: none; line-height: 1.35; "
+    "font-size: var(--jp-code-font-size, 13px); "
+    "font-family: var(--jp-code-font-family, monospace)"
 )
-COLORS = {
-    Comment: "var(--jp-mirror-editor-comment-color, #57606a)",
-    String: "var(--jp-mirror-editor-string-color, #9a3412)",
-    Literal: "var(--jp-mirror-editor-number-color, #116329)",
-    Keyword: "var(--jp-mirror-editor-keyword-color, #0550ae)",
-    Operator.Word: "var(--jp-mirror-editor-keyword-color, #0550ae)",
-    Name.Decorator: "var(--jp-mirror-editor-meta-color, #6639ba)",
+MARKS = {
+    Comment: ("<i>", "</i>"),
+    String: ('<span class="s">', "</span>"),
+    Keyword: ("<b>", "</b>"),
+    Operator.Word: ("<b>", "</b>"),
+    Name.Decorator: ("<b>", "</b>"),
 }
 OUT, IN = "rgba(248, 81, 73, 0.20)", "rgba(46, 160, 67, 0.22)"  # of a comparison
-BOX = (
-    f"background: {PAPER}; color: {INK}; margin: 0 0 6px; padding: 6px 10px; "
-    "overflow-x: auto; white-space: pre; line-height: 1.35; "
-    "font-family: var(--jp-code-font-family, monospace); "
-    "font-size: var(--jp-code-font-size, 13px)"
-)
 
 
 def show(*things):
@@ -45,19 +52,31 @@ def compare(before, after, context=3):
 
     Lines that go are red and begin with -, lines that come are green and begin with +.
     """
-    old, new = source(before).splitlines(), source(after).splitlines()
-    diff = list(difflib.unified_diff(old, new, n=context, lineterm=""))[2:]
-    lines = ["  ..." if line.startswith("@@") else line for line in diff]
-    lines = lines or ["  no difference"]
+    lines = _difference(source(before), source(after), context)
     head = f"  {title(before)} -> {title(after)}"
-    # the code is highlighted without its signs, which are put back in front of it
-    colored = _highlighted("\n".join(line[1:] for line in lines))
-    rows = [f"<span>{html.escape(head)}</span>"]
-    for line, code in zip(lines, colored):
-        background = {"+": IN, "-": OUT}.get(line[0])
-        style = f' style="background: {background}"' if background else ""
-        rows.append(f"<span{style}>{html.escape(line[0])}{code}</span>")
-    _display("\n".join(rows), "\n".join([head, *lines]))
+    rows = f"{html.escape(head)}\n"
+    for sign, run in groupby(lines, key=lambda line: line[0]):
+        code = "".join(f"{sign}{colored}\n" for _, _, colored in run)
+        color = {"+": IN, "-": OUT}.get(sign)
+        rows += f'<div style="background: {color}">{code}</div>' if color else code
+    _display(rows, "\n".join([head, *(sign + text for sign, text, _ in lines)]))
+
+
+def _difference(old, new, context):
+    """The lines of a comparison: their sign, their text, and their text as HTML."""
+    before = list(zip(old.split("\n"), _highlighted(old)))
+    after = list(zip(new.split("\n"), _highlighted(new)))
+    matcher = difflib.SequenceMatcher(None, old.split("\n"), new.split("\n"))
+    lines = []
+    for group in matcher.get_grouped_opcodes(context):
+        lines.append((" ", " ...", " ..."))
+        for kind, first, last, start, end in group:
+            if kind == "equal":
+                lines += [(" ", *line) for line in after[start:end]]
+            else:
+                lines += [("-", *line) for line in before[first:last]]
+                lines += [("+", *line) for line in after[start:end]]
+    return lines or [(" ", " no difference", " no difference")]
 
 
 def source(thing):
@@ -84,21 +103,19 @@ def _highlighted(text):
     """The lines of Python code as HTML; what spans lines is closed and opened again."""
     lines = [""]
     for kind, value in PythonLexer(stripnl=False, ensurenl=False).get_tokens(text):
-        color = next((COLORS[family] for family in COLORS if kind in family), None)
+        mark = next((MARKS[family] for family in MARKS if kind in family), ("", ""))
         for number, part in enumerate(value.split("\n")):
             if number:
                 lines.append("")
-            if part.strip() and color:
-                lines[-1] += f'<span style="color: {color}">{html.escape(part)}</span>'
-            else:
-                lines[-1] += html.escape(part)
+            before, after = mark if part.strip() else ("", "")
+            lines[-1] += f"{before}{html.escape(part, quote=False)}{after}"
     return lines
 
 
 def _display(rows, text):
     """A box of code; it scrolls sideways where the page is narrow, and breaks no line."""
-    bundle = {"text/html": f'<pre style="{BOX}">{rows}</pre>', "text/plain": text}
-    display(bundle, raw=True)
+    code = f'<div class="ddp-code" style="{BOX}"><pre style="{TEXT}">{rows}</pre></div>'
+    display({"text/html": f"{STYLE}\n{code}", "text/plain": text}, raw=True)
 
 
 def table(rows):

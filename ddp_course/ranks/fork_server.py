@@ -1,27 +1,114 @@
-"""To be imported by launch's fork server alone: how it ends, and what it keeps quiet.
+"""The process that the ranks are forked from: it has imported torch, and nothing else.
 
-A caller that is killed cannot remove the folder with the server's socket. The server
-notices that it is alone, removes it, and leaves. Jupyter kills a kernel's whole process
-group, so the server has a group of its own: see launch.
+So a rank is there at once, and it does not matter what the calling process did before.
 """
 
-import atexit
-import logging
+import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.util
 import os
-import shutil
+import sys
+import threading
+from contextlib import contextmanager
+
+PRELOADED = [
+    "ddp_course.ranks.in_fork_server",
+    "torch",
+    "torch.distributed",
+    "torch.nn.parallel.distributed",
+    "torch._dynamo",
+    "numpy",
+    "cloudpickle",
+]
 
 
-def remove_socket_folder():
-    folder = os.path.dirname(
-        multiprocessing.forkserver._forkserver._forkserver_address or ""
+def start_server(*more):
+    """Start the fork server ahead of the first launch, which then need not wait for it.
+
+    more: names of modules that the ranks are to begin with, besides torch: those that
+    take seconds to import.
+    Returns at once, the server imports in the background. Does nothing where it runs
+    already, nor in a rank, which has no use for a server of its own.
+    """
+    if start_method() == "forkserver" and multiprocessing.parent_process() is None:
+        multiprocessing.get_context("forkserver").set_forkserver_preload(
+            [*PRELOADED, *more]
+        )
+        prepare_environment()
+        with main_module_hidden(), _spawned_apart():
+            multiprocessing.forkserver.ensure_running()
+
+
+def start_method():
+    """How ranks are started: 'forkserver'; 'spawn', which takes seconds, on Windows or
+    by DDP_COURSE_START_METHOD.
+    """
+    best = (
+        "forkserver"
+        if "forkserver" in multiprocessing.get_all_start_methods()
+        else "spawn"
     )
-    if os.path.basename(folder).startswith("pymp-"):
-        shutil.rmtree(folder, ignore_errors=True)
+    return os.environ.get("DDP_COURSE_START_METHOD") or best
 
 
-atexit.register(remove_socket_folder)  # the ranks leave by os._exit, which skips this
+def prepare_environment():
+    """Tell the processes that we start two things, by variables that their users know.
 
-# on some CPUs it names a package that would be quicker, and that nobody here needs; the
-# server's words would appear in whichever cell runs just then
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    glibc returns the memory of every large tensor to the kernel, which hands it out
+    again page by page: on a CPU, evaluation takes half as long again. They are to keep
+    it for their next tensor, see mallopt(3). And Accelerate and Trainer import
+    DeepSpeed wherever it is installed, which looks for a GPU, and warns in each process
+    where there is none: on such a machine it is told so.
+    """
+    os.environ.setdefault("MALLOC_MMAP_MAX_", "0")
+    os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(4 * 10**9))
+    gpus = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+    if sys.platform == "linux" and not any(map(os.path.exists, gpus)):
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+
+_one_start_at_a_time = threading.Lock()
+
+
+@contextmanager
+def main_module_hidden():
+    """Keep multiprocessing from running the caller's script again in every rank.
+
+    Cloudpickle brings what the ranks need of it.
+    """
+    with _one_start_at_a_time:
+        main = sys.modules["__main__"].__dict__
+        hidden = {
+            name: main.pop(name) for name in ("__file__", "__spec__") if name in main
+        }
+        main["__spec__"] = None
+        try:
+            yield
+        finally:
+            main.update(hidden)
+
+
+@contextmanager
+def _spawned_apart():
+    """Have the fork server and multiprocessing's resource tracker run in process groups
+    of their own.
+
+    The tracker ignores SIGTERM. A Jupyter kernel that shuts down sends SIGTERM to all
+    its children in its own group and waits until they have gone, which this one never
+    does; 2.5 s later the kernel itself is killed, and leaves its temporary folders
+    behind. Why the server: see in_fork_server.py.
+    """
+    spawn = multiprocessing.util.spawnv_passfds
+
+    def spawn_apart(path, arguments, descriptors):
+        return spawn(
+            path,
+            [*arguments[:-1], f"import os; os.setpgid(0, 0); {arguments[-1]}"],
+            descriptors,
+        )
+
+    multiprocessing.util.spawnv_passfds = spawn_apart
+    try:
+        yield
+    finally:
+        multiprocessing.util.spawnv_passfds = spawn

@@ -2,10 +2,8 @@
 
 import ast
 import os
-import signal
-import subprocess
+import shlex
 import sys
-from datetime import datetime
 from pathlib import Path
 
 import typer
@@ -14,11 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from ddp_course import UsageError, project_folder
-from ddp_course.ranks.launch import prepare_environment, start_server
-from ddp_course.school import exercises
+from ddp_course.ranks.launch import prepare_environment
+from ddp_course.school import checking, exercises, folders, hints
 from ddp_course.school import progress as state
-
-PACKAGE = Path(__file__).parents[1]  # ddp_course/
 
 app = typer.Typer(
     add_completion=False,
@@ -28,46 +24,42 @@ console = Console(highlight=False)
 
 
 def main():
-    """Run the command; wrong use ends with one line and exit code 2."""
+    """Run the command; what cannot be done ends with one line and exit code 2."""
     prepare_environment()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # some terminals lack some characters
+            stream.reconfigure(errors="replace")
     try:
-        app()
-    except UsageError as error:
-        print(f"ddp-course: {error}", file=sys.stderr)
-        sys.exit(2)
+        code = app(standalone_mode=False)
+        print(end="", flush=True)
+    except BrokenPipeError:  # as of `ddp-course lessons | head -1`
+        code = 1
+    except typer.Abort:  # Ctrl-C where we had asked for something
+        code = 130
+    except (UsageError, typer.TyperException, OSError) as error:
+        code = 2
+        print(f"ddp-course: {one_line(error)}", file=sys.stderr)
+    drop_what_cannot_be_written()
+    sys.exit(code)
 
 
-def lesson_scripts():
-    """The lessons' programs, {"01": path}."""
-    return {
-        path.stem.removeprefix("lesson"): path
-        for path in sorted(PACKAGE.glob("lesson[0-9][0-9].py"))
-    }
+def one_line(error):
+    """An error as one line."""
+    if isinstance(error, typer.TyperException):
+        return " ".join(error.format_message().split())
+    if isinstance(error, OSError) and error.strerror:
+        return ": ".join(filter(None, [error.strerror, error.filename]))
+    return str(error)
 
 
-def lesson_notebooks():
-    """The lessons' notebooks, {"01": path}; none where the course is installed without
-    its folder.
+def drop_what_cannot_be_written():
+    """Where the output is a closed pipe or a full disk: give up what is still to be
+    written, or Python would try again at its end, and complain.
     """
-    return {
-        path.name[:2]: path
-        for path in sorted((project_folder() / "lessons").glob("[0-9][0-9]_*.ipynb"))
-    }
-
-
-def find(paths, number, kind="lesson"):
-    """The path of a lesson, or of an exercise, by its number, which may come without
-    the leading zero.
-    """
-    number = number.zfill(2)
-    if number not in paths:
-        choice = (
-            f"choose one of {', '.join(paths)}"
-            if paths
-            else "start in the course folder"
-        )
-        raise UsageError(f"there is no {kind} {number}: {choice}")
-    return paths[number]
+    try:
+        print(end="", flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @app.callback(invoke_without_command=True)
@@ -81,15 +73,12 @@ def where_you_are(context: typer.Context):
 @app.command()
 def lessons():
     """List the lessons."""
-    notebooks = lesson_notebooks()
+    notebooks = folders.notebooks(folders.originals("lessons"))
     table = Table("lesson", "what it is about", "notebook")
-    for number, script in lesson_scripts().items():
-        idea = ast.get_docstring(ast.parse(script.read_text())).splitlines()[0]
-        table.add_row(
-            number,
-            idea,
-            f"lessons/{notebooks[number].name}" if number in notebooks else "",
-        )
+    for number, program in folders.programs().items():
+        idea = ast.get_docstring(ast.parse(program.read_bytes())).splitlines()[0]
+        notebook = f"lessons/{notebooks[number].name}" if number in notebooks else ""
+        table.add_row(number, idea, notebook)
     console.print(table)
     console.print(
         "ddp-course lab 02 opens a lesson, ddp-course run 02 --nproc 2 runs its program."
@@ -97,36 +86,31 @@ def lessons():
 
 
 @app.command()
+def start(folder: Path = typer.Argument(help="it is made where it is not there")):
+    """Make a folder with the lessons and exercises to work in, or bring its copies up to
+    date: what you have changed stays.
+    """
+    from ddp_course.school import start
+
+    lines = start.tell(folder, start.start(folder))
+    print("\n".join(lines or [f"{folder} is up to date."]))
+    enter = (
+        f"cd {shlex.quote(str(folder))} && " if folder.resolve() != Path.cwd() else ""
+    )
+    print(f"Go on with: {enter}ddp-course lab")
+
+
+@app.command()
 def lab(
     lesson: str = typer.Argument("01", help="the lesson to open"),
     browser: bool = typer.Option(True, help="open a browser window"),
 ):
-    """Start JupyterLab on a lesson, on 127.0.0.1 and with its token. It prints its
-    address.
+    """Open a lesson in JupyterLab, on 127.0.0.1 and with its token: your copy, in the
+    course folder that you are in, or in work/ of a checkout.
     """
-    notebook = find(lesson_notebooks(), lesson).relative_to(project_folder())
-    command = [
-        sys.executable,
-        "-m",
-        "jupyterlab",
-        "--ServerApp.ip=127.0.0.1",
-        "--ServerApp.log_level=WARN",
-    ]
-    command += [f"--LabApp.default_url=/lab/tree/{notebook.as_posix()}"]
-    # it asks the reader for no news, and nobody else
-    command += [f"--LabApp.app_settings_dir={Path(__file__).parent / 'jupyterlab'}"]
-    if not browser:
-        command += ["--no-browser"]
-    if hasattr(os, "geteuid") and os.geteuid() == 0:
-        command += ["--allow-root"]  # in a container, where everybody is root
-    server = subprocess.Popen(command, cwd=project_folder())
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is the server's: it asks whether to stop
-    signal.signal(
-        signal.SIGTERM, lambda *_: server.terminate()
-    )  # who ends this ends the server
-    raise typer.Exit(server.wait())
+    from ddp_course.school import lab
+
+    raise typer.Exit(lab.lab(lesson, browser))
 
 
 @app.command(
@@ -138,7 +122,8 @@ def run(
     nproc: int = typer.Option(1, min=1, help="how many ranks"),
 ):
     """Run a lesson's program as torchrun does. All other flags are the lesson's own."""
-    script = find(lesson_scripts(), lesson)  # before torch is imported: that takes long
+    # before torch is imported: that takes long
+    script = folders.find(folders.programs(), lesson)
 
     from ddp_course.school import run
 
@@ -162,8 +147,11 @@ def execute(
     ),
 ):
     """Run lessons' notebooks from top to bottom with papermill; say how each went."""
-    there = exercises.notebooks("solutions") if solutions else lesson_notebooks()
-    chosen = [find(there, number) for number in lesson or there]
+    kind = "solutions" if solutions else "lessons"
+    there = folders.notebooks(project_folder() / kind)
+    if not there:
+        raise UsageError(f"there are no {kind} here: {folders.MAKE_ONE}")
+    chosen = [folders.find(there, number) for number in lesson or there]
     given = [("nproc", nproc), ("data", data), ("train_samples", train_samples)]
     given.append(("epochs", epochs))
     parameters = {name: value for name, value in given if value is not None}
@@ -179,156 +167,55 @@ def execute(
 # ---- the exercises ----
 
 LESSON = typer.Argument(None, help="its number; all where none is given")
-
-
-def chosen_exercises(number):
-    """The exercises' notebooks, {"03": path}: of one number, or all."""
-    here = project_folder() / "exercises"
-    found = {
-        number: here / path.name
-        for number, path in exercises.notebooks("solutions").items()
-        if (here / path.name).exists()
-    }
-    if not found:
-        raise UsageError("there are no exercises here: start in the course folder")
-    return (
-        found if number is None else {number.zfill(2): find(found, number, "exercise")}
-    )
-
-
-def questions_of(number):
-    """The names of an exercise's questions, and the Tasks of its notebook as the course
-    gives it.
-    """
-    path = find(exercises.notebooks("solutions"), number, "exercise")
-    return exercises.tasks(exercises.read(path))
+QUESTION = typer.Argument(None, help="the question: its name, a part of it, its place")
 
 
 @app.command()
 def check(lesson: str = LESSON):
     """Check the answers in your exercise notebooks, as they are saved."""
-    worst = 0
-    chosen = chosen_exercises(lesson)
-    # the server imports while we read
-    start_server(
-        *(module for path in chosen.values() for module in exercises.preloads(path))
-    )
-    for number, path in chosen.items():
-        try:
-            notebook = exercises.read(path)
-        except UsageError as error:
-            if lesson is not None:
-                raise
-            print(f"ddp-course: {error}", file=sys.stderr)
-            worst = 2
-            continue
-        tasks = questions_of(number)
-        cells = exercises.answer_cells(notebook, tasks)
-        for task in tasks:
-            question = exercises.question(number, task)
-            if task.cell.id not in cells:
-                console.print(
-                    f"{number} {task.name}: not attempted, its cell is not in {path.name}",
-                    style="yellow",
-                )
-                worst = max(worst, 1)
-                continue
-            verdict = question.judge(*exercises.answers(task, cells[task.cell.id]))
-            state.record(verdict)
-            console.print(
-                str(verdict),
-                style=STYLES.get(verdict.status, "red"),
-                markup=False,
-                soft_wrap=True,
-            )
-            worst = max(worst, verdict.status != "passed")
-    raise typer.Exit(worst)
-
-
-STYLES = {"passed": "green", "not attempted": "yellow"}
+    raise typer.Exit(checking.check(lesson))
 
 
 @app.command()
 def progress():
     """Show what has passed, and what is next."""
-    done, following = state.load(), None
-    table = Table("exercise", "passed", "questions")
-    for number, path in chosen_exercises(None).items():
-        names = [task.name for task in questions_of(number)]
-        passed = [
-            name for name in names if done.get(f"{number} {name}", {}).get("passed")
-        ]
-        words = [f"[green]{name}[/]" if name in passed else name for name in names]
-        table.add_row(number, f"{len(passed)} of {len(names)}", ", ".join(words))
-        if following is None and len(passed) < len(names):
-            following = (
-                number,
-                path.name,
-                next(name for name in names if name not in passed),
-            )
-    console.print(table)
-    if following:
-        number, notebook, name = following
-        console.print(f"Next: {name} in exercises/{notebook}, after lesson {number}.")
-        console.print(
-            f"ddp-course lab {number} opens the lesson, ddp-course check {number} checks your answers."
-        )
-    else:
-        console.print(
-            "All exercises have passed. ddp-course solution 04 shows how we did one of them."
-        )
+    checking.progress()
 
 
 @app.command()
 def hint(
     lesson: str = typer.Argument(help="its number"),
-    name: str = typer.Argument(None, help="the question"),
+    name: list[str] = QUESTION,
 ):
     """Give a hint: the next stronger one each time, for a question or for the first
     that has not passed.
     """
-    number, done = lesson.zfill(2), state.load()
-    names = {task.name: task for task in questions_of(number)}
-    if name is None:
-        open_ones = [
-            other
-            for other in names
-            if not done.get(f"{number} {other}", {}).get("passed")
-        ]
-        name = (open_ones or list(names))[0]
-    if name not in names:
-        raise UsageError(
-            f"exercise {number} has no question {name}: choose one of {', '.join(names)}"
-        )
-    hints = exercises.question(number, names[name]).hints
-    given = state.count_hint(f"{number} {name}", len(hints))
-    console.print(
-        f"{number} {name}, hint {given} of {len(hints)}: {hints[given - 1]}",
-        markup=False,
-        soft_wrap=True,
-    )
+    title, text = hints.next_hint(lesson, " ".join(name or []))
+    console.print(f"{title}: {text}", markup=False, soft_wrap=True)
 
 
 @app.command()
 def solution(
     lesson: str = typer.Argument(help="its number"),
+    name: list[str] = QUESTION,
     force: bool = typer.Option(
         False, "--force", help="also before your own answers have passed"
     ),
 ):
-    """Show our answers, once yours have passed."""
+    """Show our answers, or the one to a question, once yours have passed."""
     number, done = lesson.zfill(2), state.load()
-    given = questions_of(number)
+    given = {task.name: task for task in exercises.questions_of(number)}
+    if name:
+        chosen = hints.find_question(number, " ".join(name), given)
+        given = {chosen: given[chosen]}
     missing = [
-        task.name
-        for task in given
-        if not done.get(f"{number} {task.name}", {}).get("passed")
+        name for name in given if not done.get(f"{number} {name}", {}).get("passed")
     ]
     if missing and not force:
         raise UsageError(
             f"not yet passed: {', '.join(missing)}; --force shows the answers all the same"
         )
-    for task in given:
+    for task in given.values():
         console.print(f"# {task.name}", style="bold")
         console.print(
             f"{exercises.answer_of(task.cell.source)}\n", markup=False, soft_wrap=True
@@ -336,26 +223,20 @@ def solution(
 
 
 @app.command()
-def reset(lesson: str = typer.Argument(help="its number")):
-    """Bring back an exercise as it was at first; what you had is kept in
+def reset(
+    which: str = typer.Argument(
+        help="an exercise's number, or the path of one of your copies"
+    ),
+):
+    """Bring back an exercise, or any copy, as it was at first; what you had is kept in
     runs/backups/.
     """
-    source = find(exercises.notebooks("solutions"), lesson, "exercise")
-    fresh = exercises.released(exercises.read(source))
-    target = project_folder() / "exercises" / source.name
-    if target.exists():
-        now = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
-        backup = project_folder() / "runs" / "backups" / f"{source.stem}-{now}.ipynb"
-        try:
-            backup.parent.mkdir(parents=True, exist_ok=True)
-            backup.write_bytes(target.read_bytes())
-        except OSError as error:
-            raise UsageError(
-                f"cannot keep yours in {backup}: {error.strerror}"
-            ) from None
-        console.print(f"Yours is kept as {os.path.relpath(backup)}")
-    exercises.write(target, fresh)
-    console.print(f"exercises/{source.name} is as it was at first.")
+    from ddp_course.school import start
+
+    path, kept = start.bring_back(which)
+    if kept:
+        print(f"Yours is kept as {os.path.relpath(kept)}")
+    print(f"{os.path.relpath(path)} is as it was at first.")
 
 
 @app.command()
@@ -379,7 +260,7 @@ def grade(
     for submission, numbers in outcome.items():
         for number, results in numbers.items():
             for name, result in results.items():
-                color = STYLES.get(result["status"], "red")
+                color = checking.STYLES.get(result["status"], "red")
                 row = (
                     escape(submission),
                     number,

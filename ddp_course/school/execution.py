@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ddp_course import project_folder
+from ddp_course import UsageError, project_folder
 from ddp_course.school import exercises
 
 
@@ -21,7 +21,10 @@ def execute(notebooks, parameters, store):
     """
     console = Console(highlight=False)
     folder = project_folder() / "runs" / "notebooks"
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make {folder}: {error.strerror}") from None
     table = Table("lesson", "seconds", "verdict")
     failed = False
     for notebook in notebooks:

@@ -1,7 +1,8 @@
 """Exercise notebooks: made from solutions, taken apart into questions, put together for
 grading.
 
-A solution notebook holds, for each question, a cell tagged `solution` with the answer
+`solutions/03_solution_ddp.ipynb` becomes `exercises/03_exercise_ddp.ipynb`. A solution
+notebook holds, for each question, a cell tagged `solution` with the answer
 between `### BEGIN SOLUTION: task` and `### END SOLUTION` (nbgrader's markers), and
 after it a check cell tagged `nbval-check-output`, which is one call:
 `checks.ex03.check_average_gradients(average_gradients)`.
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_course import UsageError, project_folder
+from ddp_course.school import folders
 
 BEGIN, GIVEN, END = "### BEGIN SOLUTION", "### GIVEN", "### END SOLUTION"
 
@@ -37,12 +39,33 @@ class Task:
     preamble: str
 
 
-def notebooks(folder="exercises"):
-    """The notebooks of `exercises` or `solutions`, {"01": path}."""
-    return {
-        path.name[:2]: path
-        for path in sorted((project_folder() / folder).glob("[0-9][0-9]_*.ipynb"))
-    }
+def notebooks(kind="exercises"):
+    """The course's own `exercises` or `solutions`, {"01": path}."""
+    return folders.notebooks(folders.originals(kind))
+
+
+def learners(number=None):
+    """The learner's exercise notebooks, {"03": path}: of one number, or all. Raises
+    UsageError where there is none.
+    """
+    here = folders.learner_folder() / "exercises"
+    names = {key: exercise_name(path) for key, path in notebooks("solutions").items()}
+    found = {key: here / name for key, name in names.items() if (here / name).exists()}
+    if number is None and not found:
+        raise UsageError(f"there are no exercises here: {folders.MAKE_ONE}")
+    if number is None:
+        return found
+    return {number.zfill(2): folders.find(found, number, "exercise")}
+
+
+def exercise_name(solution):
+    """The name of the exercise that is made from a solution notebook, by its path."""
+    return solution.name.replace("_solution_", "_exercise_", 1)
+
+
+def questions_of(number):
+    """The Tasks of an exercise, as the course gives them."""
+    return tasks(read(folders.find(notebooks("solutions"), number, "exercise")))
 
 
 def read(path):
@@ -68,7 +91,7 @@ def damage(path):
     """What to say of a file that is no notebook: the learner's own exercise can be
     reset, a submission cannot.
     """
-    own = path.resolve().parent == (project_folder() / "exercises").resolve()
+    own = path.resolve().parent == (folders.learner_folder() / "exercises").resolve()
     if in_conflict(path):
         problem = "holds the marks of a merge conflict"
     else:
@@ -83,7 +106,7 @@ def in_conflict(path):
     with suppress(OSError):
         return any(
             line.startswith("<<<<<<<")
-            for line in path.read_text(errors="replace").splitlines()
+            for line in path.read_text("utf-8", errors="replace").splitlines()
         )
     return False
 
@@ -93,25 +116,38 @@ def preloads(path):
     start_server("accelerate").
     """
     with suppress(OSError):
-        calls = re.findall(r"start_server\(([^)]*)\)", path.read_text(errors="replace"))
+        text = path.read_text("utf-8", errors="replace")
+        calls = re.findall(r"start_server\(([^)]*)\)", text)
         return [name for call in calls for name in re.findall(r"[\w.]{2,}", call)]
     return []
 
 
 def write(path, notebook):
     """Write a notebook, whole or not at all."""
+    write_text(path, as_text(notebook))
+
+
+def as_text(notebook):
+    """A notebook as the text of its file."""
     import nbformat
 
-    write_text(path, nbformat.writes(nbformat.from_dict(notebook)) + "\n")
+    return nbformat.writes(nbformat.from_dict(notebook)) + "\n"
 
 
 def write_text(path, text):
     """Write a text file, whole or not at all. Raises UsageError where that fails."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path, content):
+    """Write a file, whole or not at all. Raises UsageError where that fails."""
     temporary = Path(path).with_name(f".{Path(path).name}.{os.getpid()}")
     try:
-        temporary.write_text(text)
+        temporary.write_bytes(content)
         os.replace(temporary, path)
     except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
@@ -223,6 +259,11 @@ def released(solution):
     return exercise
 
 
+def untouched(task, answer):
+    """Whether a learner's cell is still what the exercise gave."""
+    return answer.strip() == cleared(task.cell.source).strip()
+
+
 def answer_cells(notebook, tasks):
     """What a notebook holds in the cells of these Tasks: {id of the Task's cell:
     source}.
@@ -263,14 +304,16 @@ def question(number, task):
 
 
 def main():
-    folder = project_folder() / "exercises"
-    folder.mkdir(exist_ok=True)
-    sources = notebooks("solutions")
+    """Make the exercises of a checkout from its solutions."""
+    here = project_folder()
+    sources = folders.notebooks(here / "solutions")
     if not sources:
-        raise UsageError(f"no solutions/NN_topic.ipynb in {project_folder()}")
+        raise UsageError(f"no solutions/NN_solution_topic.ipynb in {here}")
+    (here / "exercises").mkdir(exist_ok=True)
     for path in sources.values():
-        write(folder / path.name, released(read(path)))
-        print(f"exercises/{path.name}")
+        name = exercise_name(path)
+        write(here / "exercises" / name, released(read(path)))
+        print(f"exercises/{name}")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def submissions(path):
     found = {folder: notebooks_in(folder) for folder in [path, *inner]}
     full = [folder for folder, notebooks in found.items() if notebooks]
     if not full:
-        raise UsageError(f"no exercise notebooks (NN_topic.ipynb) in {path}")
+        raise UsageError(f"no exercise notebooks (NN_*.ipynb) in {path}")
     people = (
         [] if found[path] else [folder for folder in inner if folder.parent == path]
     )
@@ -85,7 +85,7 @@ def notebooks_in(folder):
     the first by name.
     """
     course, found = exercises.notebooks("solutions"), {}
-    ours = {path.name for path in course.values()}
+    ours = {exercises.exercise_name(path) for path in course.values()}
     files = sorted(
         folder.glob("[0-9][0-9]_*.ipynb"),
         key=lambda file: (file.name not in ours, file.name),
@@ -152,7 +152,7 @@ def grade_one(reference, number, task, answer, damage):
             "status": NOT_ATTEMPTED,
             "rows": {"where": damage or "its cell is not in the notebook"},
         }
-    elif answer.strip() == exercises.cleared(task.cell.source).strip():
+    elif exercises.untouched(task, answer):
         verdict = {"status": NOT_ATTEMPTED, "rows": {}}
     else:
         with tempfile.TemporaryDirectory(prefix="ddp-course-grade-") as folder:

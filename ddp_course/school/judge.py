@@ -6,7 +6,6 @@ answer that exits, hangs, forks or prints ends its own ranks.
 """
 
 import functools
-import html
 import io
 import json
 import linecache
@@ -14,7 +13,6 @@ import os
 import random
 import re
 import secrets
-import sys
 import textwrap
 import traceback
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -25,7 +23,7 @@ import cloudpickle
 import torch
 
 from ddp_course.ranks.launch import SYMPTOMS, RankError, RankTimeout, launch_untrusted
-from ddp_course.school import progress
+from ddp_course.school import boxes, progress
 
 PASSED, FAILED, NOT_ATTEMPTED = "passed", "failed", "not attempted"
 RAISED, TIMED_OUT, GRADER_ERROR = (
@@ -60,16 +58,23 @@ class Wrong(Exception):
 @dataclass(frozen=True)
 class Verdict:
     """What came of a check. status: one of the six above; rows: what there is to say
-    about it, {name: text}.
+    about it, {name: text}; hints: those that it offers; picture: one to show with it,
+    the name of a function of ddp_course.notebook.plots and its arguments.
     """
 
     question: str
     status: str
     rows: dict
+    hints: tuple = ()
+    picture: tuple | None = None
 
     def __str__(self):
-        lines = [f"{self.question}: {self.status}"]
-        for name, text in self.rows.items():
+        lines, rows = [f"{self.question}: {self.status}"], dict(self.rows)
+        if self.hints:
+            rows["for a hint"] = (
+                f"%hint {self.question}; in a terminal: ddp-course hint {self.question}"
+            )
+        for name, text in rows.items():
             lines.append(
                 textwrap.indent(f"{name:<14}{text}", "  ").replace(
                     "\n", "\n" + " " * 14
@@ -78,33 +83,22 @@ class Verdict:
         return "\n".join(lines)
 
     def to_html(self):
-        """A box with the verdict, in a tint that reads on light and on dark."""
+        """A box with the verdict, and with the hints folded away."""
         color = COLORS.get(self.status, "210, 153, 34")
-        cell = "padding: 2px 12px 2px 0; text-align: left; vertical-align: top; background: none"
-        rows = ""
-        for name, text in self.rows.items():
-            font = (
-                ""
-                if name in ("checked", "likely cause")
-                else "; font-family: monospace"
-            )
-            rows += f'<tr style="background: none"><td style="{cell}; white-space: nowrap">{html.escape(name)}</td>'
-            rows += f'<td style="{cell}; white-space: pre-wrap{font}">{html.escape(text)}</td></tr>'
-        table = f"<table>{rows}</table>" if rows else ""
-        box = f"border-left: 5px solid rgb({color}); background: rgba({color}, 0.12); padding: 6px 12px"
-        return f'<div style="{box}"><b>{html.escape(f"{self.question}: {self.status}")}</b>{table}</div>'
+        rows = boxes.table(self.rows, prose=("checked", "likely cause"))
+        title = f"{self.question}: {self.status}"
+        return boxes.box(title, rows + boxes.folded(self.hints), color)
 
     def show(self):
-        """Display it: a box in a notebook, lines of text elsewhere."""
-        shell = (
-            sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-        )
-        if shell is None or not hasattr(shell, "kernel"):
-            print(self)
-            return
-        from IPython.display import display
+        """Display it, and then its picture, where a person is reading."""
+        boxes.show(str(self), self.to_html())
+        if self.picture:
+            from ddp_course.notebook import plots
+            from ddp_course.notebook.reader import reader_is_there
 
-        display({"text/plain": str(self), "text/html": self.to_html()}, raw=True)
+            name, arguments = self.picture
+            if reader_is_there():
+                getattr(plots, name)(**arguments)
 
 
 class Question:
@@ -112,26 +106,29 @@ class Question:
     checks them and shows the verdict.
     """
 
+    latest = None  # the exercise whose questions were made or asked last: "03"
+
     def __init__(self, body, hints):
         self.body, self.hints = body, hints
-        self.lesson = body.__module__[-2:]
+        self.lesson = Question.latest = re.search(r"\bex(\d\d)", body.__module__)[1]
         self.name = body.__name__.removeprefix("check_")
         self.title = f"{self.lesson} {self.name}"
         functools.update_wrapper(self, body)
 
     def __call__(self, *objects, seed=None):
+        Question.latest = self.lesson
         graded = os.environ.get("DDP_COURSE_VERDICT")
         if graded:  # what holds if the answer brings this process down
             rows = {"where": "your code ended, or held up, the process that judges it"}
             Path(graded).write_text(json.dumps({"status": RAISED, "rows": rows}))
         verdict = self.judge(*objects, seed=seed)
-        verdict.show()
         if graded:
             Path(graded).write_text(
                 json.dumps({"status": verdict.status, "rows": verdict.rows})
             )
         else:
             progress.record(verdict)
+        verdict.show()
 
     def judge(self, *objects, seed=None):
         """The Verdict on these answers. seed: of the check's random choices; a failing
@@ -142,8 +139,8 @@ class Question:
         try:
             answer = Answer(objects)
             with one_thread():
-                self.body(answer, random.Random(seed))
-            return Verdict(self.title, PASSED, {})
+                picture = self.body(answer, random.Random(seed))
+            return Verdict(self.title, PASSED, {}, picture=picture)
         except Wrong as wrong:
             status, rows = FAILED, wrong.rows
         except RankTimeout as late:
@@ -153,7 +150,7 @@ class Question:
             if (
                 error.message.split("\n")[0] == "NotImplementedError"
             ):  # torch, too, raises it, and says more
-                return Verdict(self.title, NOT_ATTEMPTED, {})
+                return Verdict(self.title, NOT_ATTEMPTED, {}, self.hints)
             status, rows = RAISED, {"where": _without_our_frames(str(error))}
             for text, cause in KNOWN_ERRORS.items():
                 if text in error.message:
@@ -170,11 +167,12 @@ class Question:
             rows["printed"] = "\n".join(
                 line[:200] for line in answer.printed.splitlines()[-5:]
             )
-        again = f"{self.lesson} {self.name}"
         rows["to repeat"] = (
-            f"checks.ex{self.lesson}.check_{self.name}(..., seed={seed}); for a hint: ddp-course hint {again}"
+            f"checks.ex{self.lesson}.check_{self.name}(..., seed={seed})"
         )
-        return Verdict(self.title, status, rows)
+        return Verdict(
+            self.title, status, rows, () if status == GRADER_ERROR else self.hints
+        )
 
 
 @contextmanager
@@ -257,7 +255,8 @@ def question(*hints):
     nearly gives it away.
 
     answer: an Answer. draw: a random.Random, for shapes, seeds and numbers of ranks.
-    The body raises Wrong, or returns.
+    The body raises Wrong, or returns: None, or a picture of what the answer did, for
+    Verdict.
     """
     return lambda body: Question(body, hints)
 

@@ -1,16 +1,17 @@
-"""What a learner has done so far: one small file, `runs/progress.json`, in the course's
-folder.
+"""What a learner has done so far: one small file, `runs/progress.json`, in the folder
+that holds the learner's exercises.
 """
 
 import json
 import os
 from contextlib import contextmanager, suppress
 
-from ddp_course import UsageError, project_folder
+from ddp_course import UsageError
+from ddp_course.school.folders import learner_folder
 
 
 def path():
-    return project_folder() / "runs" / "progress.json"
+    return learner_folder() / "runs" / "progress.json"
 
 
 def load():

@@ -148,13 +148,13 @@ class KeepsPairs(nn.Module):
 @wrong("overlapped", "all-reduced, and not its gradient")
 class SendsTheParameter(lesson03.OverlappedDDP):
     def gradient_is_ready(self, parameter):
-        self.in_flight.append(dist.all_reduce(parameter.data, async_op=True))
+        self.in_flight[parameter] = dist.all_reduce(parameter.data, async_op=True)
 
 
 @wrong("overlapped", "wait for each")
 class WaitsForTheLastOne(lesson03.OverlappedDDP):
     def finish_gradient_synchronization(self):
-        self.in_flight[-1].wait()
+        list(self.in_flight.values())[-1].wait()
         self.in_flight.clear()
 
 
@@ -166,6 +166,11 @@ class SendsATiedWeightTwice(lesson03.OverlappedDDP):
             if parameter is module.last.weight:
                 parameter.register_post_accumulate_grad_hook(self.gradient_is_ready)
 
+    def gradient_is_ready(self, parameter):
+        parameter.grad /= dist.get_world_size()
+        work = dist.all_reduce(parameter.grad, async_op=True)
+        self.in_flight[len(self.in_flight)] = work
+
 
 @wrong(
     "overlapped", "register_post_accumulate_grad_hook after", status="your code raised"
@@ -173,7 +178,7 @@ class SendsATiedWeightTwice(lesson03.OverlappedDDP):
 class HooksTooEarly(lesson03.OverlappedDDP):
     def __init__(self, module):
         nn.Module.__init__(self)
-        self.module, self.in_flight = module, []
+        self.module, self.in_flight = module, {}
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.register_hook(
@@ -187,7 +192,7 @@ class HooksTooEarly(lesson03.OverlappedDDP):
 class DoesNotBroadcast(lesson03.OverlappedDDP):
     def __init__(self, module):
         nn.Module.__init__(self)
-        self.module, self.in_flight = module, []
+        self.module, self.in_flight = module, {}
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self.gradient_is_ready)
@@ -220,7 +225,7 @@ class AveragesAfterwards(lesson03.OverlappedDDP):
 @wrong("overlapped", "sum over the ranks, and not the mean")
 class Sums(lesson03.OverlappedDDP):
     def gradient_is_ready(self, parameter):
-        self.in_flight.append(dist.all_reduce(parameter.grad, async_op=True))
+        self.in_flight[parameter] = dist.all_reduce(parameter.grad, async_op=True)
 
 
 @wrong(
@@ -385,9 +390,9 @@ class DropsTheLastBucket(lesson03.BucketedDDP):
 @wrong("bucketed", "put back where it came from")
 class ForgetsToPutBack(lesson03.BucketedDDP):
     def finish_gradient_synchronization(self):
-        for work, _, _ in self.in_flight:
+        for work, _, _ in self.sent:
             work.wait()
-        self.in_flight.clear()
+        self.sent.clear()
         self.missing = [len(bucket) for bucket in self.buckets]
 
 
@@ -400,9 +405,9 @@ class CountsNumbersForBytes(lesson03.BucketedDDP):
 @wrong("bucketed", "the hook waits for its all-reduce")
 class WaitsForEachBucket(lesson03.BucketedDDP):
     def gradient_is_ready(self, parameter):
-        before = len(self.in_flight)
+        before = len(self.sent)
         super().gradient_is_ready(parameter)
-        for work, _, _ in self.in_flight[before:]:
+        for work, _, _ in self.sent[before:]:
             work.wait()
 
 
@@ -424,13 +429,13 @@ class DoesNotCountAgain(lesson03.BucketedDDP):
                 torch.cat([other.grad.flatten() for other in bucket])
                 / dist.get_world_size()
             )
-            self.in_flight.append((dist.all_reduce(flat, async_op=True), bucket, flat))
+            self.sent.append((dist.all_reduce(flat, async_op=True), bucket, flat))
 
     def finish_gradient_synchronization(self):
-        for work, bucket, flat in self.in_flight:
+        for work, bucket, flat in self.sent:
             work.wait()
             for parameter, part in zip(
                 bucket, flat.split([other.numel() for other in bucket])
             ):
                 parameter.grad.copy_(part.view_as(parameter))
-        self.in_flight.clear()
+        self.sent.clear()

@@ -1,22 +1,19 @@
 """The command ddp-course, as a person types it."""
 
-import contextlib
 import json
 import os
 import re
-import signal
-import socket
+import shutil
 import subprocess
 import sys
-import urllib.error
-import urllib.request
+from types import SimpleNamespace
 
-import psutil
 import pytest
-from conftest import COURSE, descendants, python, wait_until
+from conftest import COURSE, python
+from test_start import jupyter_of_its_own  # noqa: F401
 
 from ddp_course.scenery import images
-from ddp_course.school import doctor
+from ddp_course.school import doctor, start
 
 
 def course(*arguments, **options):
@@ -30,6 +27,7 @@ def test_without_a_command_it_says_where_you_are_and_what_is_next():
     listed = course("--help").stdout
     for command in (
         "lessons",
+        "start",
         "lab",
         "run",
         "execute",
@@ -48,7 +46,7 @@ def test_lessons_lists_each_with_its_idea_and_notebook():
     done = course("lessons", env=os.environ | {"COLUMNS": "200"}, cwd=COURSE)
     for number, words in (
         ("01", "MNIST on one device"),
-        ("04", "DistributedDataParallel, the whole program"),
+        ("04", "DistributedDataParallel, in full"),
     ):
         [line] = [line for line in done.stdout.splitlines() if f" {number} " in line]
         assert words in line and f"lessons/{number}_" in line
@@ -112,76 +110,117 @@ finally:
     assert python("-c", program, cwd=COURSE).stdout == "[]\n"
 
 
-def test_outside_of_the_course_notebooks_are_missed_in_one_line(tmp_path):
-    done = course("lab", cwd=tmp_path)
-    assert done.returncode == 2 and "start in the course folder" in done.stderr
+@pytest.mark.parametrize(
+    "arguments, what",
+    [
+        (["execute"], "there are no lessons here"),
+        (["check"], "there are no exercises here"),
+        (["progress"], "there are no exercises here"),
+        (["check", "03"], "there is no exercise 03"),
+    ],
+)
+def test_elsewhere_one_line_says_how_to_make_a_course_folder(arguments, what, tmp_path):
+    done = course(*arguments, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr == (
+        f"ddp-course: {what}: "
+        "`ddp-course start FOLDER` makes a course folder to work in\n"
+    )
 
 
-def answers(port):
-    with (
-        contextlib.suppress(ConnectionRefusedError),
-        socket.create_connection(("127.0.0.1", port)),
-    ):
-        return True
+@pytest.mark.parametrize(
+    "arguments, line",
+    [
+        (["lessn"], "No such command 'lessn'. Did you mean 'lessons'?"),
+        (["run"], "Missing argument 'lesson'."),
+        (["lessons", "04"], "Got unexpected extra argument(s) (04)"),
+        (["lab", "--window"], "No such option: --window"),
+        (["execute", "02", "--nproc", "0"], "Invalid value for '--nproc': Input"),
+        (["execute", "02", "--nproc", "two"], "Invalid value for '--nproc': Input"),
+    ],
+)
+def test_wrong_words_and_flags_get_one_line_too(arguments, line):
+    done = course(*arguments, cwd=COURSE)
+    assert done.returncode == 2 and done.stdout == ""
+    assert (
+        done.stderr.startswith(f"ddp-course: {line}") and done.stderr.count("\n") == 1
+    )
 
 
-def test_lab_opens_a_lesson_on_loopback_with_a_token():
-    command = [
-        sys.executable,
-        "-m",
-        "ddp_course.school.command",
-        "lab",
-        "02",
-        "--no-browser",
-    ]
-    options = {
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.STDOUT,
-        "text": True,
-        "cwd": COURSE,
-        "start_new_session": True,
-    }
-    process = subprocess.Popen(command, **options)
-    try:
-        for line in process.stdout:
-            if found := re.search(
-                r"(http://127\.0\.0\.1:(\d+))(/lab/tree/lessons/02_\S+\.ipynb)\?token=(\w{20,})",
-                line,
-            ):
-                break
-        address, port, page, token = found.groups()
-        assert wait_until(
-            lambda: answers(int(port)), 30
-        )  # the address is printed a moment before it is served
-        with urllib.request.urlopen(
-            f"{address}{page}?token={token}", timeout=20
-        ) as answer:
-            assert answer.status == 200
-        with pytest.raises(urllib.error.HTTPError, match="403"):
-            urllib.request.urlopen(f"{address}/api/contents/lessons", timeout=20)
-        servers = [psutil.Process(process.pid), *descendants(process.pid)]
-        sockets = [
-            c
-            for server in servers
-            for c in server.net_connections()
-            if c.status == psutil.CONN_LISTEN
-        ]
-        assert int(port) in {c.laddr.port for c in sockets} and {
-            c.laddr.ip for c in sockets
-        } <= {
-            "127.0.0.1",
-            "::1",
-        }
-    finally:
-        started = descendants(process.pid)
-        process.terminate()  # the command alone, not all that it has started
-        try:
-            assert process.wait(timeout=20) == 0
-            assert not psutil.wait_procs(started, timeout=10)[1]
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.stdout.close()
+# ---- odd places ----
+
+
+def test_a_closed_pipe_is_no_news():
+    command = f"{sys.executable} -m ddp_course.school.command --help | head -c 1"
+    for line in (command, command.replace("--help", "lessons")):
+        done = subprocess.run(line, shell=True, capture_output=True, cwd=COURSE)
+        assert done.stderr == b"" and len(done.stdout) == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_for_output_is_told_in_one_line():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "ddp_course.school.command", "lessons"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=COURSE,
+        )
+    assert done.returncode == 2
+    assert done.stderr == "ddp-course: No space left on device\n"
+
+
+@pytest.mark.parametrize("arguments", [["lessons"], ["progress"], ["check", "03"]])
+def test_a_terminal_without_unicode_gets_what_it_can_show(arguments, tmp_path):
+    start.start(tmp_path)
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = course(*arguments, cwd=tmp_path, env=os.environ | ascii_only)
+    assert done.returncode == int("check" in arguments), done.stderr
+    assert done.stderr == "" and done.stdout.isascii() and done.stdout
+
+
+READ_ONLY = [
+    (["execute", "01"], "cannot make {folder}/runs/notebooks: Permission denied"),
+    (["reset", "01"], "cannot keep yours in {folder}/runs/backups/01_"),
+    (["start", "new"], "cannot make new/lessons: Permission denied"),
+    (["start", "."], None),
+    (["check", "01"], None),
+    (["hint", "01"], None),
+]
+
+
+@pytest.mark.parametrize("arguments, line", READ_ONLY)
+def test_in_a_folder_that_cannot_be_written_to_one_line_says_so(
+    arguments, line, read_only
+):
+    """Where nothing has to be written, all is as elsewhere."""
+    done = read_only.run(*arguments)
+    if line:
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+        expected = line.format(folder=read_only.folder)
+        assert done.stderr.startswith(f"ddp-course: {expected}")
+    else:
+        assert done.returncode < 2 and done.stderr == "", done.stderr
+
+
+@pytest.fixture(scope="module")
+def read_only(tmp_path_factory):
+    """A course folder in which we may not write: not even as root, who may all else."""
+    folder = tmp_path_factory.mktemp("read-only").resolve()
+    start.start(folder)
+    for place in (folder, folder / "lessons", folder / "exercises"):
+        place.chmod(0o555)
+    drop = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []
+    if drop and not shutil.which("setpriv"):
+        pytest.skip("root may write everywhere, and setpriv is not here")
+    command = [*drop, sys.executable, "-m", "ddp_course.school.command"]
+
+    def run(*arguments):
+        return subprocess.run(
+            [*command, *arguments], cwd=folder, capture_output=True, text=True
+        )
+
+    return SimpleNamespace(folder=folder, run=run)
 
 
 # ---- the doctor ----

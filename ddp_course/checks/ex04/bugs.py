@@ -1,0 +1,341 @@
+"""Questions 4 to 6: three programs to repair."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from ddp_course.checks.ex04.diary import Diary, diary_of, judge_training
+from ddp_course.checks.samples import WIDTH, Numbered, two_numbers
+from ddp_course.checks.training import (
+    a_look,
+    close,
+    equal,
+    fill,
+    gradients_of,
+    state,
+    take_steps,
+    unwrapped,
+)
+from ddp_course.ranks.environment import process_group
+from ddp_course.school.judge import Wrong, question
+
+# the number of the first sample of a test set, above those of all training sets
+FIRST_TEST = 1000
+
+# ---- 4: a wrapper made by hand ----
+
+
+def a_backward(wrapper, seed, batches):
+    """Wrap a network that differs on each rank, take one backward, then train."""
+    with process_group() as (rank, world_size):
+        model = wrapper(a_chain(seed + rank))
+        if (network := unwrapped(model)) is model:
+            return {"module": False}
+        start = state(network)
+        parts = [batch.chunk(world_size)[rank] for batch in batches]
+        model(parts[0]).pow(2).mean().backward()
+        model.finish_gradient_synchronization()
+        after = state(network)
+        gradients = gradients_of(network)
+        network.zero_grad()
+        history = take_steps(model, parts, model.finish_gradient_synchronization)
+        return {
+            "module": True,
+            "start": start,
+            "after": after,
+            "gradients": gradients,
+            "history": history,
+        }
+
+
+def a_chain(seed):
+    layers = nn.Sequential(
+        nn.Linear(WIDTH, WIDTH),
+        nn.Tanh(),
+        nn.Linear(WIDTH, WIDTH),
+        nn.Tanh(),
+        nn.Linear(WIDTH, 2),
+    )
+    return fill(layers.double(), seed)
+
+
+def gradients_alone(batch, seed):
+    network = a_chain(seed)
+    network(batch).pow(2).mean().backward()
+    return gradients_of(network)
+
+
+@question(
+    "Run it on two ranks, and print parameter.grad on both after backward. What should they have in common?",
+    "Which tensor does the optimizer read, besides the parameter itself? That is the one which all ranks must agree on.",
+    "gradient_is_ready is called when parameter.grad is complete. That is what has to be all-reduced, not parameter.data.",
+)
+def check_find_the_bug_1(answer, draw):
+    """A wrapper made by hand has to do what DDP does: every rank begins, and goes on,
+    as one process would.
+    """
+    for n in (2, 3):
+        seed = draw.randrange(10**6)
+        generator = torch.Generator().manual_seed(seed)
+        batches = [
+            torch.randn(3 * n, WIDTH, generator=generator, dtype=torch.float64)
+            for _ in range(4)
+        ]
+        seen = answer.on_ranks(a_backward, seed, batches, nproc=n)
+        judge_wrapper(seen, seed, batches)
+
+
+def judge_wrapper(seen, seed, batches):
+    n, start = len(seen), a_chain(seed).state_dict()
+    of_each = [(f"{rank} of {n}", of_rank) for rank, of_rank in enumerate(seen)]
+    after = "after one backward and finish_gradient_synchronization(), with no step yet"
+    for where, of_rank in of_each:
+        if not of_rank["module"]:
+            raise Wrong("HandMadeDDP(network)", rank=where, expected="the network as .module", got="no such attribute",
+                        cause="the wrapper has lost its network: keep it as it was given")  # fmt: skip
+    for where, of_rank in of_each:
+        if not equal(of_rank["start"], start):
+            raise Wrong("the parameters after HandMadeDDP(network), where each rank had another network", rank=where,
+                        expected=f"rank 0's: {a_look(start)}", got=a_look(of_rank["start"]),
+                        cause="the ranks do not begin alike")  # fmt: skip
+    for where, of_rank in of_each:
+        if not equal(of_rank["after"], start):
+            raise Wrong(f"the parameters {after}", rank=where, expected=f"as before: {a_look(start)}",
+                        got=a_look(of_rank["after"]), cause="backward itself has changed the parameters: only the "
+                        "optimizer's step should")  # fmt: skip
+    own = [gradients_alone(batches[0].chunk(n)[rank], seed) for rank in range(n)]
+    for rank, (where, of_rank) in reversed(list(enumerate(of_each))):
+        for name in own[0]:
+            locals_, got = (
+                [gradients[name] for gradients in own],
+                of_rank["gradients"].get(name),
+            )
+            mean = sum(locals_) / n
+            if close(got, mean):
+                continue
+            looks = [
+                (locals_[rank], "each rank still has its own gradient, so the ranks will take different steps"),
+                (n * mean, f"the gradient is {n} times too large: it is the sum over the ranks, and not the mean"),
+                (mean / n, f"the gradient is {n} times too small: it has been divided by the number of ranks twice"),
+                (locals_[rank] / n, f"each rank has its own gradient, divided by {n}: nothing was summed"),
+                (locals_[0], "every rank has rank 0's gradient: the other ranks' samples do not count"),
+            ]  # fmt: skip
+            otherwise = (
+                "the gradient is not what one process would have for the joined batch"
+            )
+            cause = next(
+                (text for value, text in looks if close(got, value)), otherwise
+            )
+            raise Wrong(
+                f"the gradient of {name} {after}",
+                rank=where,
+                expected=mean,
+                got=got,
+                cause=cause,
+            )
+    for where, of_rank in of_each:
+        for step, (expected, got) in enumerate(
+            zip(take_steps(a_chain(seed), batches), of_rank["history"])
+        ):
+            if not equal(got, expected):
+                raise Wrong(f"the parameters after step {step + 1} of training", rank=where, expected=a_look(expected),
+                            got=a_look(got), cause="the first gradients were right, later ones are not: what is left over "
+                            "from the step before?")  # fmt: skip
+
+
+# ---- 5: a loss that looks too good ----
+
+
+class TwoGroups(Dataset):
+    """Two classes that a line parts with ease: inputs, float32 (WIDTH,), and label,
+    float32 (1,), 0.0 or 1.0.
+    """
+
+    def __init__(self, samples, seed, group_seed):
+        generator = torch.Generator().manual_seed(group_seed)
+        center = 2 * F.normalize(torch.randn(WIDTH, generator=generator), dim=0)
+        generator.manual_seed(seed)
+        self.labels = (torch.arange(samples) % 2).float()[:, None]
+        noise = 0.5 * torch.randn(samples, WIDTH, generator=generator)
+        self.inputs = (2 * self.labels - 1) * center + noise
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return self.inputs[index], self.labels[index]
+
+
+def two_classes(train, samples, epochs, batch_size, seed):
+    with process_group() as (rank, world_size):
+        torch.manual_seed(seed + rank)
+        match train(TwoGroups(samples, seed, seed), epochs, batch_size):
+            case [nn.Module() as model, (torch.Tensor() | list() | tuple()) as losses]:
+                network = unwrapped(model).eval()
+                with torch.no_grad():
+                    outputs = network(TwoGroups(200, seed + 1, seed).inputs)
+                losses = (
+                    losses.flatten() if isinstance(losses, torch.Tensor) else losses
+                )
+                return {"outputs": outputs, "state": state(network), "losses": losses}
+            case other:
+                return {"losses": [], "returned": f"{other!r}"}
+
+
+@question(
+    "Print the loss of every step. Can a network that knows nothing have such a loss? What is its gradient?",
+    "cross_entropy turns the outputs of a sample into probabilities that sum to 1. How many outputs are there, and what "
+    "does the probability of the only one have to be?",
+    "One output for two classes goes with F.binary_cross_entropy_with_logits(model(inputs), labels).",
+)
+def check_find_the_bug_2(answer, draw):
+    """Two classes that a line can part: the loss falls, the ranks agree, and new
+    samples are told apart.
+    """
+    n = draw.choice([2, 3])
+    batch_size, steps, epochs, seed = (
+        draw.randint(6, 10),
+        draw.randint(5, 7),
+        6,
+        draw.randrange(10**6),
+    )
+    samples = n * batch_size * steps
+    checked = f"train_two_classes with {samples} samples, epochs={epochs}, batch_size={batch_size}, {n} ranks"
+    seen = answer.on_ranks(two_classes, samples, epochs, batch_size, seed, nproc=n)
+    labels = TwoGroups(200, seed + 1, seed).labels[:, 0] > 0
+    for rank, of_rank in enumerate(seen):
+        where = f"{rank} of {n}"
+        if not len(of_rank["losses"]):
+            raise Wrong(checked, rank=where, expected="the network, and a list of losses",
+                        got=of_rank.get("returned", "no losses"),
+                        cause="return both, as the program that you were given does")  # fmt: skip
+        try:
+            losses = torch.tensor([float(loss) for loss in of_rank["losses"]])
+        except (TypeError, ValueError, RuntimeError):
+            raise Wrong(f"the losses of {checked}", rank=where, expected="numbers", got=of_rank["losses"],
+                        cause="a loss is one number a step") from None  # fmt: skip
+        *first, end = [
+            f"{loss + 0.0:.3f}" if loss < 1000 else f"{loss:.0e}"
+            for loss in [*losses[:4], losses[-1]]
+        ]
+        shown = f"{' '.join(first)} ... {end}"
+        last = losses[-len(losses) // epochs :].mean()
+        if (losses.abs() < 1e-6).all():
+            raise Wrong(f"the losses of {checked}", rank=where, expected="large at first, then smaller and smaller",
+                        got=shown, cause="the loss is zero from the first step on, when nothing is learned yet: a loss "
+                        "that cannot be anything else has no gradient, and the network stays as it was")  # fmt: skip
+        if not last < 2 * max(1.0, losses[0].item()):
+            raise Wrong(f"the losses of {checked}", rank=where, expected="smaller and smaller numbers", got=shown,
+                        cause="training blows up: this loss is not made for two classes and an output of any size",
+                        )  # fmt: skip
+        outputs = of_rank["outputs"]
+        guessed = guesses(outputs)
+        if guessed is None:
+            raise Wrong("the network's outputs for 200 new samples", rank=where, expected="shape (200, 1), or (200, 2)",
+                        got=f"shape {tuple(outputs.shape)}" if isinstance(outputs, torch.Tensor) else outputs,
+                        cause="one output, above 0 for label 1, or one for each class")  # fmt: skip
+        share = (guessed == labels).float().mean()
+        if share < 0.95:
+            cause = "the network tells the two classes apart no better than that, though a line can"
+            if share < 0.1:
+                cause = "it has learned the opposite: which label does an output above 0 stand for?"
+            raise Wrong(f"200 new samples after {checked}: above 0 means label 1", rank=where,
+                        expected="nearly all of them right", got=f"{share:.0%} right", cause=cause)  # fmt: skip
+        if not last < 0.2:
+            raise Wrong(f"the losses of {checked}", rank=where, expected="near 0 at the end", got=shown,
+                        cause="the loss stays large, though the classes are far apart: it cannot come near 0, however sure "
+                        "the network is")  # fmt: skip
+    for rank, of_rank in enumerate(seen):
+        if not equal(of_rank["state"], seen[0]["state"]):
+            raise Wrong(f"the parameters after {checked}", rank=f"{rank} of {n}", expected="as on rank 0",
+                        got="others", cause="the ranks have trained different networks")  # fmt: skip
+
+
+def guesses(outputs):
+    """Which samples a network gives label 1, from one output or two; None for any other
+    shape.
+    """
+    if not isinstance(outputs, torch.Tensor) or outputs.shape not in [
+        (200,),
+        (200, 1),
+        (200, 2),
+    ]:
+        return None
+    return (
+        outputs.argmax(dim=1) == 1
+        if outputs.shape[1:] == (2,)
+        else outputs.reshape(200) > 0
+    )
+
+
+# ---- 6: a report that cannot be trusted ----
+
+
+def train_then_test(train_and_test, samples, tests, epochs, batch_size, seed):
+    with process_group() as (rank, world_size):
+        torch.manual_seed(1000 + rank)
+        train_set, test_set = (
+            Numbered(samples, seed),
+            Numbered(tests, seed + 1, first=FIRST_TEST),
+        )
+        returned = train_and_test(Diary, train_set, test_set, epochs, batch_size)
+        if not (isinstance(returned, tuple | list) and len(returned) == 3):
+            return {"network": f"{returned!r}"}
+        return diary_of(unwrapped(returned[0])) | {"totals": returned[1:]}
+
+
+@question(
+    "Print, on one rank, the labels of the first batch in each epoch. Then ask which samples the two counts are of.",
+    "Compare this program with the lesson's: one call is missing in its loop over the epochs, and one name is used where "
+    "another belongs.",
+    "sampler.set_epoch(epoch) first thing in each epoch; and what is counted is test_set, in both places.",
+)
+def check_find_the_bug_3(answer, draw):
+    """Another order in each epoch, and counts of samples that the network has never
+    been trained on.
+    """
+    n = draw.choice([2, 3])
+    batch_size, steps, epochs, seed = (
+        draw.randint(3, 5),
+        draw.randint(5, 7),
+        3,
+        draw.randrange(10**6),
+    )
+    samples, tests = n * batch_size * steps, n * draw.randint(5, 12) + 1
+    seen = answer.on_ranks(
+        train_then_test, samples, tests, epochs, batch_size, seed, nproc=n
+    )
+    checked = f"train_and_test with {samples} samples to train on, {tests} to test, {epochs} epochs, {n} ranks"
+    for rank, of_rank in enumerate(seen):
+        trained = of_rank.get("trained", [])
+        if any(number >= FIRST_TEST for step in trained for number in step):
+            raise Wrong(checked, rank=f"{rank} of {n}", expected="training on train_set", got="samples of test_set",
+                        cause="the network was trained on the samples that it is then tested on")  # fmt: skip
+    judge_training(checked, seen, samples, epochs, batch_size, seed, "every epoch goes through the samples in one and "
+                   "the same order, so the same samples always share a batch")  # fmt: skip
+
+    network, data = Diary().eval(), Numbered(tests, seed + 1)
+    network.load_state_dict(seen[0]["end"])
+    with torch.no_grad():
+        correct = int((network(data.inputs).argmax(dim=1) == data.labels).sum())
+    for rank, of_rank in enumerate(seen):
+        totals = two_numbers(of_rank["totals"])
+        if (
+            totals is not None
+            and (totals - torch.tensor([correct, tests])).abs().max() <= 1e-6
+        ):
+            continue
+        cause = "are all samples of the test set counted, each once, over all ranks?"
+        tested = of_rank["tested"]
+        if any(number < FIRST_TEST for number in tested):
+            cause = "the network is judged by samples that it was trained on: that says how well it remembers, and not " \
+                    "how well it does on new ones"  # fmt: skip
+        elif totals is None:
+            cause = "return the network, and two numbers"
+        elif totals[1] > tests:
+            cause = "samples of the test set are counted more than once, and the more so the more ranks there are"
+        elif totals[1] < tests and len(tested) == totals[1]:
+            cause = "each rank tells of its own share of the test set only"
+        raise Wrong(f"the counts of {checked}", rank=f"{rank} of {n}", expected=f"({correct}, {tests}), of the test set",
+                    got=of_rank["totals"], cause=cause)  # fmt: skip

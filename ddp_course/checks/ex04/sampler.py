@@ -1,0 +1,282 @@
+"""Question 1: a sampler."""
+
+import math
+import random
+from collections import Counter
+from itertools import islice, pairwise
+
+import torch
+from torch.utils.data import DistributedSampler
+
+from ddp_course.checks.samples import an_example, how_often, in_words
+from ddp_course.school.judge import Wrong, question, trying
+
+
+def shares(sampler_class, cases):
+    """For each case, what the sampler of each rank gives: in epochs 0, 1, 2 and 0
+    again; and where all ranks have the same luck."""
+    seen = []
+    for samples, ranks, options in cases:
+        of_ranks = []
+        for rank in range(ranks):
+            with trying(call_of(samples, ranks, options, rank)):
+                of_ranks.append(share_of(sampler_class, samples, ranks, rank, options))
+        seen.append(of_ranks)
+    return seen
+
+
+def share_of(sampler_class, samples, ranks, rank, options):
+    before = random_numbers_of_a_process(1 + rank)
+    sampler = sampler_class(samples, ranks, rank, **options)
+    epochs = [indices(sampler, epoch, samples) for epoch in (0, 1, 2, 0)]
+    length = len(sampler)
+    touched = next_random_numbers() != before
+    random_numbers_of_a_process(0)
+    alike = indices(sampler_class(samples, ranks, rank, **options), 0, samples)
+    return {"length": length, "epochs": epochs, "alike": alike, "touched": touched}
+
+
+def indices(sampler, epoch, samples):
+    sampler.set_epoch(epoch)
+    given = islice(
+        sampler, 10 * samples + 100
+    )  # one that never ends is longer than it should be, no more
+    return [
+        int(index) if hasattr(index, "__index__") else str(index) for index in given
+    ]
+
+
+def random_numbers_of_a_process(seed):
+    """Seed all that a process draws random numbers from; return what each would draw
+    next.
+    """
+    import numpy
+
+    def begin():
+        torch.manual_seed(seed)
+        random.seed(seed)
+        numpy.random.seed(seed)
+
+    begin()
+    following = next_random_numbers()
+    begin()
+    return following
+
+
+def next_random_numbers():
+    import numpy
+
+    return [torch.rand(()).item(), random.random(), numpy.random.random()]
+
+
+@question(
+    "Think of one list of all indices, the same on all ranks. Make it divisible by num_replicas, and deal it out: "
+    "indices[rank::num_replicas].",
+    "Without drop_last a rank gets ceil(samples / num_replicas), with it samples // num_replicas. A list of two samples "
+    "for five ranks has to be repeated more than once. The shuffle: torch.randperm(samples, generator=...), and the "
+    "generator's seed knows of the epoch, but not of the rank.",
+    "__iter__: generator = torch.Generator().manual_seed(self.seed + self.epoch); order = randperm or range; repeat "
+    "order until it is long enough, cut it to num_replicas * len(self), and return iter(order[rank::num_replicas]).",
+)
+def check_sharded_sampler(answer, draw):
+    """Shares that are equally long, disjoint and complete, out of one shuffle that all
+    ranks make alike.
+    """
+    small = [(draw.randint(20, 30), 1), (12, 3), (14, 4), (2, 5), (1, 3)]
+    small.append((draw.randint(5, 30), draw.randint(2, 6)))
+    large = [
+        (ranks * draw.randint(11, 15) + draw.randrange(1, ranks), ranks)
+        for ranks in draw.sample(range(3, 7), 3)
+    ]
+    seeds = draw.sample(range(10**6), 2)
+    cases = [
+        (samples, ranks, {"shuffle": shuffle, "seed": seeds[0], "drop_last": drop_last})
+        for shuffle in (False, True)
+        for drop_last in (False, True)
+        for samples, ranks in small + large
+    ]
+    cases.append((*large[-1], {"shuffle": True, "seed": seeds[1], "drop_last": True}))
+    # the defaults, a seed of 0 among them; enough samples to judge their order
+    cases.append((*max(large), {}))
+    seen = answer.on_ranks(shares, cases)[0]
+    for case, of_ranks in zip(cases, seen):
+        judge_shares(*case, of_ranks)
+    for case, of_ranks in zip(cases, seen):
+        judge_order(*case, of_ranks)
+    for drop_last in (False, True):
+        judge_odd_ones(
+            drop_last,
+            [
+                pair
+                for pair in zip(cases, seen)
+                if pair[0][2].get("drop_last") is drop_last
+            ],
+        )
+    for case, of_ranks in zip(cases, seen):
+        judge_side_effects(*case, of_ranks)
+    checked = f"{call_of(*cases[-3])}, and with seed={seeds[1]}"
+    orders = [[of_rank["epochs"] for of_rank in of_ranks] for of_ranks in seen[-3:-1]]
+    if orders[0] == orders[1]:
+        raise Wrong(checked, expected="two different orders", got=f"twice {orders[0][0][0][:8]} ... on rank 0",
+                    cause="the seed has no effect: a shuffle follows from seed and epoch")  # fmt: skip
+
+
+def call_of(samples, ranks, options, rank="rank"):
+    given = "".join(f", {name}={value}" for name, value in options.items())
+    return f"ShardedSampler({samples}, {ranks}, {rank}{given})"
+
+
+def judge_shares(samples, ranks, options, of_ranks):
+    """Raise Wrong unless the ranks' shares are as long, and hold each sample as often,
+    as torch's.
+    """
+    torchs = [
+        list(DistributedSampler(range(samples), ranks, rank, **options))
+        for rank in range(ranks)
+    ]
+    length, drop_last, call = (
+        len(torchs[0]),
+        options.get("drop_last", False),
+        call_of(samples, ranks, options),
+    )
+    for epoch in range(3):
+        given = [of_rank["epochs"][epoch] for of_rank in of_ranks]
+        checked = f"{call}, in epoch {epoch}"
+        for rank, share in enumerate(given):
+            if odd := [
+                index
+                for index in share
+                if not (isinstance(index, int) and 0 <= index < samples)
+            ]:
+                raise Wrong(checked, rank=f"{rank} of {ranks}", expected=f"indices from 0 to {samples - 1}", got=odd[0],
+                            cause="a sampler gives the numbers of samples: whole, from 0 on")  # fmt: skip
+        lengths = [len(share) for share in given]
+        if lengths != [length] * ranks:
+            raise Wrong(f"how many samples each rank gets from {call}", expected=[length] * ranks, got=lengths,
+                        cause=cause_of_lengths(samples, ranks, drop_last, lengths))  # fmt: skip
+        if of_ranks[0]["length"] != length:
+            cause = "len() is how many samples this rank gets: a DataLoader counts its batches by it"
+            if of_ranks[0]["length"] == samples:
+                cause = "len() is for this rank's share, not for all samples"
+            raise Wrong(f"len({call})", rank=f"0 of {ranks}", expected=length, got=of_ranks[0]["length"],
+                        cause=cause)  # fmt: skip
+        if how_often(given, samples) != (expected := how_often(torchs, samples)):
+            by_luck = [of_rank["alike"] for of_rank in of_ranks]
+            raise Wrong(f"{checked}, the shares of all ranks together", expected=in_words(expected),
+                        got=f"{in_words(how_often(given, samples))}: {an_example(given, samples)}",
+                        cause=cause_of_overlap(samples, ranks, options, given, how_often(by_luck, samples) == expected),
+                        )  # fmt: skip
+
+
+def cause_of_lengths(samples, ranks, drop_last, lengths):
+    most, fewest = math.ceil(samples / ranks), samples // ranks
+    if lengths == [samples] * ranks and ranks > 1:
+        return "every rank gets all of the samples: they are to share them"
+    if lengths == [most] * ranks and drop_last:
+        return "drop_last is not looked at: with it, the tail is left out, and nothing is repeated"
+    if lengths == [fewest] * ranks:
+        return "samples are left out, though drop_last is False: repeat some, so that all ranks have equally many"
+    if samples < ranks and not drop_last:
+        return "there are fewer samples than ranks: the samples have to be repeated more than once"
+    if sum(lengths) == samples:
+        return "the shares are not equally long: a rank with a batch more would wait in its backward for ever"
+    return "every rank gets samples / num_replicas, rounded up, or with drop_last rounded down"
+
+
+def cause_of_overlap(samples, ranks, options, given, right_by_luck):
+    if options.get("shuffle", True):  # without it, all was right
+        if right_by_luck:
+            return "the shuffle takes the process's own random numbers, and each rank has others: seed a generator"
+        if samples >= ranks and any(len(set(share)) < len(share) for share in given):
+            return "a shuffle holds each sample once: is it a permutation?"
+        return "the shares come from different shuffles: all ranks must shuffle alike, so the rank has no part in the seed"
+    if ranks > 1 and all(share == given[0] for share in given):
+        return "all ranks get the same samples: a share depends on the rank"
+    if samples < ranks:
+        return "there are fewer samples than ranks: repeat them in turn, none more often than needed"
+    if {index for share in given for index in share} == set(range(samples)):
+        return "every sample is there, but some come too often: repeat different ones in turn"
+    return "the shares do not fit together: cut them from one list that all ranks agree on, without gaps and overlaps"
+
+
+def judge_order(samples, ranks, options, of_ranks):
+    """Raise Wrong unless a shuffle is another one in each epoch, and the same one
+    whenever that epoch comes again.
+    """
+    call = call_of(samples, ranks, options)
+    orders = [[of_rank["epochs"][epoch] for of_rank in of_ranks] for epoch in range(4)]
+    if not options.get("shuffle", True):
+        first = orders[0][0]
+        if orders[1] != orders[0] or sum(a > b for a, b in pairwise(first)) > 1:
+            raise Wrong(f"{call}, in epochs 0 and 1", rank=f"0 of {ranks}", expected="indices in their order, in both",
+                        got=f"{first[:8]} ..., {orders[1][0][:8]} ...", cause="the samples are shuffled, though shuffle "
+                        "is False")  # fmt: skip
+        return
+    if samples < 40:
+        return  # so few that two shuffles may agree by chance
+    got = "; ".join(
+        f"epoch {epoch}: {order[0][:6]} ..." for epoch, order in enumerate(orders[:3])
+    )
+    pair = next(
+        (
+            pair
+            for pair in ((0, 1), (1, 2), (0, 2))
+            if orders[pair[0]] == orders[pair[1]]
+        ),
+        None,
+    )
+    if pair:
+        cause = "set_epoch has no effect: the epoch must have a part in the shuffle"
+        if all(sum(a > b for a, b in pairwise(share)) <= 1 for share in orders[0]):
+            cause = "nothing is shuffled, though shuffle is True"
+        raise Wrong(f"{call}, after set_epoch(0), (1) and (2)", rank=f"0 of {ranks}", expected="another order in each epoch",
+                    got=got, cause=cause)  # fmt: skip
+    if orders[3] != orders[0]:
+        raise Wrong(f"{call}, after set_epoch(0), and again after set_epoch(0)", rank=f"0 of {ranks}",
+                    expected="the same order", got=f"{orders[0][0][:8]} ..., then {orders[3][0][:8]} ...",
+                    cause="the order depends on what came before: seed and epoch alone must decide it, or no run can "
+                    "be resumed")  # fmt: skip
+    if ranks > 1 and all(
+        len({frozenset(order[rank]) for order in orders}) == 1 for rank in range(ranks)
+    ):
+        raise Wrong(f"{call}: which samples each rank gets", rank=f"0 of {ranks}", expected="others in each epoch",
+                    got="the same ones in all epochs, in another order", cause="each rank shuffles its own share only: "
+                    "shuffle all indices first, then share them out")  # fmt: skip
+
+
+def judge_odd_ones(drop_last, seen):
+    """Raise Wrong where the samples that are left out, or repeated, are the same in all
+    epochs of all shuffles.
+    """
+    odd_ones = []
+    for (samples, ranks, options), of_ranks in seen:
+        if options["shuffle"] and samples > 30 and samples % ranks:
+            for epoch in range(3):
+                counts = Counter(
+                    index for of_rank in of_ranks for index in of_rank["epochs"][epoch]
+                )
+                odd_ones.append(
+                    (
+                        samples,
+                        ranks,
+                        options,
+                        {sample for sample in range(samples) if counts[sample] != 1},
+                    )
+                )
+    by_case = [
+        [odd for *case, odd in odd_ones if case[:2] == [samples, ranks]]
+        for samples, ranks, *_ in odd_ones
+    ]
+    if all(odd == of_case[0] for of_case in by_case for odd in of_case):
+        what = "left out" if drop_last else "repeated"
+        samples, ranks, options, odd = odd_ones[0]
+        raise Wrong(f"which samples are {what} by {call_of(samples, ranks, options)}", expected="others in each epoch",
+                    got=f"always {sorted(odd)}", cause="shuffle all samples first, and only then cut, or repeat: else "
+                    f"the same ones are {what} in every epoch")  # fmt: skip
+
+
+def judge_side_effects(samples, ranks, options, of_ranks):
+    if any(of_rank["touched"] for of_rank in of_ranks):
+        raise Wrong(f"the process's own random numbers, after {call_of(samples, ranks, options)} was gone through",
+                    expected="as if nothing had been drawn", got="others", cause="it seeds, or draws from, what dropout "
+                    "and all else in this process draw from, too: use a torch.Generator of your own")  # fmt: skip

@@ -1,0 +1,8 @@
+"""Exercise 08: uneven examples and their loss in Trainer, and a callback that stops all
+ranks together.
+"""
+
+from ddp_course.checks.ex08.stop_together import check_stop_together
+from ddp_course.checks.ex08.uneven import check_uneven
+
+__all__ = ["check_uneven", "check_stop_together"]  # in the order of the notebook

@@ -1,0 +1,329 @@
+"""Question 2: a callback that stops all ranks together."""
+
+import os
+import time
+from contextlib import suppress
+
+import torch
+from torch import nn
+
+from ddp_course.checks.ex08.on_ranks import (
+    PRELOADED,
+    TIMEOUT,
+    Meeting,
+    a_trainer,
+    in_row,
+    ranks,
+    settings,
+)
+from ddp_course.checks.training import fill
+from ddp_course.ranks.launch import RankError, start_server
+from ddp_course.ranks.watch import Watch
+from ddp_course.school.judge import Wrong, question, trying
+
+EPOCH, MAX_STEPS = 4, 9  # steps
+STOPS = [
+    1,
+    2,
+    5,
+    6,
+]  # steps after which the next one is not the end of an epoch, nor the last of all
+
+
+class Square(nn.Module):
+    """A small network that returns its own loss."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.linear = fill(nn.Linear(3, 2), seed)
+
+    def forward(self, inputs):
+        return {"loss": self.linear(inputs).pow(2).mean()}
+
+
+def trainings(stop_together, cases, seed):
+    """A training for each case, {rank: the step at which it wants to stop}; what was
+    seen of each.
+
+    calls: what this rank's should_stop was asked; steps: how many were taken; ends: the
+    notes of all ranks at the end of each step, and of each epoch.
+    """
+    meeting, seen = Meeting(), []
+    rank, n = meeting.rank, meeting.n
+    if n == 1:  # as a program that nobody has launched, and that has no process group
+        for name in (
+            "RANK",
+            "LOCAL_RANK",
+            "WORLD_SIZE",
+            "LOCAL_WORLD_SIZE",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+        ):
+            del os.environ[name]
+    torch.manual_seed(seed)
+    examples = [
+        {"inputs": torch.randn(3, dtype=torch.float64)} for _ in range(2 * EPOCH * n)
+    ]
+    options = {
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 2,
+        "logging_steps": 1,
+    }
+    with settings(meeting, max_steps=MAX_STEPS, **options) as made:
+        for number, case in enumerate(cases):
+            calls, ends = [], []
+
+            def should_stop(step, calls=calls, wish=case.get(rank)):
+                calls.append(step)
+                if step == wish:
+                    time.sleep(
+                        0.1
+                    )  # who does not wait for this rank will not know of it
+                return step == wish
+
+            trainer = a_trainer(
+                Square(seed), made, examples, callbacks=[stop_together(should_stop)]
+            )
+            meet_at_the_ends(trainer, meeting, number, ends)
+            with suppress(Parted), trying(f"a training where {in_words(case, n)}"):
+                trainer.train()
+            seen.append(
+                {"calls": calls, "steps": trainer.state.global_step, "ends": ends}
+            )
+            if disagree(ends):
+                break  # in one more training, they would only wait for each other
+        return seen
+
+
+def meet_at_the_ends(trainer, meeting, number, ends):
+    """Have the ranks meet at the ends of steps and epochs, before one waits for another
+    in vain.
+    """
+
+    def then_meet(event):
+        call_all = getattr(trainer.callback_handler, event)
+
+        def call_and_meet(args, state, control):
+            place = f"training {number}, {event}, step {state.global_step}"
+            meeting.leave(f"to {place}", True)
+            with Watch() as watch:
+                control = call_all(args, state, control)
+            flags = {name: getattr(control, name, None) for name in FLAGS}
+            note = {
+                name: None if flag is None else bool(flag)
+                for name, flag in flags.items()
+            }
+            note |= {
+                "event": event,
+                "kind": type(control).__name__,
+                "sent": len(watch.log),
+            }
+            notes = meeting.notes(place, note)
+            if None in notes:
+                other = notes.index(None)
+                stands = STUCK if meeting.left_by(other, f"to {place}") else GOES_ON
+                where = f"the end of the {event.split('_')[1]}, after step {state.global_step}"
+                raise RuntimeError(
+                    f"{APART}rank {meeting.rank} has come to {where}, rank {other} {stands}"
+                )
+            ends.append(notes)
+            if disagree(ends):
+                raise Parted
+            return control
+
+        return call_and_meet
+
+    for event in ("on_step_end", "on_epoch_end"):
+        setattr(trainer.callback_handler, event, then_meet(event))
+
+
+FLAGS = ["should_training_stop", "should_epoch_stop", "should_log"]
+APART = "the ranks are apart: "
+STUCK, GOES_ON = "has not returned from its callback there", "goes on with the epoch"
+
+
+class Parted(Exception):
+    """The ranks would not go on together."""
+
+
+def disagree(ends):
+    """Whether, in the last of these steps, some ranks stop and others go on, or have
+    lost the control.
+    """
+    flags = {note["should_training_stop"] for notes in ends[-1:] for note in notes}
+    return len(flags) > 1 or None in flags
+
+
+def in_words(case, n):
+    if not case:
+        return "should_stop is never true"
+    [step] = set(case.values())
+    who = f"rank {next(iter(case))} alone" if len(case) < n else "all ranks"
+    return f"should_stop({step}) is true" + f" on {who}" * (n > 1)
+
+
+@question(
+    "What one rank knows and the others need is a case for a collective. It ends when all ranks have called "
+    "it: so all call it, in every step, whatever they want themselves.",
+    "0 or 1 from each rank, as a tensor of integers, and one dist.all_reduce of it, with dist.ReduceOp.MAX "
+    "or the sum. Where there is no process group, dist.is_initialized() is False: then there is nobody else.",
+    "wish = torch.tensor(int(self.should_stop(state.global_step)), device=args.device); if "
+    "dist.is_initialized(): dist.all_reduce(wish, dist.ReduceOp.MAX); if wish: "
+    "control.should_training_stop = True",
+)
+def check_stop_together(answer, draw):
+    """All ranks stop after the first step at which one of them wants to, or where
+    Trainer ends by itself.
+    """
+    start_server(*PRELOADED)  # where none runs yet
+    for n in (2, 3, 1):
+        one, other, common = draw.sample(STOPS, 3)
+        cases = [{}, {0: one}] if n == 2 else []
+        cases += [{draw.randrange(1, n): other}] if n > 1 else []
+        cases += [dict.fromkeys(range(n), common)]
+        judge_stops(cases, stopped(answer, cases, draw.randrange(10**6), n))
+
+
+def stopped(answer, cases, seed, n):
+    """`trainings` on n ranks. Where they end badly, and it is known why, raise Wrong
+    and say so.
+    """
+    try:
+        return answer.on_ranks(trainings, cases, seed, nproc=n, timeout=TIMEOUT)
+    except RankError as error:
+        said = error.message.splitlines()[0] if error.message else ""
+        if APART in said:
+            cause = ONE_SIDED if STUCK in said else ALONE
+            raise Wrong(checked_in(error.message, n), expected="all ranks at the end of the same step",
+                        got=said.split(APART)[1], cause=cause) from None  # fmt: skip
+        if n == 1 and "process group has not been initialized" in said:
+            raise Wrong(checked_in(error.message, n), expected="a stop that needs no others", got=said,
+                        cause=NO_GROUP) from None  # fmt: skip
+        raise
+
+
+NO_GROUP = "a process that python alone has started has no process group: look at dist.is_initialized() first"
+ALONE = (
+    "no rank has waited to hear what the others want. One that stops alone leaves them in their next "
+    "backward, where they wait for it: the decision needs a collective, in every step"
+)
+ONE_SIDED = (
+    "a collective ends when all ranks have called it: call it in every step, and also where this rank wants "
+    "to go on"
+)
+
+
+def checked_in(message, n):
+    """What was tried, from the note that `trying` has put under an error."""
+    case = (
+        message.splitlines()[-1].removeprefix("(in a training where ").removesuffix(")")
+    )
+    return f"StopTogether on {ranks(n)}, where {case}"
+
+
+def judge_stops(cases, seen):
+    """Raise Wrong unless all ranks have asked in each step, and have stopped together
+    when they should.
+    """
+    n = len(seen)
+    done = [[of_rank[number] for of_rank in seen] for number in range(len(seen[0]))]
+    for case, (first, *_) in zip(cases, done):
+        if disagree(first["ends"]):
+            checked = f"step {first['steps']} on {ranks(n)}, where {in_words(case, n)}"
+            tell_of_the_parting(checked, first["ends"][-1])
+    for case, of_ranks in zip(cases, done):
+        for rank, of_rank in enumerate(of_ranks):
+            calls, steps = of_rank["calls"], of_rank["steps"]
+            if calls != list(range(1, steps + 1)):
+                raise Wrong(f"what should_stop was asked, where {in_words(case, n)}", rank=f"{rank} of {n}",
+                            expected=f"each step from 1 to {steps}, once",
+                            got=in_row(calls) if calls else "nothing",
+                            cause=cause_of_calls(calls))  # fmt: skip
+    for case, (first, *_) in zip(cases, done):
+        if first["steps"] != (truth := end_of(case)):
+            raise Wrong(f"StopTogether on {ranks(n)}, where {in_words(case, n)}, and max_steps={MAX_STEPS}",
+                        expected=f"the end after step {truth}, on all ranks",
+                        got=f"the end after step {first['steps']}",
+                        cause=cause_of_end(case, first, cases, done))  # fmt: skip
+    for case, (first, *_) in zip(cases, done):
+        of_steps = [
+            notes for notes in first["ends"] if notes[0]["event"] == "on_step_end"
+        ]
+        for step, notes in enumerate(of_steps, 1):
+            if not all(note["should_log"] for note in notes):
+                raise Wrong(f"control.should_log at the end of step {step}, where {in_words(case, n)}",
+                            expected="True, as with logging_steps=1", got="False",
+                            cause="a new TrainerControl knows nothing of what others have asked for: change "
+                            "the one that was given")  # fmt: skip
+
+
+def tell_of_the_parting(checked, notes):
+    stops = [note["should_training_stop"] for note in notes]
+    if None in stops:
+        kind = notes[stops.index(None)]["kind"]
+        raise Wrong(checked, expected="control, or nothing at all", got=f"a {kind}",
+                    cause="Trainer takes what a callback returns for the new control: change the one that "
+                    "was given, and return that or nothing")  # fmt: skip
+    cause = ALONE
+    if notes[0]["sent"]:
+        cause = "the ranks have communicated, and still not all of them know: reduce and gather bring the "
+        cause += "result to one rank, all_reduce and all_gather to all"
+    got = f"rank {stops.index(True)} stops, rank {stops.index(False)} goes on"
+    raise Wrong(
+        checked, expected="the same decision on all ranks", got=got, cause=cause
+    )
+
+
+def end_of(case):
+    """The step after which a training has to end."""
+    return min(case.values(), default=MAX_STEPS)
+
+
+def cause_of_calls(calls):
+    if not calls:
+        return "what this rank wants, it alone knows: every rank has to ask its own should_stop"
+    if not all(type(call) is int for call in calls):
+        return "should_stop takes the number of the step, state.global_step"
+    if len(set(calls)) < len(calls):
+        return "it is asked more than once in a step, which may have several micro-batches: keep its answer"
+    if calls[0] == 0:
+        return "the first step is 1: ask on_step_end, when state.global_step is 1, and not before it"
+    if all(call % EPOCH == 0 or call == MAX_STEPS for call in calls):
+        return f"it is asked at the ends of epochs, that is once in {EPOCH} steps"
+    return "ask at the end of every step, until the training stops"
+
+
+def cause_of_end(case, seen, cases, done):
+    """Why a training did not end where it should. done: all of them, of each case, on
+    each rank.
+    """
+    end, truth = seen["steps"], end_of(case)
+    if end > MAX_STEPS:
+        return OVERRULED
+    if end < truth:
+        return "no rank wanted to stop so soon: is should_stop taken for its opposite?"
+    if any(note["should_epoch_stop"] for notes in seen["ends"] for note in notes):
+        return "should_epoch_stop ends the epoch, and another one begins: should_training_stop ends them all"
+    if end == truth + 1:
+        return "it comes one step late: every rank has to know the decision before it begins the next step"
+    if end % EPOCH == 0:
+        return "it comes at the end of the epoch: decide on_step_end"
+    heard = [
+        case
+        for case, (first, *_) in zip(cases, done)
+        if case and first["steps"] == end_of(case)
+    ]
+    if not heard:
+        return "nobody has stopped: it is control.should_training_stop that Trainer looks at"
+    decisive = set.intersection(*map(set, heard))
+    if decisive == set(cases[-1]):
+        return "it takes all ranks, or most, to stop: one that wants to is to be enough, as with a maximum"
+    if decisive:
+        return f"only what rank {min(decisive)} wants counts: it tells the others, and hears nothing from them"
+    return "one rank can stop them all, and several at once cannot: the sum of their wishes is more than 1"
+
+
+OVERRULED = (
+    "Trainer itself wanted to stop at max_steps, and was overruled: set should_training_stop to True where "
+    "somebody wants to stop, and else leave it as it is"
+)

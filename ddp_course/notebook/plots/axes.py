@@ -1,0 +1,74 @@
+"""What charts are made of: matplotlib's figures and axes, boxes on them, and legends."""
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+
+from ddp_course.notebook.plots.style import color_of, text_color
+
+WIDE = 8.4  # inches, 806 pixels
+
+
+def chart(height, width=7):
+    """A figure with one pair of axes, of so many inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots()
+
+
+def charts(heights, extra=0.6):
+    """A figure with axes one above the other on one x axis, heights in inches.
+
+    extra: room for what is written below.
+    """
+    size = (WIDE, sum(heights) + extra)
+    figure = Figure(figsize=size, layout="constrained")
+    options = {"sharex": True, "squeeze": False, "height_ratios": heights}
+    return figure, list(figure.subplots(len(heights), 1, **options).flat)
+
+
+def box(axis, x, y, width, height, color, text="", edge=None, **options):
+    """A rectangle with its upper left corner at (x, y), and a text in its middle."""
+    frame = {"edgecolor": edge, "linewidth": 1.2} if edge else {"linewidth": 0}
+    axis.add_patch(
+        Rectangle((x, y), width, height, facecolor=color, clip_on=False, **frame)
+    )
+    if text:
+        place, look = (x + width / 2, y + height / 2), {"color": text_color(color)}
+        axis.text(*place, text, ha="center", va="center", **look, **options)
+
+
+def swatch(color, label, edge=None):
+    """A square for a legend."""
+    return Rectangle(
+        (0, 0), 1, 1, facecolor=color, edgecolor=edge or color, label=label
+    )
+
+
+def mark(color, label, **options):
+    """A line or a mark for a legend."""
+    return Line2D([], [], color=color, label=label, **options)
+
+
+def rank_swatches(ranks):
+    """Which colour is which rank, for a legend."""
+    return [swatch(color_of(rank), f"rank {rank}") for rank in range(ranks)]
+
+
+def legend_below(figure, handles):
+    """A legend under everything else, in one row."""
+    options = {"handlelength": 1.2, "columnspacing": 1.4, "borderaxespad": 0.2}
+    place = {"loc": "outside lower left", "ncols": len(handles)}
+    figure.legend(handles=handles, **place, **options)
+
+
+def whole_steps(axis):
+    """Numbers on the x axis at whole steps only."""
+    axis.xaxis.get_major_locator().set_params(integer=True)
+
+
+def rows_down(axis, labels):
+    """A label for each row of the y axis, the first one on top, without grid lines."""
+    axis.set_yticks(range(len(labels)), labels)
+    axis.set_ylim(len(labels) - 0.5, -0.5)
+    axis.tick_params(axis="y", length=0)
+    axis.grid(axis="y", visible=False)

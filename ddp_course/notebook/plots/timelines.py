@@ -1,0 +1,152 @@
+"""What happened when: a training step, a pipeline, the attempts at a run."""
+
+from ddp_course.notebook.plots import axes
+from ddp_course.notebook.plots.display import display_figure
+from ddp_course.notebook.plots.style import (
+    BACKWARD,
+    BLUE,
+    FORWARD,
+    GREEN,
+    GREY,
+    ORANGE,
+    PAPER,
+    RED,
+    styled,
+)
+from ddp_course.notebook.plots.words import count, listing, number
+
+STEP_COLORS = {
+    "forward": FORWARD,
+    "backward": BACKWARD,
+    "optimizer": GREEN,
+    "all_reduce": ORANGE,
+}
+
+
+@styled
+def step_timelines(recordings):
+    """What one training step does when. recordings: {label: what profiling.record
+    returned}, on one time axis.
+    """
+    figure, lanes = axes.charts([0.95] * len(recordings))
+    for axis, (label, rows) in zip(lanes, recordings.items()):
+        for row, spans in rows.items():
+            lane = 1 if row == "all_reduce" else 0
+            place, color = (lane - 0.36, 0.72), STEP_COLORS[row]
+            axis.broken_barh(joined(spans), place, facecolors=color, linewidth=0)
+        axis.set_title(label)
+        axes.rows_down(axis, ["computes", "all_reduce"])
+    lanes[-1].set_xlabel("time since the step began (ms)")
+    legend = [axes.swatch(color, row) for row, color in STEP_COLORS.items()]
+    axes.legend_below(figure, legend)
+    told = [f"{label}: {in_words(rows)}" for label, rows in recordings.items()]
+    display_figure(figure, f"One training step in time. {'; '.join(told)}.")
+
+
+def joined(spans, gap=0.02):
+    """Spans (begin, length) in order, those joined that are hardly a line apart (ms)."""
+    ends = []
+    for begin, length in sorted(spans):
+        if ends and begin - ends[-1][1] < gap:
+            ends[-1][1] = max(ends[-1][1], begin + length)
+        else:
+            ends.append([begin, begin + length])
+    return [(begin, end - begin) for begin, end in ends]
+
+
+def in_words(rows):
+    """What a recording holds: which kind of work runs from when to when."""
+    spans = {row: of for row, of in rows.items() if of}
+    told = [
+        f"{row} {number(of[0][0])} to {number(max(a + b for a, b in of))} ms"
+        for row, of in spans.items()
+    ]
+    return ", ".join(told)
+
+
+@styled
+def pipelines(schedules):
+    """Who computes which micro-batch when. schedules: {title: for each stage its
+    [(kind, micro-batch, begin, seconds)]}.
+
+    kind: 'forward' or 'backward'.
+    """
+    figure, panels = axes.charts([0.5 + 0.34 * len(s) for s in schedules.values()])
+    for axis, (title, stages) in zip(panels, schedules.items()):
+        axes.rows_down(axis, [f"rank {rank}" for rank in range(len(stages))])
+        for rank, spans in enumerate(stages):
+            for kind, micro_batch, begin, seconds in spans:
+                left, width = 1e3 * begin, 1e3 * seconds
+                color = FORWARD if kind == "forward" else BACKWARD
+                place = (axis, left, rank - 0.4, width, 0.8)
+                axes.box(*place, color, str(micro_batch), edge=PAPER, size=10)
+        axis.set(title=title, xlim=(0, 1e3 * max(map(end_of, schedules.values()))))
+    panels[-1].set_xlabel("time since the step began (ms)")
+    kinds = {"forward": FORWARD, "backward": BACKWARD}
+    legend = [axes.swatch(color, kind) for kind, color in kinds.items()]
+    axes.legend_below(figure, [*legend, axes.mark(PAPER, "numbers: micro-batches")])
+    told = [f"{title}: {busy(stages)}" for title, stages in schedules.items()]
+    display_figure(figure, f"Pipelines in time. {'; '.join(told)}.")
+
+
+def end_of(stages):
+    """When the last stage has finished, in seconds."""
+    return max(begin + length for spans in stages for *_, begin, length in spans)
+
+
+def busy(stages):
+    """What a pipeline does, in words: its length, and how long each rank computes."""
+    end = end_of(stages)
+    shares = [sum(length for *_, length in spans) / end for spans in stages]
+    number_of = sum(kind == "forward" for kind, *_ in stages[0])
+    told = listing(f"rank {rank} {share:.0%}" for rank, share in enumerate(shares))
+    batches = "micro-batches" if number_of != 1 else "micro-batch"
+    return (
+        f"{number_of} {batches} through {count(len(stages), 'stage')} take "
+        f"{number(1e3 * end)} ms, of which the ranks compute: {told}"
+    )
+
+
+@styled
+def attempts(rows, save_every, title):
+    """The updates of each attempt at a run, and which of them an earlier attempt had
+    done already.
+
+    rows: a list of the numbers of the updates, from 1, for each attempt. All but the
+    last were killed.
+    """
+    last = max(max(row, default=0) for row in rows)
+    figure, axis = axes.chart(1.15 + 0.42 * len(rows), width=axes.WIDE)
+    done, redone = set(), []
+    axes.rows_down(axis, [f"attempt {place + 1}" for place in range(len(rows))])
+    for y, row in enumerate(rows):
+        redone.append(len(done & set(row)))
+        for step in row:
+            color = GREY if step in done else BLUE
+            axes.box(axis, step - 0.43, y - 0.3, 0.86, 0.6, color, edge=BLUE)
+        done |= set(row)
+        if y < len(rows) - 1:
+            place = (max(row, default=0) + 0.9, y)
+            axis.plot(*place, "x", color=RED, markersize=9, markeredgewidth=2.5)
+    for step in range(save_every, last + 1, save_every):
+        axis.axvline(step + 0.5, color=GREEN, linewidth=1.4, linestyle=":", zorder=0)
+    axis.grid(False)
+    axis.set(xlim=(0.3, last + 1.3), xlabel="update", title=title)
+    axes.whole_steps(axis)
+    axes.legend_below(figure, attempts_legend())
+    told = [
+        f"attempt {place + 1} does {count(len(row), 'update')}, {again} of them again"
+        for place, (row, again) in enumerate(zip(rows, redone))
+    ]
+    saved = f"Checkpoints every {save_every} updates"
+    display_figure(figure, f"{title}. {saved}: {listing(told)}.")
+
+
+def attempts_legend():
+    cross = {"marker": "x", "linestyle": "", "markeredgewidth": 2.5}
+    return [
+        axes.swatch(BLUE, "done"),
+        axes.swatch(GREY, "done again", edge=BLUE),
+        axes.mark(RED, "killed", **cross),
+        axes.mark(GREEN, "checkpoint", linestyle=":"),
+    ]

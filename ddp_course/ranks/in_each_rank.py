@@ -1,0 +1,115 @@
+"""What runs in each rank: it becomes that rank, calls the function, and writes down
+what came of it.
+"""
+
+import faulthandler
+import io
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+import cloudpickle
+
+from ddp_course.ranks.output import write_output_to
+
+LARGEST_FILE = 64 * 2**20  # bytes, in launch_untrusted
+
+
+def rank_main(rank, payload, folder, environments, timeout, plain=False):
+    """Be rank `rank` from the first line to the last.
+
+    payload: the function and its arguments, pickled. folder: where this rank's files
+    are: its result or failure, its stack, and what it prints. environments: the
+    variables of each rank. plain: see launch_untrusted.
+    """
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)
+    threading.Thread(target=_end_with_the_caller, args=(folder,), daemon=True).start()
+    if plain:
+        _limit_files()
+    write_output_to(folder, rank)
+    stack = open(f"{folder}/{rank}.stack", "w")
+    if hasattr(signal, "SIGUSR2"):
+        faulthandler.register(signal.SIGUSR2, stack)
+    else:
+        faulthandler.dump_traceback_later(max(timeout - 0.3, 0.1), file=stack)
+    try:
+        os.environ.clear()
+        os.environ.update(environments[rank])
+        _apply_environment()
+        fn, args, kwargs = cloudpickle.loads(payload)
+        packed = _pack(fn(*args, **kwargs), plain)
+        Path(folder, f"{rank}.result").write_bytes(packed)
+    except BaseException as error:
+        Path(folder, f"{rank}.failure").write_text(json.dumps(_failure(error)))
+        sys.exit(1)
+
+
+def _apply_environment():
+    """Have torch follow variables that the fork server read before they were set."""
+    import torch
+    import torch.distributed
+
+    torch.distributed.set_debug_level_from_env()
+    torch.set_num_threads(
+        int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads()))
+    )
+    if "numpy" in sys.modules:
+        # or all ranks that the fork server ever forks would draw the same numbers
+        sys.modules["numpy"].random.seed()
+
+
+def _pack(result, plain):
+    """What the function returned, as bytes."""
+    import torch
+
+    packed = io.BytesIO()
+    try:
+        torch.save(result, packed) if plain else cloudpickle.dump(result, packed)
+    except Exception as error:
+        raise TypeError(
+            f"what the rank returned cannot be sent back: {error}"
+        ) from None
+    return packed.getvalue()
+
+
+def _failure(error):
+    """What a rank says of the error that it raised: when, what and where."""
+    if isinstance(error, SystemExit):
+        message = f"SystemExit: the rank left with sys.exit({error.code!r})"
+    else:
+        message = "".join(traceback.format_exception_only(error)).strip()
+    frames = [
+        (frame.filename, frame.lineno, frame.name)
+        for frame in traceback.extract_tb(error.__traceback__)
+    ]
+    return {"time": time.time(), "message": message, "frames": frames}
+
+
+def _limit_files():
+    """No file of this rank, nor what it prints, grows beyond LARGEST_FILE: writing more
+    raises OSError.
+    """
+    if sys.platform != "win32":
+        import resource
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
+
+
+def _end_with_the_caller(folder):
+    """Wait, in a thread, for the death of the process that called launch; then leave no
+    trace of the run.
+    """
+    multiprocessing.parent_process().join()
+    shutil.rmtree(folder, ignore_errors=True)
+    if hasattr(os, "killpg"):
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)

@@ -1,0 +1,30 @@
+"""To be imported by the fork server alone: how it ends, and what it keeps quiet.
+
+A caller that is killed cannot remove the folder with the server's socket. The server
+notices that it is alone, removes it, and leaves. Jupyter kills a kernel's whole process
+group, so the server has a group of its own: see fork_server.py.
+"""
+
+import atexit
+import logging
+import multiprocessing.forkserver
+import os
+import shutil
+import sys
+
+
+def remove_socket_folder():
+    if hasattr(sys, "last_value"):
+        return  # it ends with an error: the caller is alive, and starts another server
+    folder = os.path.dirname(
+        multiprocessing.forkserver._forkserver._forkserver_address or ""
+    )
+    if os.path.basename(folder).startswith("pymp-"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+atexit.register(remove_socket_folder)  # the ranks leave by os._exit, which skips this
+
+# on some CPUs it names a package that would be quicker, and that nobody here needs; the
+# server's words would appear in whichever cell runs just then
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

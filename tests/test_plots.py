@@ -1,0 +1,787 @@
+"""The figures: each is one small image with an alternative text, legible, and the same
+bytes each time; the animations play.
+"""
+
+import base64
+import functools
+import html
+import inspect
+import math
+import re
+import shutil
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from PIL import Image, ImageChops
+
+from ddp_course import lesson02
+from ddp_course.notebook import plots
+from ddp_course.notebook.plots import display, drawing, film, pipeline_film, style
+from ddp_course.notebook.plots.collectives import name_of
+from ddp_course.ranks.environment import process_group
+from ddp_course.ranks.launch import launch
+
+# ---- what is drawn: data as the notebooks have it ----
+
+
+def falling(steps, start=2.3, end=0.2):
+    """Losses of a training run."""
+    return [
+        end
+        + (start - end) * math.exp(-4 * step / steps) * (1 + 0.1 * math.sin(9 * step))
+        for step in range(steps)
+    ]
+
+
+def digits(how_many=20):
+    """Grey images with as many different pixels as handwritten digits have."""
+    torch.manual_seed(0)
+    coarse = torch.rand(how_many, 1, 8, 8)
+    fine = torch.nn.functional.interpolate(coarse, scale_factor=3.5, mode="bilinear")
+    return (255 * fine.clamp(0, 1)).to(torch.uint8).squeeze(1)
+
+
+@functools.cache
+def observed(n):
+    """What real ranks hold before and after each collective."""
+
+    def observe():
+        with process_group():
+            return [lesson02.before_and_after(each) for each in lesson02.COLLECTIVES]
+
+    names = [each.__name__ for each in lesson02.COLLECTIVES]
+    return dict(zip(names, (list(zip(*of)) for of in zip(*launch(observe, nproc=n)))))
+
+
+@functools.cache
+def ring_frames(n):
+    """What real ranks hold after each step of a ring all-reduce."""
+
+    def after(steps):
+        with process_group() as (rank, world_size):
+            chunks = lesson02.marked_chunks(rank, world_size)
+            lesson02.ring_all_reduce(chunks, steps)
+            return chunks
+
+    return [launch(after, steps, nproc=n) for steps in range(2 * n - 1)]
+
+
+def recording(stretch=1.0):
+    """What profiling.record returns, in milliseconds."""
+    backward = [(12 + 0.6 * i, 0.5) for i in range(60)]
+    sent = [(20 + 8 * i, 7 * stretch) for i in range(4)]
+    rows = {"forward": [(0.0, 12.0)], "backward": backward, "all_reduce": sent}
+    return rows | {"optimizer": [(52.0 * stretch, 4.0)]}
+
+
+def schedule(kind, stages, micro_batches, unit=0.03):
+    """A pipeline's step: by stage, [(kind, micro-batch, begin, seconds)], backward twice
+    as long as forward.
+    """
+    orders = []
+    for stage in range(stages):
+        ahead = micro_batches if kind == "GPipe" else min(stages - stage, micro_batches)
+        order = [("forward", number) for number in range(ahead)]
+        for number in range(micro_batches):
+            order.append(("backward", number))
+            if ahead + number < micro_batches:
+                order.append(("forward", ahead + number))
+        orders.append(order)
+    ends, free, spans = {}, [0] * stages, [[] for _ in range(stages)]
+    while any(orders):
+        for stage, order in enumerate(orders):
+            if not order:
+                continue
+            what, number = order[0]
+            before = stage - 1 if what == "forward" else stage + 1
+            if 0 <= before < stages and (what, number, before) not in ends:
+                continue
+            begin = max(free[stage], ends.get((what, number, before), 0))
+            length = unit if what == "forward" else 2 * unit
+            free[stage] = ends[what, number, stage] = begin + length
+            spans[stage].append((what, number, begin, length))
+            order.pop(0)
+    return spans
+
+
+def tree_messages(n, size=4096):
+    """A broadcast in which every rank that has the tensor sends it on."""
+    messages, have, round_ = [], 1, 0
+    while have < n:
+        round_ += 1
+        for source in range(min(have, n - have)):
+            place = {"round": round_, "source": source, "target": have + source}
+            messages.append({**place, "bytes": size})
+        have *= 2
+    return messages
+
+
+def ring_messages(n, size=4000):
+    """The messages of a ring all-reduce."""
+    return [
+        {
+            "round": step + 1,
+            "source": rank,
+            "target": (rank + 1) % n,
+            "bytes": size // n,
+        }
+        for step in range(2 * (n - 1))
+        for rank in range(n)
+    ]
+
+
+def all_to_all_messages(n):
+    """Each rank sends to each other one, all at once, and sizes differ."""
+    pairs = [(a, b) for a in range(n) for b in range(n) if a != b]
+    return [
+        {"round": 1, "source": a, "target": b, "bytes": 100 * (1 + a)} for a, b in pairs
+    ]
+
+
+def owners(ranks, samples=14, padded=True):
+    """Which ranks see which sample; with `padded` some samples are seen twice."""
+    seen = [[sample % ranks] for sample in range(samples)]
+    for extra in range(-samples % ranks):
+        if padded:
+            seen[extra].append((samples + extra) % ranks)
+        else:
+            seen[samples - 1 - extra] = []
+    return seen
+
+
+STEPS = {
+    "data": "DistributedSampler\nsampler.set_epoch(epoch)",
+    "model": "DistributedDataParallel\n(model)",
+    "loss": "own loss on each rank",
+    "backward": "averages the gradients\n(nothing to write)",
+    "step": "the same on all ranks",
+    "evaluate": "each sample once,\ncounts are summed",
+}
+MEMORY = {
+    "DDP": {"weights": 15.0, "gradients": 15.0, "optimizer": 90.0},
+    "ZeRO 1": {"weights": 15.0, "gradients": 15.0, "optimizer": 1.41},
+    "ZeRO 3": {"weights": 0.234, "gradients": 0.234, "optimizer": 1.41},
+}
+SIZES = [2**power for power in range(10, 23)]
+SECONDS = [1.9e-4 + 4.5e-10 * size * (1 + 0.1 * (size % 3)) for size in SIZES]
+NF4 = [-1, -0.6962, -0.5251, -0.3949, -0.2844, -0.1848, -0.0911, 0]
+NF4 += [0.0796, 0.1609, 0.2461, 0.3379, 0.4407, 0.5626, 0.723, 1]
+
+# name: draw the figure, for those that do not depend on a number of ranks
+ALONE = {
+    "flow": lambda: plots.flow(STEPS),
+    "flow of 7": lambda: plots.flow(
+        {"shard": "1/n of a\nblock", "gather": "all_gather:\nthe block"}
+        | {"forward": "activations\nare kept", "free": "weights\nare not"}
+        | {"gather ": "all_gather,\nonce more", "backward": "gradients of\nthe block"}
+        | {"scatter": "reduce_scatter:\nthe mean, 1/n"}
+    ),
+    "images": lambda: plots.images(digits(), range(20)),
+    "wrong images": lambda: plots.images(
+        digits(), [f"{i % 10}, not {i % 7}" for i in range(20)], wrong=range(20)
+    ),
+    "one loss": lambda: plots.losses({"loss": falling(27)}, every_epoch=9),
+    "few steps": lambda: plots.losses({"a": falling(9), "b": falling(9, end=1)}),
+    "losses": lambda: plots.losses(
+        {name: falling(24) for name in ("one process", "DDP, 2 ranks", "by hand")},
+        "Three lines, one on top of the other",
+    ),
+    "curve": lambda: plots.curve(
+        range(200),
+        {"learning rate": [min(i / 20, 1) * 2e-3 for i in range(200)]},
+        "update",
+        "learning rate",
+        "Warm-up",
+    ),
+    "curve with marks": lambda: plots.curve(
+        range(1, 301),
+        {"each batch": falling(300, 5.5, 2.4)},
+        "update",
+        "loss (nats per token)",
+        "1,228,800 tokens",
+        marks={"held-out text": ([50, 100, 150, 200, 250, 300], falling(6, 4, 2.6))},
+    ),
+    "bars": lambda: plots.bars(
+        {"one by one": 14000, "whole batches": 1_100_000, "training": 5400},
+        "images per second",
+        "Two ways to feed a model",
+    ),
+    "bars with a unit": lambda: plots.bars(
+        {"lesson 4": 2345.6, "Accelerate": 2210.0},
+        "images per second",
+        "Training on 2 ranks",
+        " images/s",
+    ),
+    "stacked": lambda: plots.stacked(
+        MEMORY, "memory per rank (GB)", "7.5 billion parameters, 64 ranks", " GB"
+    ),
+    "in_use": lambda: plots.in_use(
+        {
+            name: [16 / k + math.sin(i / 7) * math.sin(i / 300) for i in range(1500)]
+            for k, name in enumerate(("DDP", "ZeRO-2 by hand", "FSDP by hand"), 1)
+        },
+        "One training step of one rank of 2",
+    ),
+    "adapter": lambda: plots.adapter(inputs=256, outputs=256, r=8),
+    "four_bits": lambda: plots.four_bits(
+        NF4, (torch.randn(65536, generator=torch.manual_seed(0)) / 2.8).clamp(-1, 1)
+    ),
+    "cost_line": lambda: plots.cost_line(SIZES, SECONDS, 1.9e-4, 4.9e-10, SIZES[::2]),
+    "step_timelines": lambda: plots.step_timelines(
+        {f"version {i}": recording(1 + 0.1 * i) for i in range(4)}
+    ),
+    "attempts": lambda: plots.attempts(
+        [range(1, 8), range(7, 13), range(13, 19)],
+        3,
+        "A run of 18 updates, killed twice",
+    ),
+    "machines": lambda: plots.machines(nodes=2, ranks_per_node=2),
+    "many messages": lambda: plots.messages(ring_messages(8), 8),
+    "all to all": lambda: plots.messages(all_to_all_messages(8), 8),
+}
+# the same for those that do, for 1 to 4 ranks
+OF_RANKS = {
+    "data_parallel_step": plots.data_parallel_step,
+    "one machine": lambda n: plots.machines(1, n),
+    "who_holds_what": lambda n: plots.who_holds_what(observed(n)),
+    "ring": lambda n: plots.ring(ring_frames(n)),
+    "pipelines": lambda n: plots.pipelines(
+        {f"{k}, {n} stages": schedule(k, n, 4) for k in ("1F1B", "GPipe")}
+    ),
+    "pipeline_steps": lambda n: plots.pipeline_steps(
+        {f"{k}, {n} stages": schedule(k, n, 4) for k in ("1F1B", "GPipe")}
+    ),
+    "fsdp": plots.fsdp,
+    "sample_map": lambda n: plots.sample_map(
+        {"padded": owners(n), "drop_last": owners(n, padded=False)}, "14 samples"
+    ),
+    "all ranks see all": lambda n: plots.sample_map(
+        {"epoch 0": [list(range(n)) for _ in range(12)]}, "without a sampler"
+    ),
+    "batch_statistics": lambda n: plots.batch_statistics(
+        {
+            who: [(math.sin(i + 3 * k), 1 + 0.3 * math.cos(i)) for i in range(12)]
+            for k, who in enumerate([f"rank {r}" for r in range(n)] + ["joined batch"])
+        },
+        (0.1, 1.1),
+        "What BatchNorm sees",
+    ),
+    "accumulation": lambda n: plots.accumulation(ranks=n, micro_batches=4),
+    "messages": lambda n: plots.messages(tree_messages(n), n),
+    "ring messages": lambda n: plots.messages(ring_messages(n), n),
+    "all-to-all messages": lambda n: plots.messages(all_to_all_messages(n), n),
+}
+CASES = ALONE | {
+    f"{name}, {n}": functools.partial(draw, n)
+    for name, draw in OF_RANKS.items()
+    for n in (1, 2, 3, 4)
+}
+each_figure = pytest.mark.parametrize("name", CASES)
+
+
+# ---- what comes out ----
+
+
+def outputs_of(draw):
+    """What a function displays: a list of bundles."""
+    shown = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(display, "display", lambda bundle, raw: shown.append(bundle))
+        draw()
+    return shown
+
+
+@functools.cache
+def output_of(name):
+    [bundle] = outputs_of(CASES[name])
+    return bundle
+
+
+def images_of(page):
+    """The images of a page: [(kind, alternative text, bytes)]."""
+    pattern = r'<img alt="([^"]*)"[^>]* src="data:image/([^;]*);base64,([^"]*)">'
+    return [
+        (kind, html.unescape(alt), base64.b64decode(data))
+        for alt, kind, data in re.findall(pattern, page)
+    ]
+
+
+def svgs_of(bundle):
+    images = images_of(bundle["text/html"])
+    return [data.decode() for kind, _, data in images if kind == "svg+xml"]
+
+
+def test_every_public_function_is_drawn_here():
+    source = inspect.getsource(sys.modules[__name__])
+    assert [name for name in plots.__all__ if f"plots.{name}" not in source] == []
+
+
+@each_figure
+def test_a_figure_is_one_output_whose_alternative_text_has_numbers(name):
+    [bundle] = outputs_of(CASES[name])
+    assert sorted(bundle) == ["text/html", "text/plain"]
+    alt = bundle["text/plain"]
+    images = images_of(bundle["text/html"])
+    assert images and all(text == alt for _, text, _ in images)
+    assert re.search(r"\d", alt) and alt.endswith(".") and "\n" not in alt
+    for svg in svgs_of(bundle):
+        root = ElementTree.fromstring(svg)
+        assert root.get("role") == "img" and root.get("aria-label") == alt
+        assert root[0].tag.endswith("}title") and root[0].text == alt
+
+
+@each_figure
+def test_a_figure_is_small(name):
+    assert sum(len(text.encode()) for text in output_of(name).values()) < 100_000
+
+
+@each_figure
+def test_a_figure_has_the_same_bytes_each_time(name):
+    for _ in range(2):
+        assert outputs_of(CASES[name]) == [output_of(name)]
+
+
+def test_alternative_texts_say_what_a_chart_shows_with_its_numbers():
+    alt = output_of("bars")["text/plain"]
+    assert "one by one: 14,000; whole batches: 1.1 million; training: 5,400" in alt
+    alt = output_of("stacked")["text/plain"]
+    assert "ZeRO 1: 31.4 (weights 15, gradients 15 and optimizer 1.41)" in alt
+    alt = output_of("cost_line")["text/plain"]
+    assert "13 sizes from 1 KiB (0.19 ms) to 4 MiB" in alt
+    alt = output_of("messages, 4")["text/plain"]
+    assert "round 2: rank 0 to rank 2 and rank 1 to rank 3" in alt
+
+
+def test_a_figure_of_very_many_shapes_is_a_small_png_in_double_resolution():
+    noise = torch.randn(4, 3000, generator=torch.manual_seed(0)).cumsum(1).tolist()
+    curves = {f"rank {rank}": losses for rank, losses in enumerate(noise)}
+    [bundle] = outputs_of(lambda: plots.losses(curves))
+    [(kind, alt, data)] = images_of(bundle["text/html"])
+    assert kind == "png" and alt == bundle["text/plain"]
+    assert len(bundle["text/html"]) < 100_000
+    assert outputs_of(lambda: plots.losses(curves)) == [bundle]
+    width = int(re.search(r'width="(\d+)"', bundle["text/html"])[1])
+    assert int.from_bytes(data[16:20], "big") == 2 * width
+
+
+def test_all_images_are_drawn_with_their_titles():
+    [svg] = svgs_of(output_of("wrong images"))
+    titles = [text for text, *_ in Sheet(svg).texts]
+    assert svg.count("<image ") == len(titles) == 20
+    assert titles[:2] == ["0, not 0", "1, not 1"]
+    assert {color for *_, color, _, _ in Sheet(svg).texts} == {style.RED}
+
+
+# ---- legible ----
+
+
+def contrast(first, second):
+    """The contrast of two colours, #rrggbb, as WCAG 2 defines it: from 1 to 21."""
+
+    def luminance(color):
+        parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        linear = [
+            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+            for part in parts
+        ]
+        return sum(
+            weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear)
+        )
+
+    dark, light = sorted(map(luminance, (first, second)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def illegible(table):
+    """The pairs of a table {background: colours of text} that have too little contrast."""
+    return [
+        (background, color)
+        for background, colors in table.items()
+        for color in colors
+        if contrast(background, color) < 4.5
+    ]
+
+
+def test_all_pairs_of_text_and_background_have_enough_contrast():
+    assert illegible(style.TEXT_ON) == []
+    planted = {**style.TEXT_ON, "#e08a1e": ("#222222", "#ffffff")}
+    assert illegible(planted) == [("#e08a1e", "#ffffff")]
+
+
+class Sheet:
+    """What is drawn where on an SVG: boxes (fill, left, top, right, bottom), texts
+    (content, x, y, colour, size in points, the boxes so far) and tips of arrows.
+    """
+
+    def __init__(self, svg):
+        root = ElementTree.fromstring(svg)
+        self.named = {node.get("id"): node for node in root.iter() if node.get("id")}
+        self.boxes, self.texts, self.tips = [], [], []
+        self.points = 1 if root.get("width").endswith("pt") else 0.75
+        self.walk(root, 0, 0)
+
+    def walk(self, node, x, y):
+        tag = node.tag.split("}")[-1]
+        if tag in ("defs", "title", "style"):
+            return
+        if tag == "use":
+            x, y = x + float(node.get("x", 0)), y + float(node.get("y", 0))
+            target = node.get("href") or node.get("{http://www.w3.org/1999/xlink}href")
+            self.walk(self.named[target[1:]], x, y)
+        shift = re.match(
+            r"translate\(([-\d.e]+)[ ,]([-\d.e]+)\)", node.get("transform", "")
+        )
+        if shift and tag == "g":
+            x, y = x + float(shift[1]), y + float(shift[2])
+        if hasattr(self, f"see_{tag}"):
+            getattr(self, f"see_{tag}")(node, x, y)
+        for child in node:
+            self.walk(child, x, y)
+
+    def look(self, node, name):
+        inline = re.search(rf"(?:^|[; ]){name}: ?([^;]+)", node.get("style", ""))
+        return inline[1].strip() if inline else node.get(name)
+
+    def see_rect(self, node, x, y):
+        left, top = x + float(node.get("x")), y + float(node.get("y"))
+        right = left + float(node.get("width"))
+        self.cover(node, left, top, right, top + float(node.get("height")))
+
+    def see_path(self, node, x, y):
+        numbers = [float(number) for number in re.findall(r"-?[\d.]+", node.get("d"))]
+        xs, ys = numbers[::2], numbers[1::2]
+        if len(xs) == len(ys) >= 4 and node.get("d").strip().endswith("z"):
+            self.cover(node, x + min(xs), y + min(ys), x + max(xs), y + max(ys))
+
+    def cover(self, node, *place):
+        fill = self.look(node, "fill")
+        if fill and fill.startswith("#"):
+            self.boxes.append((fill, *place))
+
+    def see_polygon(self, node, x, y):
+        tip = node.get("points").split()[0].split(",")
+        self.tips.append((x + float(tip[0]), y + float(tip[1])))
+
+    def see_text(self, node, x, y):
+        anchor = self.look(node, "text-anchor")
+        inside = {"start": 3, "end": -3}.get(anchor, 0)
+        place = x + float(node.get("x")) + inside, y + float(node.get("y")) - 3
+        size = float(self.look(node, "font-size").removesuffix("px")) * self.points
+        color = self.look(node, "fill") or "#000000"
+        ground = self.under(*place, self.boxes)[-1]
+        self.texts.append((node.text or "", *place, color, size, ground))
+
+    def under(self, x, y, boxes):
+        """The colours of the boxes at a point, the topmost last."""
+        return ["#ffffff"] + [
+            fill
+            for fill, left, top, right, bottom in boxes
+            if left <= x <= right and top <= y <= bottom
+        ]
+
+
+def texts_too_faint(svg):
+    """The texts of an SVG that have too little contrast with what is under them."""
+    return [
+        (content, color, ground)
+        for content, _, _, color, _, ground in Sheet(svg).texts
+        if contrast(color, ground) < 4.5
+    ]
+
+
+def texts_too_small(svg):
+    """The texts of an SVG of less than 9 points."""
+    return [(text, size) for text, *_, size, _ in Sheet(svg).texts if size < 9]
+
+
+def tips_in_boxes(svg):
+    """The tips of arrows that are inside of boxes."""
+    sheet = Sheet(svg)
+    on_paper = {style.PAPER}
+    return [
+        tip for tip in sheet.tips if set(sheet.under(*tip, sheet.boxes)) != on_paper
+    ]
+
+
+@each_figure
+def test_texts_are_large_enough_and_stand_out_from_what_is_under_them(name):
+    for svg in svgs_of(output_of(name)):
+        assert Sheet(svg).texts
+        assert texts_too_faint(svg) == []
+        assert texts_too_small(svg) == []
+
+
+def test_a_small_text_and_an_arrow_that_ends_in_a_box_are_found():
+    pieces = [
+        drawing.rectangle(0, 0, 40, 40, style.CARD),
+        drawing.text(20, 20, "small", style.CARD, size=11),
+        drawing.arrow((80, 20), (50, 20)),
+        drawing.arrow((80, 30), (30, 30)),
+    ]
+    svg = drawing.document(100, 50, pieces, "1 fault").decode()
+    assert texts_too_small(svg) == [("small", 8.25)]
+    assert tips_in_boxes(svg) == [(30, 30)]
+
+
+def test_a_text_on_too_light_a_colour_is_found(monkeypatch):
+    light = "#e08a1e"
+    monkeypatch.setattr(style, "RANK_COLORS", [style.BLUE, light])
+    monkeypatch.setitem(style.TEXT_ON, light, (style.PAPER,))
+    for draw in (
+        lambda: plots.data_parallel_step(2),
+        lambda: plots.sample_map({"epoch 0": owners(2)}, "14 samples"),
+        lambda: plots.ring(ring_frames(2)),
+    ):
+        [bundle] = outputs_of(draw)
+        faint = [text for svg in svgs_of(bundle) for text in texts_too_faint(svg)]
+        assert {ground for _, _, ground in faint} == {light}
+
+
+def test_a_text_on_a_background_that_is_not_in_the_table_is_refused():
+    with pytest.raises(KeyError):
+        style.text_color("#e08a1e")
+    with pytest.raises(ValueError):
+        style.text_color(style.CARD, style.PAPER)
+
+
+ARROWS = ["flow", "flow of 7", "data_parallel_step, 3", "who_holds_what, 3", "ring, 3"]
+
+
+@pytest.mark.parametrize("name", ARROWS)
+def test_no_arrow_ends_inside_a_box(name):
+    for svg in svgs_of(output_of(name)):
+        assert Sheet(svg).tips
+        assert tips_in_boxes(svg) == []
+
+
+def labels_of_axis(svg, number):
+    """What is written along the x axis, 1, or the y axis, 2."""
+    root = ElementTree.fromstring(svg)
+    [axis] = [n for n in root.iter() if n.get("id") == f"matplotlib.axis_{number}"]
+    return [node.text for node in axis.iter() if node.tag.endswith("}text")][:-1]
+
+
+@pytest.mark.parametrize(
+    "scale, expected",
+    [
+        (1, ["0.2", "0.5", "1", "2"]),
+        (30, ["10", "20", "50"]),
+        (0.01, ["0.002", "0.005", "0.01", "0.02"]),
+    ],
+)
+def test_both_log_axes_have_numbers(scale, expected):
+    seconds = [scale * time for time in SECONDS]
+    line = 1.9e-4 * scale, 4.9e-10 * scale
+    [bundle] = outputs_of(lambda: plots.cost_line(SIZES, seconds, *line, SIZES[::2]))
+    [svg] = svgs_of(bundle)
+    assert [label for label in labels_of_axis(svg, 2) if label] == expected
+    assert labels_of_axis(svg, 1)[:3] == ["1 KiB", "4 KiB", "16 KiB"]
+
+
+def test_a_log_axis_of_less_than_a_decade_has_numbers_too():
+    seconds = [1e-3 * (0.55 + 0.02 * place) for place in range(len(SIZES))]
+    [bundle] = outputs_of(lambda: plots.cost_line(SIZES, seconds, 6e-4, 1e-11, SIZES))
+    [svg] = svgs_of(bundle)
+    assert len([label for label in labels_of_axis(svg, 2) if label]) >= 3
+
+
+@pytest.mark.parametrize("name", ["few steps", "one loss", "attempts"])
+def test_steps_are_counted_in_whole_numbers(name):
+    [svg] = svgs_of(output_of(name))
+    assert all(label.isdigit() for label in labels_of_axis(svg, 1))
+
+
+def test_colours_of_ranks_are_named_wherever_they_are_used():
+    for name in (
+        "sample_map, 3",
+        "batch_statistics, 3",
+        "who_holds_what, 3",
+        "fsdp, 3",
+    ):
+        texts = " ".join(text for text, *_ in Sheet(svgs_of(output_of(name))[-1]).texts)
+        assert all(f"rank {rank}" in texts for rank in range(3)), name
+
+
+# ---- animations ----
+
+FILMS = ["ring, 3", "fsdp, 2", "pipeline_steps, 3"]
+
+
+@functools.cache
+def film_of(name):
+    """The film of a figure."""
+    films = []
+    with pytest.MonkeyPatch.context() as patch:
+        playing = film.Film.playing
+        keep = lambda self, alt: films.append(self) or playing(self, alt)
+        patch.setattr(film.Film, "playing", keep)
+        outputs_of(CASES[name])
+    return films[0]
+
+
+@pytest.mark.parametrize("name", FILMS)
+def test_an_animation_needs_no_script_no_network_and_no_end(name):
+    moving, still = svgs_of(output_of(name))
+    assert "infinite" in moving and "@keyframes" in moving
+    assert "prefers-reduced-motion" in moving and "@keyframes" not in still
+    for svg in (moving, still):
+        outside = re.sub(r'xmlns="[^"]*"', "", svg)
+        assert not re.search(r"<script|https?:|url\(|@import", outside)
+
+
+@pytest.mark.parametrize("name", FILMS)
+def test_on_paper_and_with_less_motion_the_still_picture_is_shown_instead(name):
+    page = output_of(name)["text/html"]
+    rule = re.search(
+        r"@media print, \(prefers-reduced-motion: reduce\) \{(.*?)\n\}", page, re.S
+    )
+    assert ".ddp-course-film {display: none !important}" in rule[1]
+    assert ".ddp-course-still {display: block !important" in rule[1]
+    moving, still = re.findall(r"<img .*?>", page)
+    assert 'class="ddp-course-film"' in moving and "width=" not in moving
+    # without the <style>, which some pages drop, the still picture is not seen
+    assert 'class="ddp-course-still" width="0" height="0"' in still
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_the_ring_shows_after_each_step_what_the_ranks_hold(n):
+    frames, steps = ring_frames(n), 2 * (n - 1)
+    for step, frame in enumerate(frames):
+        svg = film_of(f"ring, {n}").stills([step + 0.9], 1, "").decode()
+        caption, *texts = sorted(
+            (text for text, *_ in Sheet(svg).texts), key=lambda text: "step" not in text
+        )
+        assert f"step {step} of {steps}: " in caption or step == 0
+        names = [name_of(piece, n) for pieces in frame for piece in pieces]
+        whole = sorted(name for name in names if "+" not in name)
+        assert sorted(t for t in texts if re.fullmatch(r"[A-DΣ]\d", t)) == whole
+        letters = sorted(
+            "".join(re.findall("[A-D]", "".join(n for n in names if "+" in n)))
+        )
+        assert sorted(t for t in texts if re.fullmatch("[A-D]", t)) == letters
+        if step:
+            finished = "passed on" if step > n - 1 else "added up"
+            assert finished in caption
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_fsdp_gathers_a_block_and_frees_it(n):
+    blocks = 3
+    fsdp = film_of(f"fsdp, {n}")
+
+    def held(beat):
+        """The caption, and how many shards of weights and of gradients are seen."""
+        texts = [text for text, *_ in Sheet(fsdp.stills([beat], 1, "").decode()).texts]
+        [caption] = [text for text in texts if ": " in text and "striped" not in text]
+        return (
+            caption,
+            *(sum(bool(re.fullmatch(rf"{kind}\d", t)) for t in texts) for kind in "WG"),
+        )
+
+    own, all_of_one = n * blocks, n * (n - 1)
+    assert held(0.9) == ("forward, block 0: all_gather", own + all_of_one, 0)
+    assert held(1.5) == ("forward, block 0: compute, then free", own + all_of_one, 0)
+    assert held(1.9) == ("forward, block 0: compute, then free", own, 0)
+    assert held(6.9) == ("backward, block 2: all_gather again", own + all_of_one, 0)
+    computed = ("backward, block 2: gradients, then free", own + all_of_one, n * n)
+    assert held(7.5) == computed
+    assert held(8.9) == ("backward, block 2: reduce_scatter", own, n)
+    assert held(15.9) == ("optimizer: each rank updates its shards", own, own)
+
+
+def test_the_stages_of_a_pipeline_show_what_the_schedule_has_them_compute():
+    stages = 3
+    pipeline = film_of(f"pipeline_steps, {stages}")
+    spans = schedule("1F1B", stages, 4)
+    longest = max(begin + length for of in spans for *_, begin, length in of)
+    left = drawing.MARGIN + pipeline_film.STAGE + pipeline_film.STAGE_WIDE / 2
+    for rank, of_rank in enumerate(spans):
+        for kind, number, begin, length in of_rank:
+            beat = (begin + 0.9 * length) * pipeline_film.SECONDS / longest
+            sheet = Sheet(pipeline.stills([beat], 1, "").decode())
+            y = 36 + rank * pipeline_film.ROW + pipeline_film.HIGH / 2
+            now = [
+                (t, ground)
+                for t, x, at, _, _, ground in sheet.texts
+                if abs(at - y) < 4 and abs(x + drawing.MARGIN - left) < 1
+            ]
+            assert now[-1] == (str(number), pipeline_film.COLORS[kind])
+
+
+# ---- animations in a browser, where there is one ----
+
+
+@pytest.fixture
+def photograph(tmp_path):
+    """A function that shows pieces of HTML in Chromium and returns the picture."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    browser = next(filter(None, map(shutil.which, names)), None)
+    if browser is None:
+        pytest.skip("there is no Chromium here to show animations in")
+
+    def take(body, *options, size=(900, 1600)):
+        page, picture = tmp_path / "page.html", tmp_path / "picture.png"
+        page.write_text(f"<body style='margin: 0'>{body}</body>")
+        command = [browser, "--headless", "--no-sandbox", "--disable-gpu", *options]
+        command += ["--disable-background-networking", "--no-first-run"]
+        command += ["--hide-scrollbars", f"--user-data-dir={tmp_path / 'user'}"]
+        command += [f"--window-size={size[0]},{size[1]}"]
+        command += [f"--screenshot={picture}", page.as_uri()]
+        subprocess.run(command, capture_output=True, timeout=120, check=True)
+        return Image.open(picture).convert("RGB").copy()
+
+    return take
+
+
+def differ(first, second):
+    """Whether two pictures differ by more than the smoothing of edges."""
+    bands = ImageChops.difference(first, second).convert("L").point(lambda v: v > 90)
+    return sum(bands.histogram()[1:]) > 60
+
+
+def side_by_side(svgs):
+    """HTML with images in two columns."""
+    images = [base64.b64encode(svg).decode() for svg in svgs]
+    tags = [f"<img src='data:image/svg+xml;base64,{image}'>" for image in images]
+    grid = "display: grid; grid-template-columns: max-content max-content"
+    return f"<div style='{grid}'>{''.join(tags)}</div>"
+
+
+def stopped(svg, seconds):
+    """An animation that stands still at a time."""
+    stop = (
+        f"animation-delay:-{seconds}s!important;animation-play-state:paused!important"
+    )
+    return svg.replace(b"</style>", f"[class]{{{stop}}}</style>".encode(), 1)
+
+
+def test_animations_play_and_stop_for_those_who_prefer_less_motion(photograph):
+    page = "".join(output_of(name)["text/html"] for name in FILMS)
+    soon, later = (f"--virtual-time-budget={ms}" for ms in (200, 1400))
+    assert differ(photograph(page, soon), photograph(page, later))
+    calm = "--force-prefers-reduced-motion"
+    assert not differ(photograph(page, soon, calm), photograph(page, later, calm))
+
+
+@pytest.mark.parametrize("name", FILMS)
+def test_a_browser_shows_at_each_time_what_the_film_has_then(name, photograph):
+    shown = film_of(name)
+    beats = [0.3, 1.3, 2.8, shown.length / 2 + 0.3, shown.length - 0.3]
+    svgs = []
+    for beat in beats:
+        svgs.append(stopped(shown.playing("playing"), beat * shown.seconds))
+        svgs.append(shown.stills([beat], 1, "still"))
+    wide, tall = shown.width + 2 * drawing.MARGIN, shown.height + 2 * drawing.MARGIN
+    sheet = photograph(side_by_side(svgs), size=(2 * wide, len(beats) * tall))
+    playing, frozen = (
+        [
+            sheet.crop((left, row * tall, left + wide, (row + 1) * tall))
+            for row in range(len(beats))
+        ]
+        for left in (0, wide)
+    )
+    assert not any(map(differ, playing, frozen))
+    assert all(map(differ, playing, playing[1:]))

@@ -1,0 +1,89 @@
+"""The scripts that stand alone: without the course, and with its programs' numbers."""
+
+import ast
+import runpy
+
+import pytest
+import torch
+from conftest import COURSE, THOROUGH, python
+
+from ddp_course import lesson04, lesson07, lesson08
+from ddp_course.ranks.launch import launch
+from ddp_course.scenery.images import save_digits
+
+FOLDER = COURSE / "lessons" / "standalone"
+PAIRS = {
+    "train_ddp": lesson04,
+    "train_accelerate": lesson07,
+    "train_trainer": lesson08,
+}
+LIBRARIES = {"os", "torch", "accelerate", "transformers"}
+SAMPLES = 300
+
+
+@pytest.fixture
+def digits(tmp_path, monkeypatch):
+    """A working folder with digits.pt, of fewer training images than its command's."""
+    monkeypatch.chdir(tmp_path)
+    save_digits("digits.pt")
+    images, labels, *test = torch.load("digits.pt")
+    torch.save([images[:SAMPLES].clone(), labels[:SAMPLES], *test], "digits.pt")
+    return tmp_path
+
+
+def run_script(name):
+    torch.set_num_threads(1)
+    runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
+
+
+def fingerprint_of_script(digits):
+    """What `runs.params_sha256` says of the parameters that a script has saved."""
+    from hashlib import sha256
+
+    state = torch.load(digits / "model.pt", weights_only=True)
+    return sha256(b"".join(v.numpy().tobytes() for v in state.values())).hexdigest()
+
+
+CASES = [
+    (name, n) for name in PAIRS for n in (1, 2, 3) if name == "train_ddp" or n == 2
+]
+if THOROUGH:
+    CASES = [(name, n) for name in PAIRS for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("name, nproc", CASES)
+def test_a_script_trains_to_the_bits_of_its_lesson(name, nproc, digits):
+    launch(run_script, name, nproc=nproc, timeout=120)
+    options = [
+        "--data",
+        "digits",
+        "--train-samples",
+        str(SAMPLES),
+        "--out",
+        str(digits),
+    ]
+    result = launch(PAIRS[name].main, options, nproc=nproc, timeout=120)[0]
+    assert fingerprint_of_script(digits) == result["params_sha256"]
+
+
+def test_the_ddp_script_runs_under_torchrun_and_its_original_alone(digits):
+    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    for command in ([FOLDER / "train.py"], [*torchrun, FOLDER / "train_ddp.py"]):
+        done = python(*command)
+        lines = done.stdout.splitlines()
+        assert done.returncode == 0 and len(lines) == 3, done.stderr
+        assert float(lines[-1].split()[-1].rstrip("%")) > 30
+
+
+@pytest.mark.parametrize(
+    "path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem
+)
+def test_a_script_imports_nothing_of_the_course_and_is_short(path):
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            assert {alias.name.split(".")[0] for alias in node.names} <= LIBRARIES
+        if isinstance(node, ast.ImportFrom):
+            assert node.module.split(".")[0] in LIBRARIES
+    tree.body = tree.body[1:]  # without the docstring
+    assert len(ast.unparse(tree).splitlines()) <= 50
