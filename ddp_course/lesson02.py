@@ -6,7 +6,7 @@ torchrun ddp_course/lesson02.py
 python ddp_course/lesson02.py
 """
 
-import statistics
+import math
 import time
 from contextlib import contextmanager
 
@@ -141,13 +141,13 @@ def rank_zero_first():
 
 
 def ring_all_reduce(tensor, steps=None):
-    """Sum a contiguous tensor over all ranks, in place; return the bytes that were sent.
+    """Sum a contiguous tensor over all ranks, in place; return the bytes it sent.
 
-    Each rank sends to the next rank only. In the first n - 1 steps the pieces are summed
-    as they go round the ring, and each rank ends up with one finished piece; in the next
-    n - 1 steps the finished pieces go round. A rank sends 2 (n - 1) / n of the tensor's
-    bytes, hardly more for many ranks than for few: P. Patarasuk and X. Yuan, "Bandwidth
-    optimal all-reduce algorithms for clusters of workstations", 2009.
+    Each rank sends to the next rank only. In the first n - 1 steps the pieces are
+    summed as they go round the ring, and each rank ends up with one finished piece; in
+    the next n - 1 steps the finished pieces go round. A rank sends 2 (n - 1) / n of the
+    tensor's bytes, hardly more for many ranks than for few: P. Patarasuk and X. Yuan,
+    "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
 
     steps: stop after this many, to look inside.
     """
@@ -171,20 +171,41 @@ def ring_all_reduce(tensor, steps=None):
 # ---- what it costs ----
 
 
-def measure_all_reduce(sizes, rounds=30, device="cpu"):
-    """Time all_reduce of tensors of these sizes in bytes; return the shortest times.
+def time_messages(sizes, rounds=30, device="cpu"):
+    """Time a message of each of these sizes in bytes from rank 0 to rank 1.
 
-    The shortest of all rounds, in seconds: anything else that the machine does makes a
-    round longer, never shorter.
+    Rank 1 sends it back, and half of the time there and back counts. Returns the
+    shortest of all rounds, in seconds, on all ranks: anything else that the machine
+    does makes a round longer, never shorter.
     """
-    tensors = [torch.zeros(size // 4, device=device) for size in sizes]
+    rank, shortest = dist.get_rank(), [float("inf")] * len(sizes)
+    for _ in range(rounds if rank < 2 else 0):
+        for index, size in enumerate(sizes):
+            tensor = torch.zeros(size // 4, device=device)
+            begin = time.perf_counter()
+            if rank == 0:
+                dist.send(tensor, 1)
+            dist.recv(tensor, 1 - rank)
+            if rank == 1:
+                dist.send(tensor, 0)
+            tensor[0].item()  # on a GPU: wait until it is there
+            seconds = (time.perf_counter() - begin) / 2
+            shortest[index] = min(shortest[index], seconds)
+    told = [shortest]
+    dist.broadcast_object_list(told)
+    return told[0]
+
+
+def time_all_reduce(sizes, rounds=30, device="cpu"):
+    """Time all_reduce of tensors of these sizes in bytes; the shortest of all rounds."""
     shortest = [float("inf")] * len(sizes)
     for _ in range(rounds):
-        for index, tensor in enumerate(tensors):
+        for index, size in enumerate(sizes):
+            tensor = torch.zeros(size // 4, device=device)
             dist.barrier()
             begin = time.perf_counter()
             dist.all_reduce(tensor)
-            tensor[0].item()  # a GPU has only been told to: wait until it is done
+            tensor[0].item()
             shortest[index] = min(shortest[index], time.perf_counter() - begin)
     return shortest
 
@@ -202,6 +223,33 @@ def fit_cost_line(sizes, seconds):
     # divided by the seconds, the right side is all ones, and every error is relative
     alpha, beta = torch.linalg.lstsq(rows / seconds, ones).solution.flatten()
     return alpha.item(), beta.item()
+
+
+def star_seconds(size, n, alpha, beta):
+    """An all-reduce in which all send to rank 0, one by one, and it sends to all."""
+    return 2 * (n - 1) * (alpha + beta * size)
+
+
+def tree_seconds(size, n, alpha, beta):
+    """An all-reduce by pairs: half of the ranks send in each round, and then back."""
+    return 2 * math.ceil(math.log2(n)) * (alpha + beta * size)
+
+
+def ring_seconds(size, n, alpha, beta):
+    """A ring all-reduce of a tensor of this many bytes on n ranks.
+
+    The formulas: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective
+    Communication Operations in MPICH", 2005.
+    """
+    return 2 * (n - 1) * (alpha + beta * size / n)
+
+
+def bus_bandwidth(size, n, seconds):
+    """The bytes per second that each link of a ring would have carried: "busbw"."""
+    return 2 * (n - 1) / n * size / seconds
+
+
+# ---- the program ----
 
 
 def arguments(argv=()):
@@ -235,12 +283,6 @@ def main(argv=()):
         sent = ring_all_reduce(by_ring)
         torch.testing.assert_close(by_ring, by_torch)
 
-        largest = args.largest_mb * 2**20
-        sizes = [2**power for power in range(10, 21) if 2**power < largest] + [largest]
-        seconds = measure_all_reduce(sizes, device=device)
-        alpha, beta = fit_cost_line(sizes[::2], seconds[::2])
-        held_out = zip(sizes[1::2], seconds[1::2])
-        errors = [abs(alpha + beta * size - time) / time for size, time in held_out]
         result = {
             "lesson": args.lesson,
             "world_size": n,
@@ -248,12 +290,23 @@ def main(argv=()):
             "device": device.type,
             "ring_equals_all_reduce": True,  # or assert_close would have raised
             "ring_bytes_sent_share": sent / mine.nbytes,
-            "latency_us": round(alpha * 1e6),
-            "bandwidth_gb_per_second": round(1 / beta / 1e9, 2),
-            "held_out_error": round(statistics.median(errors), 2),
         }
+        rows = []
+        if n > 1:
+            largest = args.largest_mb * 2**20
+            sizes = [2**p for p in range(10, 21) if 2**p < largest] + [largest]
+            messages = time_messages(sizes, device=device)
+            all_reduces = time_all_reduce(sizes, device=device)
+            alpha, beta = fit_cost_line(sizes[::2], messages[::2])
+            busbw = bus_bandwidth(largest, n, all_reduces[-1])
+            result |= {
+                "latency_us": round(alpha * 1e6),
+                "bandwidth_gb_per_second": round(1 / beta / 1e9, 2),
+                "all_reduce_busbw_gb_per_second": round(busbw / 1e9, 2),
+            }
+            columns = zip(sizes, messages, all_reduces)
+            rows = [{"bytes": b, "message": m, "all_reduce": a} for b, m, a in columns]
         if rank == 0:
-            rows = [{"bytes": b, "seconds": s} for b, s in zip(sizes, seconds)]
             runs.write_result(args.out, result, rows)
         return result
 

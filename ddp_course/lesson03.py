@@ -117,6 +117,20 @@ class BucketedDDP(OverlappedDDP):
         self.missing = [len(bucket) for bucket in self.buckets]
 
 
+def distributed(network, average="bucketed", bucket_size_mb=25.0):
+    """Make a network data-parallel: return the model to call, and what to call after
+    each backward.
+    """
+    if average == "after":
+        broadcast_from_rank_zero(network)
+        return network, partial(average_gradients, network)
+    if average == "overlapped":
+        model = OverlappedDDP(network)
+    else:
+        model = BucketedDDP(network, bucket_size_mb)
+    return model, model.finish_gradient_synchronization
+
+
 def train_one_epoch(model, loader, optimizer, device, finish):
     """Lesson 1's loop; `finish()` makes the gradients equal on all ranks.
 
@@ -165,16 +179,8 @@ def main(argv=()):
         runs.check_batch_size(args.batch_size, len(train_set), world_size)
 
         torch.manual_seed(args.seed)
-        network = model = ConvNet(dropout=not args.no_dropout).to(device)
-        if args.average == "after":
-            broadcast_from_rank_zero(network)
-            finish = partial(average_gradients, network)
-        else:
-            if args.average == "overlapped":
-                model = OverlappedDDP(network)
-            else:
-                model = BucketedDDP(network, args.bucket_size_mb)
-            finish = model.finish_gradient_synchronization
+        network = ConvNet(dropout=not args.no_dropout).to(device)
+        model, finish = distributed(network, args.average, args.bucket_size_mb)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         torch.manual_seed(args.seed + rank)  # each rank draws its own dropout
 

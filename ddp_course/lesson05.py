@@ -1,4 +1,4 @@
-"""SyncBatchNorm: BatchNorm that sees the batch of all ranks, on a CPU too.
+"""SyncBatchNorm: BatchNorm over the joined batch of all ranks, on a CPU too.
 
 torchrun --nproc_per_node 2 ddp_course/lesson05.py --batch-size 2 --train-samples 288
 torchrun --nproc_per_node 2 ddp_course/lesson05.py --no-sync --train-samples 288
@@ -24,15 +24,16 @@ from ddp_course.scenery.models import NormNet
 
 
 class NormalizeOverRanks(torch.autograd.Function):
-    """Give each channel mean 0 and variance 1 over the batches of all ranks together.
+    """Give each channel mean 0 and variance 1 over the joined batch of all ranks.
 
-    x: (batch, channels, ...), on each rank its own part, which may be empty. Returns
-    the normalised x, at least in 32 bits, and of the joined batch: each channel's mean
-    and (biased) variance, float64 (channels,), and how many values each channel has,
-    float64 (1,). Raises ValueError, on all ranks, where that is less than two.
+    x: this rank's part of the joined batch, (batch, channels, ...); it may be empty.
+    Returns the normalised x, in 32 bits or more, and three values of the joined batch:
+    the mean and the biased variance of each channel, float64 (channels,), and the
+    number of values per channel, float64 (1,). Raises ValueError on all ranks if that
+    number is less than two.
 
-    The formulas: S. Ioffe, C. Szegedy, "Batch Normalization", 2015, section 3, with
-    sums over all ranks.
+    The formulas are those of S. Ioffe and C. Szegedy, "Batch Normalization", 2015,
+    section 3, with each sum taken over all ranks.
     """
 
     @staticmethod
@@ -74,18 +75,19 @@ def sum_by_channel(x):
 
 
 def along_channels(vector, x):
-    """Shape (channels,) so that it meets x, (batch, channels, ...), per channel."""
+    """View a (channels,) vector so that it broadcasts over x, (batch, channels, ...)."""
     return vector.view(1, -1, *[1] * (x.dim() - 2))
 
 
 class SyncBatchNorm(_BatchNorm):
-    """BatchNorm1d, 2d and 3d in one, with the statistics of all ranks' batches.
+    """BatchNorm1d, 2d and 3d in one, with the statistics of the joined batch.
 
-    It runs on any backend. Takes (batch, channels, ...), float, and returns the same
-    shape and type. In train mode all ranks must call it equally often. In eval mode, and
-    without a process group, it is an ordinary BatchNorm and communicates with no rank.
-    Options, state and names are those of `nn.BatchNorm1d`. Raises ValueError where the
-    shape does not fit, or where a channel has fewer than two values on all ranks.
+    It runs on any backend. It takes a float tensor (batch, channels, ...) and returns
+    the same shape and type. In train mode, all ranks must call it equally often. In eval
+    mode, and without a process group, it is an ordinary BatchNorm and does not
+    communicate. Its options, state and names are those of `nn.BatchNorm1d`. Raises
+    ValueError if the shape does not fit, or if a channel has fewer than two values on
+    all ranks together.
     """
 
     def _check_input_dim(self, x):
@@ -101,7 +103,7 @@ class SyncBatchNorm(_BatchNorm):
         if self.track_running_stats:
             self.update_running_statistics(mean, variance, count)
         if self.weight is None:
-            output = output.clone()  # backward needs it as it is, a ReLU may change it
+            output = output.clone()  # backward needs it; a ReLU may work in place
         else:
             output = output * along_channels(self.weight, x)
         if self.bias is not None:
@@ -112,7 +114,7 @@ class SyncBatchNorm(_BatchNorm):
     def update_running_statistics(self, mean, variance, count):
         self.num_batches_tracked += 1
         part = self.momentum
-        if part is None:  # the mean of all batches so far
+        if part is None:  # then the mean of all batches so far
             part = 1 / self.num_batches_tracked
         unbiased = variance * count / (count - 1)
         for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
@@ -120,18 +122,19 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def convert_sync_batchnorm(module):
-    """Make every BatchNorm in `module` a SyncBatchNorm, before the model is wrapped.
+    """Turn every BatchNorm in a module into a SyncBatchNorm; return the module.
 
-    On CUDA torch's own, which is faster; elsewhere ours. Call it once the model is on
-    its device. Parameters, buffers and options stay the same objects. Returns the
-    module, or what has taken its place.
+    Call it after the model has moved to its device and before DDP wraps it. The layers
+    are torch's own on CUDA, where those are faster, and ours elsewhere. Parameters and
+    buffers stay the same objects. (torch returns a new module if the module itself is a
+    BatchNorm.)
     """
     if any(tensor.is_cuda for tensor in [*module.parameters(), *module.buffers()]):
         return nn.SyncBatchNorm.convert_sync_batchnorm(module)
     for part in module.modules():
         is_synchronised = isinstance(part, SyncBatchNorm | nn.SyncBatchNorm)
         if isinstance(part, _BatchNorm) and not is_synchronised:
-            part.__class__ = SyncBatchNorm  # with its state, and wherever it is used
+            part.__class__ = SyncBatchNorm  # keeps its state, wherever it is used
     return module
 
 

@@ -23,7 +23,7 @@ from ddp_course.scenery.images import load_images
 from ddp_course.scenery.models import ConvNet
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-IGNORED = -100  # a label that does not count, as torch's cross entropies have it
+IGNORED = -100  # marks labels that do not count, as in torch's nll_loss
 
 
 def summed_loss(output, labels):
@@ -31,14 +31,14 @@ def summed_loss(output, labels):
 
 
 def grouped(batches, size):
-    """Yield lists of `size` micro-batches, for one update each; the last may be short."""
+    """Yield the micro-batches of each update, a list of `size`; the last may be short."""
     batches = iter(batches)
     while micro_batches := list(itertools.islice(batches, size)):
         yield micro_batches
 
 
 def count_items(micro_batches, device):
-    """How many labels count here on all ranks together: a tensor, at least 1."""
+    """Count the labels that are not IGNORED, on all ranks: a tensor, at least 1."""
     counted = [int((labels != IGNORED).sum()) for _, labels in micro_batches]
     items = torch.tensor(sum(counted), device=device)
     dist.all_reduce(items)
@@ -46,42 +46,45 @@ def count_items(micro_batches, device):
 
 
 def accumulate(model, micro_batches, device, scaler, precision):
-    """Put into .grad the gradient of the mean loss over all items, on all ranks.
+    """Leave in .grad the gradient of the mean loss over the items of all ranks.
 
-    model: wrapped in DDP. micro_batches: this rank's, for one update; equally many on
-    each rank. Returns this rank's part of that mean; the parts of all ranks add up.
+    model: wrapped in DDP. micro_batches: those of one update on this rank; all ranks
+    have the same number. Returns this rank's part of the mean loss; the parts of all
+    ranks add up to it.
     """
     items = count_items(micro_batches, device)
+    mixed = precision != torch.float32
     mean = 0.0
     for number, (images, labels) in enumerate(micro_batches, 1):
         last = number == len(micro_batches)
         with nullcontext() if last else model.no_sync():  # around the forward, too
-            with torch.autocast(device.type, precision, precision != torch.float32):
+            with torch.autocast(device.type, precision, enabled=mixed):
                 output = model(images.to(device))
                 total = summed_loss(output, labels.to(device))
             loss = total / items
-            scaler.scale(loss * dist.get_world_size()).backward()  # DDP divides by that
+            # DDP will divide the gradients by the number of ranks
+            scaler.scale(loss * dist.get_world_size()).backward()
         mean = mean + loss.detach()
     return mean
 
 
 def update(model, micro_batches, optimizer, scheduler, scaler, device, args):
-    """Take one optimizer step; return this rank's part of the mean loss."""
+    """Do one update; return this rank's part of the mean loss."""
     optimizer.zero_grad()
     precision = PRECISIONS[args.precision]
     loss = accumulate(model, micro_batches, device, scaler, precision)
     scaler.unscale_(optimizer)  # or the norm would be that of the scaled gradients
     nn.utils.clip_grad_norm_(model.parameters(), args.max_norm)
     scale = scaler.get_scale()
-    scaler.step(optimizer)  # skipped where a gradient has overflowed
-    scaler.update()
-    if scaler.get_scale() >= scale:  # it was not skipped
+    scaler.step(optimizer)  # skips the step if a gradient has overflowed
+    scaler.update()  # and then this makes the scale smaller
+    if scaler.get_scale() >= scale:
         scheduler.step()
     return loss
 
 
 def train_one_epoch(model, loader, optimizer, scheduler, scaler, device, args):
-    """Take one step for each args.accumulate batches; return the mean loss of each."""
+    """Do one update per args.accumulate batches; return the mean loss of each update."""
     model.train()
     losses = [
         update(model, micro_batches, optimizer, scheduler, scaler, device, args)
@@ -96,11 +99,10 @@ def train_one_epoch(model, loader, optimizer, scheduler, scaler, device, args):
 def arguments(argv=()):
     parser = runs.parser(__file__, __doc__)
     flag = parser.add_argument
-    flag(
-        "--accumulate", type=runs.count, default=4, help="micro-batches per update (4)"
-    )
+    per_update = "micro-batches per update (4)"
+    flag("--accumulate", type=runs.count, default=4, help=per_update)
     flag("--precision", choices=list(PRECISIONS), default="fp32")
-    flag("--max-norm", type=float, default=1.0, help="longer gradients are clipped (1)")
+    flag("--max-norm", type=float, default=1.0, help="clip longer gradients (1)")
     return parser.parse_args(argv)
 
 
@@ -125,8 +127,8 @@ def train(args, rank, world_size, device):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     # rounded up: the short group at the end of an epoch makes an update, too
     updates = args.epochs * -(-len(train_loader) // args.accumulate)
-    linear = torch.optim.lr_scheduler.LinearLR
-    scheduler = linear(optimizer, 1.0, 0.0, total_iters=updates)
+    schedule = torch.optim.lr_scheduler.LambdaLR
+    scheduler = schedule(optimizer, lambda update: 1 - update / updates)
     is_fp16 = args.precision == "fp16"
     scaler = torch.amp.GradScaler(device.type, init_scale=1024, enabled=is_fp16)
     torch.manual_seed(args.seed + rank)  # each rank draws its own dropout

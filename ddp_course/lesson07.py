@@ -34,11 +34,11 @@ def train_one_epoch(model, loader, optimizer, accelerator):
     """Lesson 1's loop, with the accelerator's backward; return the mean losses."""
     model.train()
     losses = []
-    for images, labels in loader:  # on the right device already
+    for images, labels in loader:  # already on the right device
         with accelerator.accumulate(model):
             loss = F.nll_loss(model(images), labels)
             accelerator.backward(loss)
-            optimizer.step()  # these two do nothing before the last micro-batch
+            optimizer.step()  # both wait for the last micro-batch of an update
             optimizer.zero_grad()
         losses.append(loss.detach())
     losses = torch.stack(losses)
@@ -73,13 +73,13 @@ def main(argv=()):
     args = arguments(argv)
     device = choose_device(args.device)
     stay_on_this_machine()
-    # or Accelerate warns of it
+    # Accelerate warns where nobody has set it
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
     shuffle = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=args.seed)
     timeout = InitProcessGroupKwargs(timeout=timedelta(seconds=args.timeout))
     views = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
     accelerator = Accelerator(
-        # without cpu=True, each process on a CPU trains alone, and does not say so
+        # without cpu=True, every process on a CPU silently trains alone
         cpu=device.type == "cpu",
         gradient_accumulation_steps=args.accumulate,
         dataloader_config=shuffle,
@@ -111,7 +111,7 @@ def train(args, accelerator):
 
     losses, seconds = [], 0.0
     for epoch in range(args.epochs):
-        train_loader.set_epoch(epoch)  # a prepared loader counts epochs by itself, too
+        train_loader.set_epoch(epoch)  # it would also count epochs by itself
         begin = time.perf_counter()
         losses += train_one_epoch(model, train_loader, optimizer, accelerator)
         seconds += time.perf_counter() - begin
@@ -120,7 +120,7 @@ def train(args, accelerator):
         log.info(f"epoch {epoch + 1}: loss {losses[-1]:.3f}, accuracy {accuracy:.1%}")
 
     accelerator.save_state(args.out / "state")  # parameters, optimizer, random states
-    accelerator.wait_for_everyone()  # save_state does not wait until the file is there
+    accelerator.wait_for_everyone()  # save_state does not wait for rank 0's files
     accelerator.load_state(args.out / "state")
     network = accelerator.unwrap_model(model)
     return runs.finish(

@@ -13,10 +13,12 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
+from transformers.trainer_utils import get_last_checkpoint
 
 from ddp_course import UsageError, runs
 from ddp_course.ranks.environment import (
@@ -27,6 +29,7 @@ from ddp_course.ranks.environment import (
 )
 from ddp_course.scenery.images import load_images
 from ddp_course.scenery.models import ConvNet
+from ddp_course.scenery.trainer_checkpoints import newest_usable
 
 
 class Network(nn.Module):
@@ -64,17 +67,24 @@ def count_right(prediction):
 
 
 class Progress(TrainerCallback):
-    """Logs each epoch's loss and accuracy, and notes how long its training took."""
+    """Logs and times each epoch, and ends a run whose loss is not a number."""
 
     def __init__(self, log):
         self.log = log
 
     def on_epoch_begin(self, args, state, control, **_):
-        self.begin = time.perf_counter()
+        self.begin, self.losses = time.perf_counter(), []
+
+    def mean_loss(self, *batch, **items):
+        """`mean_loss`, noted for this rank: Trainer logs the mean over the ranks."""
+        loss = mean_loss(*batch, **items)
+        self.losses.append(loss.detach())
+        return loss
 
     def on_epoch_end(self, args, state, control, **_):
         seconds = time.perf_counter() - self.begin
         state.log_history.append({"epoch_seconds": seconds})
+        runs.check_finite(torch.stack(self.losses))
 
     def on_evaluate(self, args, state, control, metrics, **_):
         accuracy = metrics["eval_right"] / metrics["eval_counted"]
@@ -129,10 +139,10 @@ def training_arguments(args, device):
 def main(argv=()):
     args = arguments(argv)
     device = choose_device(args.device)
-    # or Accelerate warns of it
+    # Accelerate warns where nobody has set it
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
     world_size = torchrun_environment().world_size
-    # Trainer would join the group itself, on a CPU without a limit to its patience
+    # Trainer would join the group itself, but on a CPU it ignores ddp_timeout
     group = process_group(backend_for(device), args.timeout)
     with group if world_size > 1 else nullcontext():
         settings = training_arguments(args, device)
@@ -150,16 +160,17 @@ def train(args, settings):
     torch.manual_seed(args.seed)
     model = Network(ConvNet(dropout=not args.no_dropout))
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
+    progress = Progress(log)
     trainer = Trainer(
         model,
         settings,
         train_dataset=train_set,
         eval_dataset=test_set,
         data_collator=collate,
-        compute_loss_func=mean_loss,
+        compute_loss_func=progress.mean_loss,
         compute_metrics=count_right,
         optimizers=(optimizer, None),
-        callbacks=[Progress(log)],
+        callbacks=[progress],
     )
     trainer.remove_callback(PrinterCallback)
     torch.manual_seed(args.seed + settings.process_index)  # its own dropout
@@ -167,7 +178,6 @@ def train(args, settings):
 
     state, network = trainer.state, model.network
     losses, seconds = logged(state, "loss"), sum(logged(state, "epoch_seconds"))
-    runs.check_finite(torch.tensor(losses))
     seen = logged(state, "eval_counted")[-1]
     accuracy = logged(state, "eval_right")[-1] / seen
     return runs.finish(
@@ -178,10 +188,15 @@ def train(args, settings):
 def prepare_checkpoints(args, settings):
     """Delete an earlier run's checkpoints, or see that there is one to resume from."""
     folder = Path(settings.output_dir)
-    if args.resume and not list(folder.glob("checkpoint-*")):
+    if settings.process_index == 0:
+        if not args.resume:
+            shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        newest_usable(folder)  # renames what is newer and damaged
+    if dist.is_initialized():
+        dist.barrier()
+    if args.resume and get_last_checkpoint(folder) is None:
         raise UsageError(f"there is no checkpoint in {folder}: run without --resume")
-    if not args.resume and settings.process_index == 0:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Checkpoints that survive anything, and a run that resumes from them bit for bit.
+"""Checkpoints that survive a kill at any moment, and runs that resume bit for bit.
 
 torchrun --nproc_per_node 2 ddp_course/lesson09.py --epochs 1 --save-every 5
-torchrun --nproc_per_node 2 ddp_course/lesson09.py --epochs 1 --resume
+torchrun --nproc_per_node 2 ddp_course/lesson09.py --epochs 2 --resume
 torchrun --max-restarts 3 --nproc_per_node 2 ddp_course/lesson09.py --epochs 1
 python ddp_course/lesson09.py --epochs 1
 """
@@ -10,9 +10,9 @@ import hashlib
 import io
 import itertools
 import json
-import os
-import shutil
+import logging
 import time
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,23 @@ from torch.utils.data import DataLoader, DistributedSampler
 from ddp_course import UsageError, lesson06, runs
 from ddp_course.lesson04 import evaluate, load, save
 from ddp_course.lesson06 import grouped, update
-from ddp_course.ranks.environment import backend_for, choose_device, process_group
+from ddp_course.ranks.environment import (
+    backend_for,
+    choose_device,
+    process_group,
+    whole_number,
+)
+from ddp_course.scenery.checkpoints import (
+    Unusable,
+    check_numbers,
+    check_settings,
+    checkpoints,
+    finished,
+    is_whole,
+    read,
+    remove,
+    warn,
+)
 from ddp_course.scenery.images import load_images
 from ddp_course.scenery.models import ConvNet
 
@@ -30,9 +46,7 @@ from ddp_course.scenery.models import ConvNet
 
 
 class ResumableSampler(DistributedSampler):
-    """A DistributedSampler whose next epoch may begin in the middle, `start` samples of
-    this rank's further on.
-    """
+    """A DistributedSampler that leaves out this rank's first `start` samples."""
 
     start = 0
 
@@ -40,10 +54,17 @@ class ResumableSampler(DistributedSampler):
         return itertools.islice(super().__iter__(), self.start, None)
 
 
-def random_states(device):
-    """The states of the generators that this rank draws from, {"cpu": tensor, "cuda":
-    tensor}.
+def seed_workers(generator, seed, epoch, rank):
+    """Seed a DataLoader's generator, from which the loader seeds its workers.
+
+    Every rank and every epoch gets other numbers, and a resumed epoch the same again.
     """
+    digest = hashlib.sha256(f"{seed} {epoch} {rank}".encode()).digest()
+    generator.manual_seed(int.from_bytes(digest[:8], "little"))
+
+
+def random_states(device):
+    """The states of the generators that this rank draws from, tensors by device."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
@@ -57,186 +78,181 @@ def set_random_states(states, device):
 
 
 def settings_of(args, train_set, world_size):
-    """What a run must share with the one that it goes on from."""
-    names = [
-        "seed",
-        "epochs",
-        "batch_size",
-        "accumulate",
-        "precision",
-        "max_norm",
-        "no_dropout",
-    ]
+    """What a run must have in common with the run that it resumes.
+
+    The number of epochs is not among them: a run may be resumed for more epochs.
+    """
+    names = "seed batch_size accumulate precision max_norm no_dropout".split()
     chosen = {name.replace("_", "-"): vars(args)[name] for name in names}
-    return chosen | {
-        "data": train_set.name,
-        "train-samples": len(train_set),
-        "ranks": world_size,
-    }
+    data = {"data": train_set.name, "train-samples": len(train_set)}
+    return chosen | data | {"ranks": world_size}
 
 
-# ---- how it is written ----
+# ---- how a checkpoint is written ----
 
 
 def save_checkpoint(folder, shared, own, keep):
     """Write a checkpoint, a folder: what all ranks share, once, and each rank's own.
-    Keep the newest `keep` of them.
 
-    The manifest, with the checksum of every file, comes last: without it, a folder is
-    no checkpoint.
+    The manifest, with the checksum of every file, comes last: a folder without it is no
+    checkpoint. Of the older ones, `keep` - 1 stay. All ranks call this together.
     """
     rank = dist.get_rank()
     if rank == 0:
-        runs.empty_folder(folder)  # of what a run has left that was killed here
+        remove(folder)
+        runs.empty_folder(folder)
     dist.barrier()
     if not folder.is_dir():
-        raise UsageError(
-            f"{folder} is not on this machine: --out must lie on a disk that all machines share"
-        )
+        problem = f"{folder} is not on this machine"
+        raise UsageError(f"{problem}: --out must be on a disk that all machines share")
     checksums = {f"rank{rank}.pt": write(folder / f"rank{rank}.pt", own)}
     if rank == 0:
         checksums["shared.pt"] = write(folder / "shared.pt", shared)
     of_ranks = [None] * dist.get_world_size()
-    dist.all_gather_object(
-        of_ranks, checksums
-    )  # from here on, the files of all ranks are there
+    dist.all_gather_object(of_ranks, checksums)  # now the files of all ranks are there
     if rank == 0:
-        manifest = {
-            name: checksum for of_rank in of_ranks for name, checksum in of_rank.items()
-        }
-        runs.write_atomically(
-            folder / "manifest.json", json.dumps(manifest, indent=2) + "\n"
-        )
-        everything = checkpoints(folder.parent)
-        finished = [other for other in everything if (other / "manifest.json").exists()]
-        for other in set(everything) - set(finished[-keep:]):
-            shutil.rmtree(other, ignore_errors=True)
+        manifest = {name: value for part in of_ranks for name, value in part.items()}
+        text = json.dumps(manifest, indent=2) + "\n"
+        runs.write_atomically(folder / "manifest.json", text)
+        there = finished(folder.parent)
+        older = [checkpoint for checkpoint in there if checkpoint <= folder][:-keep]
+        for checkpoint in [*older, *set(checkpoints(folder.parent)).difference(there)]:
+            remove(checkpoint)
 
 
 def write(path, state):
-    """Write tensors and plain values, whole or not at all; return the file's
-    SHA-256.
-    """
+    """Write tensors and plain values, whole or not at all; return their SHA-256."""
     file = io.BytesIO()
     torch.save(state, file)
     runs.write_atomically(path, file.getvalue())
     return hashlib.sha256(file.getvalue()).hexdigest()
 
 
-# ---- how it is found and read ----
+# ---- how a checkpoint is found and read ----
 
 
-def checkpoints(folder):
-    """The folders of checkpoints, whole or not, in the order of their steps."""
-    return sorted(folder.glob("step-*"))
+def resume(folder, settings, restore):
+    """Restore the newest checkpoint that all ranks can use; return its (shared, own).
 
-
-def is_whole(checkpoint):
-    """Whether it has a manifest, and all files that this names, as they were
-    written.
+    restore(shared, own) takes the content over, or raises an error where it does not
+    fit; then the next older one is tried. Returns None where there is no checkpoint.
+    Raises UsageError where none of several can be used, or other settings made them.
     """
-    try:
-        manifest = json.loads((checkpoint / "manifest.json").read_text())
-        if not isinstance(manifest, dict) or "shared.pt" not in manifest:
-            return False
-        return all(
-            sha256(checkpoint / name) == expected for name, expected in manifest.items()
-        )
-    except (OSError, ValueError):
-        return False
+    checkpoint = newest(folder)
+    while checkpoint:
+        problem = None
+        try:
+            shared, own = load_checkpoint(checkpoint, settings)
+            restore(shared, own)
+        except (UsageError, Unusable) as error:
+            problem = error
+        except Exception as error:  # from load_state_dict, for example
+            text = " ".join(str(error).split())
+            problem = Unusable(f"{type(error).__name__}: {text}")
+        problems = [None] * dist.get_world_size()
+        dist.all_gather_object(problems, problem)
+        problem = next(filter(None, problems), None)
+        if problem is None:
+            logging.getLogger("ddp_course").info(f"resuming from {checkpoint.name}")
+            return shared, own
+        if isinstance(problem, UsageError):
+            raise problem
+        if dist.get_rank() == 0:
+            warn(checkpoint, problem)
+        checkpoint = newest(folder, older_than=checkpoint)
+    if finished(folder):
+        cure = "see train.log; without --resume, the run starts anew"
+        raise UsageError(f"no checkpoint in {folder} can be used: {cure}")
 
 
-def sha256(path):
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def newest(folder, older_than=None):
+    """The newest whole checkpoint in a folder, or None; with older_than, before that.
 
-
-def newest(folder):
-    """The newest whole checkpoint in a folder, or None. Rank 0 looks, so that no two
-    ranks take different ones.
+    Rank 0 looks for all ranks, so that no two of them choose different ones.
     """
     found = [None]
     if dist.get_rank() == 0:
-        found = [next(filter(is_whole, reversed(checkpoints(folder))), None)]
+        there = [c for c in finished(folder) if older_than is None or c < older_than]
+        found = [next(filter(is_whole, reversed(there)), None)]
     dist.broadcast_object_list(found)
     return found[0]
 
 
 def load_checkpoint(checkpoint, settings):
-    """Its (shared, own) for this rank, on the CPU: load_state_dict takes each tensor to
-    its place.
+    """A checkpoint's (shared, own) for this rank, on the CPU.
 
-    Raises UsageError where it was made by a run with other settings.
+    Raises UsageError where a run with other settings made it, and Unusable where it is
+    not of this program.
     """
-    shared = torch.load(checkpoint / "shared.pt", map_location="cpu", weights_only=True)
-    check_settings(shared["settings"], settings, checkpoint)
-    own = torch.load(
-        checkpoint / f"rank{dist.get_rank()}.pt", map_location="cpu", weights_only=True
-    )
-    return shared, own
+    shared = read(checkpoint / "shared.pt")
+    made_with = shared.get("settings") if isinstance(shared, dict) else None
+    if not isinstance(made_with, dict) or made_with.keys() != settings.keys():
+        raise Unusable("another program made it")
+    check_settings(made_with, settings, checkpoint)
+    own = f"rank{dist.get_rank()}.pt"
+    if own not in json.loads((checkpoint / "manifest.json").read_text()):
+        raise Unusable(f"its manifest does not name {own}")
+    return shared, read(checkpoint / own)
 
 
-def check_settings(made_with, settings, checkpoint):
-    """Raise UsageError where a checkpoint was made with other settings than today's:
-    with the first that differs.
-    """
-    for name in made_with | settings:
-        then, now = made_with.get(name), settings.get(name)
-        if then != now:
-            cure = (
-                "go on with that, or begin anew, without --resume or with another --out"
-            )
-            raise UsageError(
-                f"{checkpoint} was made with {name} {then}, not {now}: {cure}"
-            )
+def was_restarted():
+    """Whether torchrun has started this process in place of one that failed."""
+    return whole_number("TORCHELASTIC_RESTART_COUNT", 0) > 0
 
 
 # ---- the program ----
 
 
 def arrange_buckets(model, inputs):
-    """A backward that counts for nothing. DDP arranges its buckets anew after its first
-    one, and where ranks are three or more, sums in another order from then on: a
-    resumed run would differ in the last bits."""
+    """Make DDP arrange its buckets now, with a backward that counts for nothing.
+
+    DDP does so once, after its first backward. From three ranks on, sums are then added
+    in another order, so a resumed run would differ in the last bits.
+    """
     model(inputs).sum().backward()
     model.zero_grad()
 
 
+def restore(parts, device, shared, own):
+    """Put a checkpoint into the parts of a run, {name: object}; see `resume`."""
+    if len(own["losses"]) != shared["updates"]:
+        counts = f"{len(own['losses'])} losses of {shared['updates']} updates"
+        raise Unusable(f"it has {counts}")
+    for name, part in parts.items():
+        part.load_state_dict(shared[name])
+    check_numbers(parts["model"], parts["optimizer"])
+    set_random_states(own["random"], device)
+
+
+def plan_anew(scheduler, log):
+    """Set the learning rate that today's schedule has at the update that is next.
+
+    The schedule may have become longer: the optimizer brings back the rate of the old.
+    """
+    [before] = scheduler.get_last_lr()
+    scheduler.last_epoch -= 1
+    scheduler.step()
+    [now] = scheduler.get_last_lr()
+    if now != before:
+        log.info(f"more epochs: the learning rate is now {now:.1e}, not {before:.1e}")
+
+
 def arguments(argv=()):
     parser = runs.parser(__file__, __doc__)
-    parser.add_argument(
-        "--accumulate", type=runs.count, default=1, help="micro-batches an update (1)"
-    )
-    parser.add_argument(
-        "--precision", choices=list(lesson06.PRECISIONS), default="fp32"
-    )
-    parser.add_argument(
-        "--max-norm",
-        type=float,
-        default=1.0,
-        help="of the gradient; longer ones are clipped",
-    )
-    parser.add_argument(
-        "--save-every",
-        type=runs.count,
-        default=10,
-        help="updates between checkpoints (10)",
-    )
-    parser.add_argument(
-        "--keep", type=runs.count, default=2, help="how many checkpoints stay (2)"
-    )
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on from the newest whole checkpoint, if any",
-    )
+    flag, count = parser.add_argument, runs.count
+    flag("--accumulate", type=count, default=1, help="micro-batches per update (1)")
+    flag("--precision", choices=list(lesson06.PRECISIONS), default="fp32")
+    flag("--max-norm", type=float, default=1.0, help="longer gradients are clipped (1)")
+    flag("--save-every", type=count, default=10, help="updates per checkpoint (10)")
+    flag("--keep", type=count, default=2, help="how many checkpoints stay (2)")
+    flag("--resume", action="store_true", help="from the newest good checkpoint")
     return parser.parse_args(argv)
 
 
 def main(argv=()):
     args = arguments(argv)
     device = choose_device(args.device)
-    with process_group(backend_for(device)) as (rank, world_size):
+    with process_group(backend_for(device), args.timeout) as (rank, world_size):
         return train(args, rank, world_size, device)
 
 
@@ -244,103 +260,80 @@ def train(args, rank, world_size, device):
     log = runs.open_folder(args.out)
     train_set, test_set = load_images(args.data, args.train_samples, device)
     runs.check_batch_size(args.batch_size, len(train_set), world_size)
-    sampler = ResumableSampler(
-        train_set, world_size, rank, shuffle=True, seed=args.seed
-    )
-    # beginning an epoch draws a number: from a generator of its own, or a resumed epoch
-    # would draw one more
+    sampler = ResumableSampler(train_set, world_size, rank, seed=args.seed)
+    # without a generator of its own, a loader draws from dropout's as an epoch begins
+    generator = torch.Generator()
     train_loader = DataLoader(
-        train_set, args.batch_size, sampler=sampler, generator=torch.Generator()
+        train_set, args.batch_size, sampler=sampler, generator=generator
     )
 
     torch.manual_seed(args.seed)
     model = ConvNet(dropout=not args.no_dropout).to(device)
-    model = DistributedDataParallel(
-        model,
-        device_ids=[device] if device.type == "cuda" else None,
-        # .grad lies in the bucket: one copy less, and less memory
-        gradient_as_bucket_view=True,
-    )
+    gpu = [device] if device.type == "cuda" else None
+    model = DistributedDataParallel(model, device_ids=gpu, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    updates = args.epochs * -(
-        -len(train_loader) // args.accumulate
-    )  # rounded up: a short window is one, too
-    scheduler = torch.optim.lr_scheduler.LinearLR(
-        optimizer, 1.0, 0.0, total_iters=updates
-    )
-    scaler = torch.amp.GradScaler(
-        device.type, init_scale=1024, enabled=args.precision == "fp16"
-    )
+    # rounded up: the short group at the end of an epoch makes an update, too
+    per_epoch = -(-len(train_loader) // args.accumulate)
+    updates = args.epochs * per_epoch
+    schedule = torch.optim.lr_scheduler.LambdaLR
+    scheduler = schedule(optimizer, lambda update: 1 - update / updates)
+    is_fp16 = args.precision == "fp16"
+    scaler = torch.amp.GradScaler(device.type, init_scale=1024, enabled=is_fp16)
     arrange_buckets(model, torch.zeros(1, 1, 28, 28, device=device))
-    torch.manual_seed(
-        args.seed + rank
-    )  # the same model everywhere, but each rank its own dropout
+    torch.manual_seed(args.seed + rank)  # each rank draws its own dropout
 
-    parts = {
-        "model": model.module,
-        "optimizer": optimizer,
-        "scheduler": scheduler,
-        "scaler": scaler,
-    }
-    settings, folder = (
-        settings_of(args, train_set, world_size),
-        args.out / "checkpoints",
-    )
-    position, losses = {"epoch": 0, "updates": 0, "seconds": 0.0}, []
-    restarted = (
-        int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
-    )  # by torchrun, after a failure
-    checkpoint = newest(folder) if args.resume or restarted else None
-    if checkpoint:
-        shared, own = load_checkpoint(checkpoint, settings)
-        for name, part in parts.items():
-            part.load_state_dict(shared[name])
-        position, losses = shared["position"], list(own["losses"].to(device))
-        set_random_states(own["random"], device)
-        log.info(f"going on from {checkpoint.name}")
+    parts = {"model": model.module, "optimizer": optimizer}
+    parts |= {"scheduler": scheduler, "scaler": scaler}
+    settings = settings_of(args, train_set, world_size)
+    folder, losses, seconds = args.out / "checkpoints", [], 0.0
+    found = None
+    if args.resume or was_restarted():
+        found = resume(folder, settings, partial(restore, parts, device))
     elif rank == 0:
-        runs.empty_folder(folder)  # of an earlier run's checkpoints
+        for checkpoint in checkpoints(folder):  # of an earlier run
+            remove(checkpoint)
+    if found:
+        losses, seconds = list(found[1]["losses"].to(device)), found[0]["seconds"]
+        if len(losses) > updates:
+            problem = f"the checkpoints are {len(losses)} updates into their run"
+            raise UsageError(f"{problem}; --epochs {args.epochs} has only {updates}")
+        plan_anew(scheduler, log)
 
-    while position["epoch"] < args.epochs:
-        sampler.set_epoch(position["epoch"])
-        sampler.start = position["updates"] * args.accumulate * args.batch_size
+    # a run that was stopped at the end of an epoch evaluates that epoch again
+    for epoch in range(max(0, len(losses) - 1) // per_epoch, args.epochs):
+        done = len(losses) - epoch * per_epoch  # in this epoch, before it was resumed
+        sampler.set_epoch(epoch)
+        sampler.start = done * args.accumulate * args.batch_size
+        seed_workers(generator, args.seed, epoch, rank)
         model.train()
         begin = time.perf_counter()
-        for window in grouped(train_loader, args.accumulate):
+        for micro_batches in grouped(train_loader, args.accumulate):
             losses.append(
-                update(model, window, optimizer, scheduler, scaler, device, args)
+                update(model, micro_batches, optimizer, scheduler, scaler, device, args)
             )
-            position["updates"] += 1
-            if len(losses) % args.save_every == 0:
-                position["seconds"] += time.perf_counter() - begin
+            if len(losses) % args.save_every == 0 or len(losses) == updates:
+                runs.check_finite(torch.stack(losses[epoch * per_epoch :]))
+                seconds += time.perf_counter() - begin
                 shared = {name: part.state_dict() for name, part in parts.items()}
-                shared |= {"position": position, "settings": settings}
-                own = {"random": random_states(device), "losses": torch.stack(losses)}
-                save_checkpoint(
-                    folder / f"step-{len(losses):08}", shared, own, args.keep
-                )
+                shared |= {"updates": len(losses), "seconds": seconds}
+                shared |= {"settings": settings}
+                own = {"losses": torch.stack(losses), "random": random_states(device)}
+                path = folder / f"step-{len(losses):08}"
+                save_checkpoint(path, shared, own, args.keep)
                 begin = time.perf_counter()
-        position["seconds"] += time.perf_counter() - begin
+        seconds += time.perf_counter() - begin
+        runs.check_finite(torch.stack(losses[epoch * per_epoch :]))
         correct, seen = evaluate(model, test_set, device)
-        log.info(
-            f"epoch {position['epoch'] + 1}: loss {losses[-1]:.3f}, test accuracy {correct / seen:.1%}"
-        )
-        position |= {"epoch": position["epoch"] + 1, "updates": 0}
+        accuracy = correct / seen
+        log.info(f"epoch {epoch + 1}: loss {losses[-1]:.3f}, accuracy {accuracy:.1%}")
 
     save(model, args.out / "model.pt")
-    load(model, args.out / "model.pt", device)
+    load(model, args.out / "model.pt", device)  # what is reported is what was saved
     losses = torch.stack(losses)
     dist.all_reduce(losses)
-    seconds = position["seconds"]
+    network = model.module
     return runs.finish(
-        args,
-        device,
-        model.module,
-        train_set,
-        losses.tolist(),
-        seconds,
-        correct / seen,
-        seen,
+        args, device, network, train_set, losses.tolist(), seconds, accuracy, seen
     )
 
 

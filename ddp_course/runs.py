@@ -120,6 +120,8 @@ def empty_folder(folder):
     try:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
+    except FileExistsError:
+        raise UsageError(f"{folder} is in the way of a folder: move it away") from None
     except OSError as error:
         raise cannot_write(folder, error) from None
 
@@ -166,10 +168,11 @@ def flush_names(folder):
 # ---- the result ----
 
 
-def check_finite(losses):
+def check_finite(losses, before=0):
     """Raise UsageError, on all ranks, where a loss of any rank is NaN or infinite.
 
-    losses: this rank's own, float (steps,). All ranks of a group call it together.
+    losses: this rank's own, float (steps,); before: how many steps of the epoch came
+    before them. All ranks of a group call it together.
     """
     wrong = (~torch.isfinite(losses)).nonzero().flatten().tolist()
     steps = [wrong[0] if wrong else len(losses)]
@@ -177,9 +180,8 @@ def check_finite(losses):
         steps = [None] * dist.get_world_size()
         dist.all_gather_object(steps, wrong[0] if wrong else len(losses))
     if min(steps) < len(losses):
-        where = (
-            f"in step {min(steps) + 1} of the epoch, on rank {steps.index(min(steps))}"
-        )
+        step, rank = before + min(steps) + 1, steps.index(min(steps))
+        where = f"in step {step} of the epoch, on rank {rank}"
         cure = "look at that batch, or lower the learning rate"
         raise UsageError(f"the loss is no number {where}: {cure}")
 

@@ -90,7 +90,7 @@ def share_what_is_made_once(folder):
 
 def remember_that_there_is_no_mnist(folder):
     """As a failed download does, in a working folder: to try one takes seconds, and
-    test_data.py does.
+    test_images.py does.
     """
     (folder / "data").mkdir()
     (folder / "data" / "mnist-not-downloaded.txt").write_text(

@@ -1,4 +1,4 @@
-"""Lesson 05: SyncBatchNorm on ranks is BatchNorm on the joined batch, forward,
+"""Lesson 05: SyncBatchNorm on ranks equals BatchNorm on the joined batch, forward,
 backward, in training and in the program.
 """
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import _functional_collectives as functional
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -33,8 +34,8 @@ if "bias" in inspect.signature(nn.BatchNorm1d).parameters:  # since torch 2.15
 
 
 def two_steps(parts, options, convert):
-    """Two forwards and backwards of this rank's part; all that a BatchNorm does: own
-    values, and those that all share.
+    """Two forward and backward passes of this rank's part: the values of this rank, and
+    those that all ranks share.
     """
     with process_group() as (rank, _):
         x = parts[rank].clone().requires_grad_(True)
@@ -98,12 +99,12 @@ def test_forward_backward_and_statistics_are_those_of_the_joined_batch(
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_so_they_are_with_every_option(options):
+def test_they_are_with_every_option(options):
     assert_equal_to_the_joined_batch(a_batch(4), [5, 2], options, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("mean", [0.0, 1000.0])
-def test_so_they_are_in_32_bits_also_far_from_zero(mean):
+def test_they_are_in_32_bits_also_far_from_zero(mean):
     assert_equal_to_the_joined_batch(
         a_batch(4, torch.float32, mean), [5, 2], {}, rtol=1e-3, atol=2e-3
     )
@@ -145,7 +146,7 @@ def test_a_batchnorm_that_is_used_twice_stays_one_layer():
     assert type(model[0]) is lesson05.SyncBatchNorm and model[0] is model[2]
 
 
-def test_batchnorm_on_each_rank_would_be_found():
+def test_an_ordinary_batchnorm_on_each_rank_would_be_found():
     with pytest.raises(AssertionError):
         assert_equal_to_the_joined_batch(
             a_batch(4), [5, 2], {}, convert=False, rtol=1e-2, atol=1e-2
@@ -161,6 +162,55 @@ def test_the_backward_pass_is_the_derivative_of_the_forward_pass():
             )
 
     assert launch(check, nproc=1) == [True]
+
+
+def by_autograd(x, eps):
+    """NormalizeOverRanks with a differentiable all-reduce, so without a backward."""
+    count = x.new_tensor([x.numel() // x.shape[1]])
+    parts = [lesson05.sum_by_channel(part) for part in (x, x.square())]
+    sums = functional.all_reduce(torch.cat([*parts, count]), "sum", dist.group.WORLD)
+    total, squares, count = sums.split([x.shape[1], x.shape[1], 1])
+    mean = total / count
+    scale = (squares / count - mean.square() + eps).rsqrt()
+    along = lesson05.along_channels
+    return (x - along(mean, x)) * along(scale, x)
+
+
+def by_hand(x, eps):
+    return lesson05.NormalizeOverRanks.apply(x, eps)[0]
+
+
+def saved_tensors(normalize, x):
+    """How many tensors of the size of x a forward saves for its backward."""
+    saved = {}
+
+    def save(tensor):
+        saved[tensor.data_ptr()] = tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        output = normalize(x, 1e-5)
+    return list(saved.values()).count(x.numel()), output
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_its_backward_is_what_autograd_finds_through_a_differentiable_all_reduce(
+    lengths,
+):
+    def gradient(normalize, parts):
+        with process_group() as (rank, _):
+            x = parts[rank].clone().requires_grad_(True)
+            saved, output = saved_tensors(normalize, x)
+            ((rank + 1) * output.pow(3)).sum().backward()
+            return x.grad, saved
+
+    parts = a_batch(4).split(lengths)
+    of_ways = [
+        launch(gradient, way, parts, nproc=len(parts)) for way in (by_hand, by_autograd)
+    ]
+    for (ours, one), (autograds, two) in zip(*of_ways):
+        torch.testing.assert_close(ours, autograds, rtol=1e-9, atol=1e-11)
+        assert not ours.numel() or (one, two) == (1, 2)
 
 
 @pytest.mark.parametrize("nproc", [2, 3])
@@ -214,7 +264,7 @@ def test_a_layer_takes_one_all_reduce_forward_and_one_backward():
     assert launch(count) == [({"allreduce": 1}, {"allreduce": 1}, {})] * 2
 
 
-def test_ranks_with_one_value_on_all_together_are_refused_all_alike():
+def test_one_value_on_all_ranks_together_is_refused_on_every_rank():
     def one_value(lengths):
         with process_group() as (rank, _):
             try:
@@ -287,6 +337,25 @@ def test_conversion_keeps_parameters_buffers_names_options_and_modes():
     assert lesson05.convert_sync_batchnorm(first) is first
 
 
+def test_a_layer_that_is_replaced_after_wrapping_is_not_averaged():
+    def train(options):
+        with process_group() as (rank, _):
+            torch.manual_seed(0)
+            layers = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+            model = DistributedDataParallel(layers, **options)
+            layers[1] = lesson05.SyncBatchNorm(4)
+            torch.manual_seed(rank)
+            for _ in range(2):
+                model(torch.randn(8, 4)).pow(4).mean().backward()
+            return layers[0].weight.grad, layers[1].weight.grad
+
+    first, second = launch(train, {"find_unused_parameters": True})
+    torch.testing.assert_close(first[0], second[0])
+    assert not torch.allclose(first[1], second[1], rtol=1e-3)
+    with pytest.raises(RankError, match="finished reduction in the prior iteration"):
+        launch(train, {})
+
+
 def test_saved_values_go_back_into_batchnorm():
     plain, converted = NormNet(), lesson05.convert_sync_batchnorm(NormNet())
     plain.load_state_dict(converted.state_dict())
@@ -297,7 +366,7 @@ def test_saved_values_go_back_into_batchnorm():
 # ---- the program ----
 
 
-def test_with_two_images_a_rank_synchronising_is_what_makes_it_train(tmp_path):
+def test_with_two_images_per_rank_it_trains_better_synchronised(tmp_path):
     accuracy = {}
     for sync in ("--sync", "--no-sync"):
         options = [

@@ -1,8 +1,9 @@
-"""Lesson 06: a window of micro-batches is one large batch, whatever counts in it, and
-costs one exchange of gradients.
+"""Lesson 06: the micro-batches of one update equal one large batch, whatever counts in
+them, and take one all-reduce of gradients.
 """
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course import lesson06
 from ddp_course.ranks.environment import process_group
-from ddp_course.ranks.launch import launch
+from ddp_course.ranks.launch import RankError, launch
 from ddp_course.ranks.watch import count_collectives
 from ddp_course.scenery.models import MLP
 
@@ -21,8 +22,8 @@ DIGITS = ["--data", "digits", "--train-samples", "300", "--epochs", "2", "--no-d
 
 
 def micro_batches(lengths, ranks=6, size=4):
-    """[window][rank][micro-batch] of images and labels; of some micro-batches
-    everything counts, of others nothing.
+    """[update][part][micro-batch] of images and labels; in some micro-batches all items
+    count, in others none.
     """
     draw = torch.Generator().manual_seed(5)
     made = []
@@ -38,7 +39,7 @@ def micro_batches(lengths, ranks=6, size=4):
 
 
 def train(made, accumulate):
-    """One update a window; the parameters afterwards, and the losses. Each rank takes
+    """Do some updates; return the parameters afterwards, and the losses. Each rank takes
     every n-th of six parts.
     """
     with process_group() as (rank, world_size):
@@ -47,11 +48,11 @@ def train(made, accumulate):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         losses = []
         for of_parts in made:
-            window = [batch for part in of_parts[rank::world_size] for batch in part]
+            pieces = [batch for part in of_parts[rank::world_size] for batch in part]
             if not accumulate:
-                window = [tuple(torch.cat(parts) for parts in zip(*window))]
+                pieces = [tuple(torch.cat(parts) for parts in zip(*pieces))]
             optimizer.zero_grad()
-            losses.append(lesson06.accumulate(model, window, CPU, OFF, torch.float32))
+            losses.append(lesson06.accumulate(model, pieces, CPU, OFF, torch.float32))
             optimizer.step()
         return nn.utils.parameters_to_vector(model.parameters()).detach(), torch.stack(
             losses
@@ -59,7 +60,7 @@ def train(made, accumulate):
 
 
 @pytest.mark.parametrize("nproc", [1, 2, 3])
-def test_windows_of_uneven_micro_batches_train_as_one_large_batch(nproc):
+def test_uneven_micro_batches_train_as_one_large_batch(nproc):
     made = micro_batches([3, 3, 1])
     [(expected, mean_losses)] = launch(train, made, False, nproc=1)
     apart = launch(train, made, True, nproc=nproc)
@@ -69,8 +70,8 @@ def test_windows_of_uneven_micro_batches_train_as_one_large_batch(nproc):
 
 
 def test_the_reference_is_what_torch_makes_of_the_whole_batch():
-    """The large batch above goes through our own function: here it meets cross
-    entropy's own mean.
+    """The large batch above goes through our own function; here it is compared with the
+    mean of torch's loss.
     """
     made = micro_batches([3])
     [(expected, [loss])] = launch(train, made, False, nproc=1)
@@ -92,20 +93,20 @@ def test_the_reference_is_what_torch_makes_of_the_whole_batch():
     torch.testing.assert_close(loss, plain_loss)
 
 
-def mean_of_means(model, window, *_):
-    """Planted: what one writes who does not think of uneven batches."""
-    for images, labels in window:
+def mean_of_means(model, pieces, *_):
+    """Planted: each micro-batch divides by its own number of items."""
+    for images, labels in pieces:
         loss = nn.functional.nll_loss(model(images), labels, ignore_index=-100) / len(
-            window
+            pieces
         )
         torch.nan_to_num(loss).backward()
     return loss.detach()
 
 
-def without_world_size(model, window, *_):
+def without_world_size(model, pieces, *_):
     """Planted: divides by all items, and lets DDP divide once more."""
-    items = lesson06.count_items(window, CPU)
-    for images, labels in window:
+    items = lesson06.count_items(pieces, CPU)
+    for images, labels in pieces:
         (
             nn.functional.nll_loss(
                 model(images), labels, ignore_index=-100, reduction="sum"
@@ -127,12 +128,12 @@ def test_the_comparison_finds_planted_faults(fault):
         assert not torch.allclose(parameters, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_a_window_in_which_nothing_counts_changes_nothing():
+def test_an_update_in_which_nothing_counts_changes_nothing():
     def nothing_counts():
         with process_group():
             model = DistributedDataParallel(MLP(width=16))
-            window = [(torch.randn(4, 784), torch.full((4,), lesson06.IGNORED))] * 2
-            loss = lesson06.accumulate(model, window, CPU, OFF, torch.float32)
+            pieces = [(torch.randn(4, 784), torch.full((4,), lesson06.IGNORED))] * 2
+            loss = lesson06.accumulate(model, pieces, CPU, OFF, torch.float32)
             return loss.item(), max(
                 parameter.grad.abs().max().item() for parameter in model.parameters()
             )
@@ -141,18 +142,42 @@ def test_a_window_in_which_nothing_counts_changes_nothing():
 
 
 @pytest.mark.parametrize("micro", [1, 2, 5])
-def test_gradients_travel_once_a_window(micro):
+def test_gradients_are_sent_once_per_update(micro):
     def collectives(micro):
         with process_group():
             model = DistributedDataParallel(MLP(width=16))
-            window = [(torch.randn(4, 784), torch.randint(10, (4,)))] * micro
+            pieces = [(torch.randn(4, 784), torch.randint(10, (4,)))] * micro
             return count_collectives(
-                lambda: lesson06.accumulate(model, window, CPU, OFF, torch.float32)
+                lambda: lesson06.accumulate(model, pieces, CPU, OFF, torch.float32)
             )
 
     assert (
         launch(collectives, micro) == [{"allreduce": 2}] * 2
     )  # of the number of items, and of the one bucket
+
+
+@pytest.mark.parametrize("scale, skipped", [(1024.0, 0), (2.0**20, 3)])
+def test_where_the_scaler_skips_a_step_the_scheduler_skips_it_too(scale, skipped):
+    def rates(scale, updates=5):
+        with process_group() as (rank, _):
+            torch.manual_seed(rank)
+            layers = nn.Sequential(nn.Linear(8, 4), nn.LogSoftmax(dim=1))
+            model = DistributedDataParallel(layers)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            schedule = torch.optim.lr_scheduler.LambdaLR
+            scheduler = schedule(optimizer, lambda update: 1 - update / updates)
+            scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+            args = SimpleNamespace(precision="fp16", max_norm=1.0)
+            batch = torch.randn(16, 8), torch.randint(4, (16,))
+            rest = optimizer, scheduler, scaler, CPU, args
+            used = []
+            for _ in range(updates):
+                used.append(round(scheduler.get_last_lr()[0], 1))
+                lesson06.update(model, [batch], *rest)
+            return used
+
+    expected = [1.0] * skipped + [1.0, 0.8, 0.6, 0.4, 0.2]
+    assert launch(rates, scale) == [expected[:5]] * 2
 
 
 def test_groups_hold_all_batches_in_order():
@@ -173,8 +198,8 @@ def run(out, nproc, *options):
     return results, losses, torch.load(out / "model.pt", weights_only=True)
 
 
-def test_the_program_trains_alike_however_the_batch_is_cut(tmp_path):
-    """300 samples in batches of 96: three windows, and one of 12 samples, in each of
+def test_the_program_trains_the_same_however_the_batch_is_cut(tmp_path):
+    """300 samples in batches of 96: three updates, and one of 12 samples, in each of
     two epochs.
     """
     _, expected, final = run(
@@ -190,6 +215,23 @@ def test_the_program_trains_alike_however_the_batch_is_cut(tmp_path):
         for name in final:
             assert (state[name] - final[name]).norm() < 0.01 * final[name].norm() + 1e-4
         assert len({result["params_sha256"] for result in results}) == 1
+
+
+def test_a_loss_that_is_nan_on_one_rank_ends_the_run_with_one_line(tmp_path):
+    def train(options):
+        original, losses = lesson06.summed_loss, []
+
+        def planted(output, labels):
+            losses.append(original(output, labels))
+            wrong = torch.distributed.get_rank() == 1 and len(losses) == 3
+            return losses[-1] * (float("nan") if wrong else 1.0)
+
+        lesson06.summed_loss = planted
+        lesson06.main(options)
+
+    options = [*DIGITS, "--batch-size", "16", "--accumulate", "2"]
+    with pytest.raises(RankError, match="step 2.* on rank 1"):
+        launch(train, [*options, "--out", str(tmp_path)])
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -234,7 +276,7 @@ def test_each_update_unscales_clips_steps_and_schedules_once_in_this_order(tmp_p
         order.note(nn.utils, "clip_grad_norm_")
         order.note(torch.amp.GradScaler, "step")
         order.note(torch.amp.GradScaler, "update")
-        original = torch.optim.lr_scheduler.LinearLR.step
+        original = torch.optim.lr_scheduler.LambdaLR.step
         started = []
 
         def schedule(self):
@@ -244,7 +286,7 @@ def test_each_update_unscales_clips_steps_and_schedules_once_in_this_order(tmp_p
             started.append(True)
             original(self)
 
-        torch.optim.lr_scheduler.LinearLR.step = schedule
+        torch.optim.lr_scheduler.LambdaLR.step = schedule
         lesson06.main(options)
         return order.calls
 

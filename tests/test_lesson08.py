@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ddp_course import lesson04, lesson07, lesson08
 from ddp_course.ranks.launch import RankError, launch
+from ddp_course.scenery.trainer_checkpoints import newest_usable
 
 DIGITS = ["--data", "digits", "--train-samples", "288", "--epochs", "2"]
 
@@ -134,9 +135,7 @@ def test_training_arguments_that_leave_the_processes_alone_are_refused(tmp_path)
         )
         lesson08.main(options)
 
-    with pytest.raises(
-        RankError, match="assert settings.world_size == world_size"
-    ):
+    with pytest.raises(RankError, match="assert settings.world_size == world_size"):
         launch(forget_cpu, [*DIGITS, "--out", str(tmp_path)])
     assert not (tmp_path / "result.json").exists()
 
@@ -291,3 +290,112 @@ def test_there_must_be_something_to_resume_from_and_a_new_run_begins_anew(tmp_pa
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [
         "checkpoint-3"
     ]
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "an empty folder": lambda folder: [path.unlink() for path in folder.iterdir()],
+    "no optimizer": lambda folder: (folder / "optimizer.pt").unlink(),
+    "no state": lambda folder: (folder / "trainer_state.json").unlink(),
+    "a list for a state": lambda folder: (folder / "trainer_state.json").write_text(
+        "[]"
+    ),
+} | {
+    f"{name} cut off": lambda folder, name=name: cut(folder / name)
+    for name in (
+        "trainer_state.json",
+        "model.safetensors",
+        "optimizer.pt",
+        "scheduler.pt",
+        "rng_state_1.pth",
+    )
+}
+DAMAGES["a bit of optimizer.pt"] = lambda folder: flip_a_bit(folder / "optimizer.pt")
+
+
+@pytest.fixture(scope="module")
+def one_epoch(tmp_path_factory):
+    """A run of one epoch on two ranks; its folder has checkpoint-3."""
+    out = tmp_path_factory.mktemp("one-epoch")
+    options = ["--epochs", "1", "--batch-size", "48"]
+    launch(lesson08.main, [*DIGITS, *options, "--out", str(out)])
+    return out
+
+
+@pytest.fixture
+def with_a_newer_one(one_epoch, tmp_path):
+    """The folder of checkpoints, with another one, checkpoint-9999."""
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(one_epoch / "checkpoints", folder)
+    shutil.copytree(folder / "checkpoint-3", folder / "checkpoint-9999")
+    return folder
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_set_aside(damage, with_a_newer_one):
+    assert newest_usable(with_a_newer_one).name == "checkpoint-9999"
+    DAMAGES[damage](with_a_newer_one / "checkpoint-9999")
+    assert newest_usable(with_a_newer_one).name == "checkpoint-3"
+    assert {path.name for path in with_a_newer_one.iterdir()} == {
+        "checkpoint-3",
+        "damaged-checkpoint-9999",
+    }
+
+
+def test_resuming_passes_over_a_damaged_checkpoint(
+    one_epoch, with_a_newer_one, tmp_path
+):
+    options = [*DIGITS, "--batch-size", "48", "--resume", "--out"]
+    DAMAGES["scheduler.pt cut off"](with_a_newer_one / "checkpoint-9999")
+    untouched = tmp_path / "untouched"
+    shutil.copytree(one_epoch, untouched)
+    expected = launch(lesson08.main, [*options, str(untouched)])
+    assert (
+        launch(lesson08.main, [*options, str(tmp_path)])[0]["params_sha256"]
+        == (expected[0]["params_sha256"])
+    )
+    told = (tmp_path / "train.log").read_text()
+    aside = "checkpoint-9999 is now damaged-checkpoint-9999, since scheduler.pt is "
+    assert f"rank 0 WARNING {aside}damaged" in told
+    assert "rank 1 WARNING" not in told
+
+
+def test_where_all_checkpoints_are_damaged_one_line_says_so(with_a_newer_one):
+    for checkpoint in with_a_newer_one.iterdir():
+        DAMAGES["trainer_state.json cut off"](checkpoint)
+    flags = [*DIGITS, "--resume", "--out", str(with_a_newer_one.parent)]
+    said = "UsageError: there is no checkpoint in .*: run without --resume"
+    with pytest.raises(RankError, match=said):
+        launch(lesson08.main, flags)
+
+
+# ---- a loss that is not a number ----
+
+
+def nan_on_rank_one(flags):
+    """The program; on rank 1 the loss of the second micro-batch is NaN."""
+    original, calls = lesson08.mean_loss, []
+
+    def mean_loss(*batch, **items):
+        calls.append(1)
+        wrong = len(calls) == 2 and torch.distributed.get_rank() == 1
+        return original(*batch, **items) * (float("nan") if wrong else 1.0)
+
+    lesson08.mean_loss = mean_loss
+    lesson08.main(flags)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_with_its_step_and_rank(tmp_path):
+    said = "UsageError: the loss is no number in step 2 of the epoch, on rank 1"
+    with pytest.raises(RankError, match=said):
+        launch(nan_on_rank_one, [*DIGITS, "--out", str(tmp_path)])
+    assert not (tmp_path / "result.json").exists()

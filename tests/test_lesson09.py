@@ -2,6 +2,7 @@
 ends as if nothing had happened.
 """
 
+import hashlib
 import json
 import os
 import random
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 from conftest import COURSE, wait_until
 from torch import nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from ddp_course import lesson09, runs
 from ddp_course.ranks.environment import process_group
@@ -49,7 +51,7 @@ def small_network(dropout):
     return nn.Sequential(nn.Dropout(0.2 if dropout else 0.0), MLP(width=16))
 
 
-def run(out, *options, before=lambda out: None, network=small_network):
+def run(out, *options, before=lambda out: None, make_network=small_network):
     """The program of lesson 09 on a rank, with a small network; `before(out)` may plant
     something first.
 
@@ -58,8 +60,8 @@ def run(out, *options, before=lambda out: None, network=small_network):
     """
     original = lesson09.update
 
-    def update(model, window, optimizer, scheduler, *rest):
-        loss = original(model, window, optimizer, scheduler, *rest)
+    def update(model, micro_batches, optimizer, scheduler, *rest):
+        loss = original(model, micro_batches, optimizer, scheduler, *rest)
         if dist.get_rank() == 0:
             with open(out / "steps.txt", "a") as file:
                 file.write(f"{scheduler.last_epoch}\n")
@@ -68,7 +70,7 @@ def run(out, *options, before=lambda out: None, network=small_network):
     attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
     out.mkdir(exist_ok=True)
     (out / f"{attempt}-{rank}.pid").write_text(str(os.getpid()))
-    lesson09.update, lesson09.ConvNet = update, network
+    lesson09.update, lesson09.ConvNet = update, make_network
     before(out)
     return lesson09.main([*DIGITS, *options, "--out", str(out)])
 
@@ -263,10 +265,10 @@ def interrupted(at):
     def plant(out):
         original = lesson09.update
 
-        def update(model, window, optimizer, scheduler, *rest):
+        def update(model, micro_batches, optimizer, scheduler, *rest):
             if scheduler.last_epoch + 1 == at:
                 raise RuntimeError("planted")
-            return original(model, window, optimizer, scheduler, *rest)
+            return original(model, micro_batches, optimizer, scheduler, *rest)
 
         lesson09.update = update
 
@@ -315,11 +317,17 @@ def test_on_three_ranks_the_bits_are_the_same_because_the_buckets_are_arranged_b
         forget(out)
         interrupted(at=6)(out)
 
-    launched(tmp_path / "whole", nproc=3, network=several_buckets, before=forget)
+    launched(tmp_path / "whole", nproc=3, make_network=several_buckets, before=forget)
     with pytest.raises(RankError, match="planted"):
-        launched(tmp_path / "parts", nproc=3, network=several_buckets, before=plant)
+        launched(
+            tmp_path / "parts", nproc=3, make_network=several_buckets, before=plant
+        )
     launched(
-        tmp_path / "parts", "--resume", nproc=3, network=several_buckets, before=forget
+        tmp_path / "parts",
+        "--resume",
+        nproc=3,
+        make_network=several_buckets,
+        before=forget,
     )
     assert (outcome(tmp_path / "parts") == outcome(tmp_path / "whole")) == arranged
 
@@ -332,22 +340,20 @@ def forgets(what):
 
         def load_checkpoint(checkpoint, settings):
             shared, own = load(checkpoint, settings)
-            if what == "place in the epoch":
-                shared["position"]["updates"] = 0
-            if what == "epoch":
-                shared["position"]["epoch"] -= 1
             if what == "own random states":
                 of_rank_0 = torch.load(checkpoint / "rank0.pt", weights_only=True)
                 own["random"] = of_rank_0["random"]
             if what == "optimizer":
                 shared["optimizer"]["state"] = {}
             if what == "scheduler":
-                shared["scheduler"]["last_epoch"] = 0
-            if what == "scale":
-                shared["scaler"]["scale"] = 2.0
+                shared["scheduler"]["last_epoch"] = 1
             return shared, own
 
         lesson09.load_checkpoint = load_checkpoint
+        if what == "place in the epoch":
+            lesson09.ResumableSampler.__iter__ = DistributedSampler.__iter__
+        if what == "epoch":
+            lesson09.ResumableSampler.set_epoch = lambda *_: None
         if what == "random states":
             lesson09.set_random_states = lambda *_: None
         if what == "generator of its own":
@@ -386,11 +392,8 @@ def test_the_comparison_finds_each_part_that_is_not_brought_back(
         undisturbed[0] / "checkpoints" / "step-00000008",
         planted / "checkpoints" / "step-00000008",
     )
-    try:
-        launched(planted, "--resume", before=forgets(what))
-        assert outcome(planted)[1] != outcome(undisturbed[0])[1]
-    except RankError as error:  # there may be no such update any more
-        assert "scheduler" in str(error) or "Error" in str(error)
+    launched(planted, "--resume", before=forgets(what))
+    assert outcome(planted)[1] != outcome(undisturbed[0])[1]
 
 
 # ---- damaged, missing, of another run ----
@@ -446,7 +449,7 @@ def test_the_newest_good_one_is_used_and_the_end_is_the_same(undisturbed, tmp_pa
     launched(tmp_path, "--resume")
     assert steps_of(tmp_path) == [9, 10, 11, 12]
     assert outcome(tmp_path) == outcome(undisturbed[0])
-    assert "going on from step-00000008" in (tmp_path / "train.log").read_text()
+    assert "resuming from step-00000008" in (tmp_path / "train.log").read_text()
     kept = lesson09.checkpoints(tmp_path / "checkpoints")
     assert [path.name for path in kept] == ["step-00000010", "step-00000012"]
     assert all(map(lesson09.is_whole, kept))
@@ -470,7 +473,7 @@ def test_with_nothing_to_go_on_from_it_begins_and_without_resume_it_begins_anew(
         (
             ["--batch-size", "4"],
             2,
-            "was made with batch-size 8, not 4: go on with that, or begin anew",
+            "was made with batch-size 8, not 4: use that, or start anew",
         ),
         (["--seed", "1"], 2, "was made with seed 0, not 1"),
         ([], 3, "was made with ranks 2, not 3"),
@@ -497,25 +500,243 @@ class Payload:
         return os.mkdir, (self.path,)
 
 
-def test_a_checkpoint_that_brings_code_is_not_run(undisturbed, tmp_path):
-    """One that is whole, by its manifest: whoever can plant a file can plant the
-    checksum.
-    """
-    shutil.copytree(
-        undisturbed[0] / "checkpoints" / "step-00000012",
-        tmp_path / "checkpoints" / "step-00000012",
-    )
-    checkpoint, harm = tmp_path / "checkpoints" / "step-00000012", tmp_path / "harm"
-    torch.save({"model": Payload(str(harm))}, checkpoint / "shared.pt")
+def forge(checkpoint, name, content):
+    """Replace a file of a checkpoint, and its checksum in the manifest."""
+    torch.save(content, checkpoint / name)
     manifest = json.loads((checkpoint / "manifest.json").read_text())
-    manifest["shared.pt"] = lesson09.sha256(checkpoint / "shared.pt")
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    digest = hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest | {name: digest}))
     assert lesson09.is_whole(checkpoint)
-    with pytest.raises(RankError, match="Weights only load failed"):
+
+
+def with_content(checkpoint, how, harm):
+    """Make a checkpoint unusable, although all its checksums fit."""
+    shared = torch.load(checkpoint / "shared.pt", weights_only=True)
+    own = torch.load(checkpoint / "rank1.pt", weights_only=True)
+    weights = shared["model"]
+    if how == "an older program's":
+        shared.pop("settings")
+    elif how == "with other settings than today's":
+        shared["settings"]["epochs"] = 4
+    elif how == "without a scheduler":
+        shared.pop("scheduler")
+    elif how == "a list":
+        shared = [1, 2, 3]
+    elif how == "weights of another shape":
+        weights["1.1.weight"] = weights["1.1.weight"][:3]
+    elif how == "averages of another shape":
+        shared["optimizer"]["state"][0]["exp_avg"] = torch.zeros(2)
+    elif how == "NaN weights":
+        weights["1.1.weight"][0, 0] = float("nan")
+    elif how == "beyond its end":
+        shared["updates"] = 99
+    elif how == "code":
+        shared = {"model": Payload(str(harm))}
+    elif how == "rank 1 has random states of nothing":
+        own["random"] = {}
+    forge(checkpoint, "shared.pt", shared)
+    forge(checkpoint, "rank1.pt", own)
+    if how == "rank 1 is not in the manifest":
+        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        manifest.pop("rank1.pt")
+        (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    "how, said",
+    [
+        ("an older program's", "another program made it"),
+        ("with other settings than today's", "another program made it"),
+        ("without a scheduler", "KeyError: 'scheduler'"),
+        ("a list", "another program made it"),
+        ("weights of another shape", "size mismatch for 1.1.weight"),
+        ("averages of another shape", "Adam's averages for 1.1.weight have another"),
+        ("NaN weights", "1.1.weight, or an average for it, is NaN or infinite"),
+        ("beyond its end", "it has 12 losses of 99 updates"),
+        ("code", "shared.pt holds more than tensors and numbers"),
+        ("rank 1 has random states of nothing", "KeyError: 'cpu'"),
+        ("rank 1 is not in the manifest", "its manifest does not name rank1.pt"),
+    ],
+)
+def test_where_content_does_not_fit_the_log_says_so_and_an_older_one_is_used(
+    how, said, undisturbed, tmp_path
+):
+    shutil.copytree(undisturbed[0] / "checkpoints", tmp_path / "checkpoints")
+    checkpoint = tmp_path / "checkpoints" / "step-00000012"
+    with_content(checkpoint, how, harm=tmp_path / "harm")
+    launched(tmp_path, "--resume")
+    lines = (tmp_path / "train.log").read_text().splitlines()
+    [warning] = [line for line in lines if "WARNING" in line]
+    assert "checkpoint step-00000012 cannot be used because" in warning
+    assert said in warning and not (tmp_path / "harm").exists()
+    assert steps_of(tmp_path) == [11, 12]
+    assert outcome(tmp_path) == outcome(undisturbed[0])
+
+
+def test_the_payload_of_that_test_would_do_harm(tmp_path):
+    """The control."""
+    torch.save({"model": Payload(str(tmp_path / "harm"))}, tmp_path / "file")
+    torch.load(tmp_path / "file", weights_only=False)
+    assert (tmp_path / "harm").exists()
+
+
+def test_where_none_can_be_used_it_stops_with_one_line_and_deletes_nothing(
+    undisturbed, tmp_path
+):
+    kept = tmp_path / "checkpoints" / "step-00000012"
+    shutil.copytree(undisturbed[0] / "checkpoints" / kept.name, kept)
+    with_content(kept, "NaN weights", harm=None)
+    with pytest.raises(RankError) as error:
         launched(tmp_path, "--resume")
-    assert not harm.exists()
-    torch.load(checkpoint / "shared.pt", weights_only=False)  # the control
-    assert harm.exists()
+    message = error.value.message
+    assert message.startswith("ddp_course.UsageError: no checkpoint in ")
+    assert "can be used: see train.log; without --resume" in message
+    assert lesson09.is_whole(kept)
+
+
+def test_a_copy_a_pipe_and_a_manifest_without_end_are_passed_over(
+    undisturbed, tmp_path
+):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(undisturbed[0] / "checkpoints", folder)
+    shutil.copytree(folder / "step-00000002", folder / "step-99999999.bak")
+    (folder / "step-00000012" / "shared.pt").unlink()
+    os.mkfifo(folder / "step-00000012" / "shared.pt")
+    (folder / "step-00000010" / "manifest.json").write_text("[" * 100_000)
+    (folder / "step-00000008" / "manifest.json").unlink()
+    os.mkfifo(folder / "step-00000008" / "manifest.json")
+    launched(tmp_path, "--resume")
+    assert steps_of(tmp_path) == [7, 8, 9, 10, 11, 12]
+    said = (tmp_path / "train.log").read_text()
+    assert "step-00000012 cannot be used because shared.pt is missing" in said
+    assert "step-00000010 cannot be used because its manifest cannot be read" in said
+    assert (folder / "step-99999999.bak" / "manifest.json").exists()
+    assert outcome(tmp_path) == outcome(undisturbed[0])
+
+
+def test_a_file_in_the_way_of_the_next_checkpoint_is_named(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    in_the_way = tmp_path / "checkpoints" / "step-00000002"
+    in_the_way.write_text("mine")
+    with pytest.raises(RankError) as error:
+        launched(tmp_path)
+    said = f"UsageError: {in_the_way} is in the way of a folder: move it away"
+    assert said in error.value.message
+    assert in_the_way.read_text() == "mine"
+
+
+# ---- longer than planned ----
+
+
+def test_a_finished_run_is_resumed_for_more_epochs_with_its_schedule_planned_anew(
+    undisturbed, tmp_path
+):
+    launched(tmp_path, "--epochs", "2")
+    [after_two] = lesson09.checkpoints(tmp_path / "checkpoints")[-1:]
+    launched(tmp_path, "--epochs", "4", "--resume")
+    assert steps_of(tmp_path) == list(range(1, 13))
+    said = (tmp_path / "train.log").read_text()
+    assert (
+        after_two.name == "step-00000006" and f"resuming from {after_two.name}" in said
+    )
+    assert "more epochs: the learning rate is now 5.0e-04, not 0.0e+00" in said
+    rates = {}
+    for step in ("step-00000010", "step-00000012"):
+        for out in (tmp_path, undisturbed[0]):
+            path = out / "checkpoints" / step / "shared.pt"
+            optimizer = torch.load(path, weights_only=True)["optimizer"]
+            rates.setdefault(step, []).append(optimizer["param_groups"][0]["lr"])
+    assert all(longer == planned for longer, planned in rates.values()), rates
+    # its first two epochs had a schedule of their own, so the end is another
+    assert outcome(tmp_path)[1] != outcome(undisturbed[0])[1]
+
+
+def test_a_run_that_is_further_than_its_epochs_is_told_so(undisturbed, tmp_path):
+    shutil.copytree(undisturbed[0] / "checkpoints", tmp_path / "checkpoints")
+    with pytest.raises(RankError) as error:
+        launched(tmp_path, "--epochs", "1", "--resume")
+    assert "are 12 updates into their run; --epochs 1 has only 3" in error.value.message
+    assert len(lesson09.checkpoints(tmp_path / "checkpoints")) == 6
+
+
+# ---- NaN ----
+
+
+def spoils(out):
+    """Plant this: rank 1's loss is NaN in update 5, and so are all weights then."""
+    original = lesson09.update
+
+    def update(model, micro_batches, optimizer, scheduler, *rest):
+        if (dist.get_rank(), scheduler.last_epoch + 1) == (1, 5):
+            micro_batches = [(images * torch.nan, y) for images, y in micro_batches]
+        return original(model, micro_batches, optimizer, scheduler, *rest)
+
+    lesson09.update = update
+
+
+def test_a_nan_ends_the_run_with_one_line_and_is_in_no_checkpoint(tmp_path):
+    with pytest.raises(RankError) as error:
+        launched(tmp_path, before=spoils)
+    said = "UsageError: the loss is no number in step 2 of the epoch, on rank 1"
+    assert said in error.value.message
+    names = [path.name for path in lesson09.checkpoints(tmp_path / "checkpoints")]
+    assert names == ["step-00000002", "step-00000004"]
+
+
+# ---- workers ----
+
+
+class Noisy(Dataset):
+    """Samples that a worker draws."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.rand(())
+
+
+def drawn_by_workers(rank, epochs, seeded):
+    generator = torch.Generator()
+    loader = DataLoader(Noisy(), 4, num_workers=2, generator=generator)
+    drawn = []
+    for epoch in epochs:
+        if seeded:
+            lesson09.seed_workers(generator, 0, epoch, rank)
+        drawn.append(torch.cat(list(loader)).tolist())
+    return drawn
+
+
+def test_workers_draw_different_numbers_on_each_rank_and_the_same_in_a_resumed_epoch():
+    whole = [drawn_by_workers(rank, [0, 1, 2], seeded=True) for rank in (0, 1)]
+    numbers = [number for rank in whole for epoch in rank for number in epoch]
+    assert len(set(numbers)) == len(numbers) == 2 * 3 * 8
+    assert drawn_by_workers(1, [1, 2], seeded=True) == whole[1][1:]
+    # the control: a fresh generator
+    assert drawn_by_workers(0, [0], seeded=False) == drawn_by_workers(
+        1, [1], seeded=False
+    )
+
+
+def test_the_program_seeds_its_loaders_workers_by_seed_epoch_and_rank(tmp_path):
+    def note(out):
+        seed_workers, rank = lesson09.seed_workers, os.environ["RANK"]
+
+        def seeded(generator, *numbers):
+            seed_workers(generator, *numbers)
+            with open(out / f"seeds-{rank}.txt", "a") as file:
+                file.write(f"{numbers} {generator.initial_seed()}\n")
+
+        lesson09.seed_workers = seeded
+
+    launched(tmp_path, "--epochs", "2", before=note)
+    launched(tmp_path, "--epochs", "2", "--resume", before=note)
+    for rank in range(2):
+        lines = (tmp_path / f"seeds-{rank}.txt").read_text().splitlines()
+        assert [line.rpartition(" ")[0] for line in lines] == [
+            f"(0, {epoch}, {rank})" for epoch in (0, 1, 1)
+        ]
+        assert lines[1] == lines[2] != lines[0]
 
 
 @pytest.mark.parametrize("keep", ["1", "3"])
@@ -570,7 +791,7 @@ def test_ranks_that_do_not_see_the_same_folder_are_told_so(tmp_path):
         launch(apart, tmp_path)
     assert (
         error.value.rank == 1
-        and "--out must lie on a disk that all machines share" in error.value.message
+        and "--out must be on a disk that all machines share" in error.value.message
     )
 
 
@@ -646,7 +867,7 @@ def test_torchrun_restarts_a_killed_job_by_itself_and_it_ends_bit_for_bit_the_sa
         finally:
             torchrun.kill()
     assert len(ranks) == 2
-    assert len(re.findall("going on from step-", (out / "train.log").read_text())) == 1
+    assert len(re.findall("resuming from step-", (out / "train.log").read_text())) == 1
     assert outcome(out) == outcome(tmp_path / "whole")
 
 

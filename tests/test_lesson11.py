@@ -1,5 +1,5 @@
-"""Lesson 11: LoRA and QLoRA; only adapters change, merged equals unmerged, and n ranks
-train as one.
+"""Lesson 11: LoRA and QLoRA; only adapters change, merged equals unmerged, only answers
+are learnt, and n ranks train as one.
 """
 
 import contextlib
@@ -26,12 +26,30 @@ from ddp_course import UsageError, lesson11
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, launch, start_server
 from ddp_course.scenery import questions, small_llama
+from ddp_course.scenery.lora import LoRALinear
 from ddp_course.scenery.text import BPE, files_of
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*gradient_checkpointing:FutureWarning"
+    "ignore:.*is_gradient_checkpointing:FutureWarning"
 )  # as the lesson does
 EXACT = ["--dropout", "0", "--precision", "fp32", "--device", "cpu"]
+CPU = torch.device("cpu")
+# as chat models have them: ChatML with a system prompt, Llama 2's, and one that thinks
+CHATML = (
+    "{{ bos_token }}{{ '<|im_start|>system\nBe brief.<|im_end|>\n' }}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+INST = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}"
+    "{{ '[INST] ' + message['content'] + ' [/INST]' }}"
+    "{% else %}{{ ' ' + message['content'] + eos_token }}{% endif %}{% endfor %}"
+)
+THINKS = CHATML.replace(
+    "message['role'] + '\n'",
+    "message['role'] + '\n' + ('<think>\n\n</think>\n\n' if loop.index == 2 else '')",
+).replace("assistant\n'", "assistant\n<think>\n'")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,18 +57,13 @@ def server():
     start_server("transformers.trainer", "peft", "bitsandbytes", "datasets")
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    """A Llama that knows nothing, with the tokenizer of the course's own."""
-    folder = tmp_path_factory.mktemp("base")
+def make_model(folder, special, **tokens):
+    """A Llama that knows nothing, in a folder, with a tokenizer of the course's own."""
     sources = [path.read_bytes() for path in files_of("python")[1::40]]
     pieces = (source.decode() for source in sources)
-    BPE.train(pieces, 400, folder / "pieces.json", [questions.END, questions.PAD])
+    BPE.train(pieces, 400, folder / "pieces.json", special)
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / "pieces.json"),
-        eos_token=questions.END,
-        pad_token=questions.PAD,
-        chat_template=questions.CHAT,
+        tokenizer_file=str(folder / "pieces.json"), **tokens
     )
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
@@ -60,15 +73,35 @@ def base(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return make_model(
+        tmp_path_factory.mktemp("base"),
+        [questions.END, questions.PAD],
+        eos_token=questions.END,
+        pad_token=questions.PAD,
+        chat_template=questions.CHAT,
+    )
+
+
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory):
+    """As many small chat models come: a template and a BOS of its own, and pad = eos."""
+    return make_model(
+        tmp_path_factory.mktemp("chat"),
+        ["<s>", "<|im_start|>", "<|im_end|>"],
+        bos_token="<s>",
+        eos_token="<|im_end|>",
+        pad_token="<|im_end|>",
+        chat_template=CHATML,
+    )
+
+
+@pytest.fixture(scope="module")
 def question_file(tmp_path_factory):
     """A CSV file of 140 questions, with answers of very different lengths."""
     file = tmp_path_factory.mktemp("questions") / "questions.csv"
-    rows = [f"Add {n} to x.,def add_{n}(x{', y' * (n % 12)}):" for n in range(140)]
-    file.write_text(
-        "\n".join(
-            ["user,prompt", *[row.replace(",def", ',"def', 1) + '"' for row in rows]]
-        )
-    )
+    rows = [f'Add {n} to x.,"def add_{n}(x{", y" * (n % 12)}):"' for n in range(140)]
+    file.write_text("\n".join(["user,prompt", *rows]))
     return file
 
 
@@ -79,35 +112,40 @@ def train(plant, flags):
 
 
 def run(base, question_file, out, *options, nproc=2, plant=lambda: None):
-    flags = [
-        "--model",
-        str(base),
-        "--data",
-        str(question_file),
-        "--epochs",
-        "1",
-        "--train-samples",
-        "48",
-    ]
-    flags += ["--batch-size", "4", "--accumulate", "2", "--out", str(out), *options]
+    """Run the program on ranks; the results and the losses."""
+    flags = ["--model", str(base), "--data", str(question_file), "--out", str(out)]
+    flags += ["--epochs", "1", "--train-samples", "48", *options]
     results = launch(train, plant, flags, nproc=nproc, timeout=200)
-    losses = [
-        json.loads(line)["loss"]
-        for line in (out / "metrics.jsonl").read_text().splitlines()
-    ]
-    return results, losses
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    return results, [json.loads(line)["loss"] for line in lines]
+
+
+def arguments(base, *options):
+    args = lesson11.arguments([*EXACT, *options])
+    args.base = base
+    return args
+
+
+def logits_of(model, tokens):
+    with torch.no_grad():
+        return model.eval()(tokens).logits.float()
 
 
 # ---- LoRA by hand ----
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("bias", [True, False])
-def test_our_layer_is_pefts_layer_and_merges_into_a_linear_one(bias):
+def test_our_layer_is_pefts_layer(bias, dtype):
     torch.manual_seed(0)
-    linear, x = nn.Linear(12, 7, bias=bias), torch.randn(3, 5, 12)
-    ours = lesson11.LoRALinear(nn.Linear(12, 7, bias=bias), r=4, alpha=32, dropout=0.0)
-    ours.layer.load_state_dict(linear.state_dict())
-    torch.testing.assert_close(ours(x), linear(x))  # it begins as what it was
+    linear = nn.Linear(12, 7, bias=bias, dtype=dtype)
+    copy = nn.Linear(12, 7, bias=bias, dtype=dtype)
+    copy.load_state_dict(linear.state_dict())
+    ours = LoRALinear(copy, r=4, alpha=32, dropout=0.0)
+    inputs = [torch.randn(3, 5, 12).to(dtype).requires_grad_() for _ in range(2)]
+    with torch.no_grad():
+        inputs[1].copy_(inputs[0])
+    assert torch.equal(ours(inputs[0]), linear(inputs[0]))  # it starts as it was
     config = LoraConfig(r=4, lora_alpha=32, lora_dropout=0.0, target_modules=["0"])
     theirs = get_peft_model(nn.Sequential(linear), config)
     adapter = theirs.base_model.model[0]
@@ -115,83 +153,136 @@ def test_our_layer_is_pefts_layer_and_merges_into_a_linear_one(bias):
         ours.B.normal_()
         adapter.lora_A.default.weight.copy_(ours.A)
         adapter.lora_B.default.weight.copy_(ours.B)
-    torch.testing.assert_close(ours(x), theirs(x))
-    ours(x).pow(2).sum().backward()
-    theirs(x).pow(2).sum().backward()
+    outputs = ours(inputs[0]), theirs(inputs[1])
+    assert outputs[0].dtype == outputs[1].dtype == dtype
+    torch.testing.assert_close(*outputs)
+    for output in outputs:
+        output.pow(2).sum().backward()
     torch.testing.assert_close(ours.A.grad, adapter.lora_A.default.weight.grad)
     torch.testing.assert_close(ours.B.grad, adapter.lora_B.default.weight.grad)
-    assert [name for name, value in ours.named_parameters() if value.requires_grad] == [
-        "A",
-        "B",
-    ]
-    unmerged, merged = ours(x), ours.merge()
-    assert type(merged) is nn.Linear
-    torch.testing.assert_close(merged(x), unmerged)
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
+    trained = [name for name, value in ours.named_parameters() if value.requires_grad]
+    assert trained == ["A", "B"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_can_be_merged_twice_and_stays_as_it_is(dtype):
+    torch.manual_seed(0)
+    lora = LoRALinear(nn.Linear(12, 7, dtype=dtype), r=4, dropout=0.0)
+    with torch.no_grad():
+        lora.B.normal_()
+    x = torch.randn(5, 12).to(dtype)
+    before, merged = lora(x), lora.merge()
+    assert type(merged) is nn.Linear and merged.weight.dtype == dtype
+    tolerance = {} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.05}
+    torch.testing.assert_close(merged(x), before, **tolerance)
+    assert torch.equal(lora(x), before)
+    assert torch.equal(lora.merge()(x), merged(x))
 
 
 # ---- what it is trained on ----
 
 
-def test_questions_are_functions_of_the_standard_library_and_come_from_every_second_file():
+def test_questions_are_functions_of_the_standard_library_from_every_second_file():
     with open(questions.questions_file(), newline="") as file:
         rows = list(csv.DictReader(file))
     others = questions.functions_in(
         path.read_bytes() for path in files_of("python")[1::2]
     )
     assert len(rows) > 2000 and len({row["user"] for row in rows}) == len(rows)
-    assert all(
-        row["prompt"].startswith("def ") and row["prompt"].endswith("):")
-        for row in rows
-    )
+    for row in rows:
+        assert row["prompt"].startswith("def ") and row["prompt"].endswith("):")
     pairs = {(row["user"], row["prompt"]) for row in rows}
-    assert len(pairs & set(others)) < 0.05 * len(pairs)  # a few stand in several files
+    assert len(pairs & set(others)) < 0.05 * len(pairs)  # a few are in several files
 
 
-def test_the_end_of_an_answer_is_a_target_and_padding_is_not(base):
-    tokenizer = questions.load_tokenizer(base)
-    texts = [
-        questions.conversation("Why?", "Because."),
-        questions.conversation("And how so, if I may ask?", "So."),
-    ]
+def learnt(encoded, tokenizer):
+    """The text of the tokens that have a label."""
+    return tokenizer.decode(
+        [label for label in encoded["labels"] if label != questions.IGNORED]
+    )
+
+
+@pytest.mark.parametrize(
+    "template, asked, answered",
+    [
+        (questions.CHAT, "<s>user: Add it.\nassistant:", " def f(x):<|im_end|>"),
+        (
+            CHATML,
+            "<s><|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nAdd it."
+            "<|im_end|>\n<|im_start|>assistant\n",
+            "def f(x):<|im_end|>\n",
+        ),
+        (INST, "<s>[INST] Add it. [/INST]", " def f(x):<|im_end|>"),
+        (
+            THINKS,
+            "<s><|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nAdd it."
+            "<|im_end|>\n<|im_start|>assistant\n<think>\n",
+            "\n</think>\n\ndef f(x):<|im_end|>\n",
+        ),
+    ],
+    ids=["ours", "chatml", "inst", "thinks"],
+)
+def test_only_the_answer_is_learnt_whatever_the_template(
+    template, asked, answered, chat_model
+):
+    tokenizer = questions.load_tokenizer(chat_model)
+    tokenizer.chat_template = template
+    encoded = questions.encode("Add it.", "def f(x):", tokenizer, 256)
+    assert tokenizer.decode(encoded["input_ids"]) == asked + answered
+    assert encoded["input_ids"].count(tokenizer.bos_token_id) == 1
+    assert learnt(encoded, tokenizer) == answered
+    everything = questions.encode("Add it.", "def f(x):", tokenizer, 256, True)
+    assert everything["labels"] == everything["input_ids"] == encoded["input_ids"]
+
+
+def without(tokenizer, *names):
+    for name in names:
+        setattr(tokenizer, name, None)
+
+
+@pytest.mark.parametrize("lacks", ["nothing", "padding", "padding and template"])
+def test_the_end_of_an_answer_is_learnt_and_padding_is_not(lacks, chat_model, tmp_path):
+    """With pad = eos, and with neither a padding nor an unknown token, as Llama 3."""
+    tokenizer = AutoTokenizer.from_pretrained(chat_model)
+    assert tokenizer.pad_token == tokenizer.eos_token and not tokenizer.unk_token
+    if "padding" in lacks:
+        tokenizer.pad_token = None
+    if "template" in lacks:
+        tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path)
+    tokenizer = questions.load_tokenizer(tmp_path)
     rows = [
-        {"input_ids": tokenizer.apply_chat_template(text)["input_ids"]}
-        for text in texts
+        questions.encode(user, prompt, tokenizer, 256)
+        for user, prompt in [("Why?", "Because."), ("And how so, if at all?", "So.")]
     ]
-    batch = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)(rows)
-    assert tokenizer.pad_token_id != tokenizer.eos_token_id
-    for row, labels in zip(rows, batch["labels"]):
+    batch = transformers.DataCollatorForSeq2Seq(tokenizer)(rows)
+    for row, labels, mask in zip(rows, batch["labels"], batch["attention_mask"]):
         length = len(row["input_ids"])
-        assert (
-            labels[length - 1] == tokenizer.eos_token_id
-            and (labels[length:] == -100).all()
-        )
+        assert tokenizer.eos_token_id in labels[:length]
+        assert (labels[length:] == questions.IGNORED).all()
+        assert mask.sum() == length
+    by_number = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    hidden = by_number([{"input_ids": row["input_ids"]} for row in rows])["labels"]
+    assert not (hidden == tokenizer.eos_token_id).any()  # the trap
 
 
-def test_a_tokenizer_without_padding_gets_one_that_is_not_the_end(base, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    tokenizer.pad_token, tokenizer.chat_template = None, None
-    tokenizer.save_pretrained(tmp_path / "neither")
-    with pytest.raises(UsageError, match="neither a padding nor an unknown token"):
-        questions.load_tokenizer(tmp_path / "neither")
-    tokenizer.unk_token = "def"
-    tokenizer.save_pretrained(tmp_path / "unknown")
-    loaded = questions.load_tokenizer(tmp_path / "unknown")
-    assert loaded.pad_token == "def" and loaded.chat_template == questions.CHAT
+def test_a_tokenizer_that_cannot_end_an_answer_is_refused(chat_model, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(chat_model)
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="no token that ends a text"):
+        questions.load_tokenizer(tmp_path)
 
 
 def test_the_held_out_loss_is_the_mean_over_tokens_not_over_batches():
     logits, labels = torch.randn(3, 6, 9), torch.randint(9, (3, 6))
     labels[0, 2:], labels[1, 5:] = -100, -100
     losses = lesson11.token_losses(logits, labels)
-    prediction = transformers.EvalPrediction(
-        predictions=losses.numpy(), label_ids=labels.numpy()
-    )
-    shifted = nn.functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
-    )
-    assert lesson11.mean_loss(prediction)["token_loss"] == pytest.approx(
-        shifted.item(), rel=1e-5
-    )
+    prediction = transformers.EvalPrediction(losses.numpy(), labels.numpy())
+    shifted = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+    expected = pytest.approx(nn.functional.cross_entropy(*shifted).item(), rel=1e-5)
+    assert lesson11.mean_loss(prediction)["token_loss"] == expected
 
 
 # ---- the proofs ----
@@ -202,19 +293,13 @@ def test_the_held_out_loss_is_the_mean_over_tokens_not_over_batches():
     [("lora", 2, 6), ("qlora", 2, 6), ("full", 3, 4)],
 )
 def test_n_ranks_train_as_one(method, nproc, batch_size, base, question_file, tmp_path):
-    options = ["--method", method, *EXACT]
-    [alone], one = run(
-        base, question_file, tmp_path / "one", *options, "--batch-size", "12", nproc=1
-    )
-    results, many = run(
-        base,
-        question_file,
-        tmp_path / "many",
-        *options,
-        "--batch-size",
-        str(batch_size),
-        nproc=nproc,
-    )
+    def on(ranks, batch_size):
+        options = ["--method", method, *EXACT, "--batch-size", str(batch_size)]
+        folder = tmp_path / str(ranks)
+        return run(base, question_file, folder, *options, nproc=ranks)
+
+    [alone], one = on(1, 12)
+    results, many = on(nproc, batch_size)
     assert len(one) == 2 and one[0] != one[1]
     torch.testing.assert_close(many, one, rtol=1e-3, atol=1e-3)
     assert results[0]["loss_after"] == pytest.approx(alone["loss_after"], abs=2e-3)
@@ -225,10 +310,8 @@ def test_in_4_bits_it_trains_as_on_the_same_weights_unpacked(
     base, question_file, tmp_path
 ):
     """On any CPU; see keep_layout."""
-    args = lesson11.arguments(["--method", "qlora", *EXACT])
-    args.base = base
-    unpacked = lesson11.load_model(args, torch.device("cpu")).unload().dequantize()
-    unpacked.save_pretrained(tmp_path / "unpacked")
+    unpacked = lesson11.load_base(arguments(base, "--method", "qlora"), CPU)
+    unpacked.dequantize().save_pretrained(tmp_path / "unpacked")
     AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "unpacked")
     options = [*EXACT, "--train-samples", "120", "--accumulate", "1"]
     [packed, _], losses = run(
@@ -240,6 +323,14 @@ def test_in_4_bits_it_trains_as_on_the_same_weights_unpacked(
     torch.testing.assert_close(losses, expected, rtol=1e-3, atol=1e-3)
     assert packed["loss_after"] == pytest.approx(whole["loss_after"], abs=2e-3)
     assert packed["loss_after"] < packed["loss_before"] - 0.3
+
+
+def test_in_4_bits_nothing_that_stays_unpacked_grows(base):
+    """peft's prepare_model_for_kbit_training would make it fp32."""
+    args = arguments(base, "--method", "qlora", "--precision", "bf16")
+    model = lesson11.load_model(args, CPU)
+    kinds = {value.dtype for value in model.parameters() if not value.requires_grad}
+    assert kinds == {torch.uint8, torch.bfloat16}
 
 
 def evaluates_first():
@@ -261,23 +352,18 @@ def test_to_evaluate_before_training_would_train_without_ddp_and_the_fingerprint
 
 
 def keeps_the_model():
-    """Let `finish` write what the model was, and is."""
-    load, finish = lesson11.load_model, lesson11.finish
+    """Let the result say which tensors of the model have changed."""
+    load, finish, before = lesson11.load_model, lesson11.finish, {}
 
     def load_and_keep(args, device):
         model = load(args, device)
-        lesson11.before = {
-            name: value.detach().clone() for name, value in model.state_dict().items()
-        }
+        state = model.state_dict().items()
+        before.update({name: value.detach().clone() for name, value in state})
         return model
 
     def compare(args, trainer):
         after = trainer.model.state_dict()
-        changed = [
-            name
-            for name, value in lesson11.before.items()
-            if not torch.equal(value, after[name])
-        ]
+        changed = [name for name in after if not torch.equal(before[name], after[name])]
         return finish(args, trainer) | {"changed": changed, "names": list(after)}
 
     lesson11.load_model, lesson11.finish = load_and_keep, compare
@@ -297,50 +383,68 @@ def test_only_adapters_change_and_only_they_are_saved(
     assert any("quant_state" in name for name in result["names"]) == (method == "qlora")
     saved = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     assert len(saved) == len(adapters)
-    assert (
-        sum(value.numel() for value in saved.values()) == result["trained_parameters"]
-    )
+    numbers = sum(value.numel() for value in saved.values())
+    assert numbers == result["trained_parameters"]
     assert not (tmp_path / ".adapter").exists()
 
 
-def test_merged_equals_unmerged(base, question_file, tmp_path):
-    run(base, question_file, tmp_path, "--learning-rate", "0.05", "--merge")
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    plain = AutoModelForCausalLM.from_pretrained(base)
-    tokens = torch.randint(300, (2, 20))
-    with torch.no_grad():
-        untouched = plain(tokens).logits
-        adapted = PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
-        torch.testing.assert_close(
-            merged(tokens).logits, adapted(tokens).logits, rtol=1e-4, atol=1e-4
-        )
-    assert (merged(tokens).logits - untouched).abs().max() > 0.05
-    assert (
-        AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template
-        == questions.CHAT
+def test_all_linear_means_attention_and_mlp_but_not_the_head(base):
+    model = lesson11.load_model(arguments(base, "--all-linear", "--r", "2"), CPU)
+    adapted = {
+        name.split(".")[-4]
+        for name, value in model.named_parameters()
+        if value.requires_grad
+    }
+    assert adapted == {*lesson11.ATTENTION, "gate_proj", "up_proj", "down_proj"}
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_merged_equals_unmerged(method, base, question_file, tmp_path):
+    """After qlora the unpacked weights are merged: with the original ones it differs."""
+    options = ["--method", method, *EXACT, "--learning-rate", "0.05", "--merge"]
+    run(base, question_file, tmp_path, *options)
+    tokens = torch.randint(300, (2, 20), generator=torch.Generator().manual_seed(0))
+    merged = logits_of(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "merged"), tokens
     )
+
+    def adapted(model):
+        return logits_of(PeftModel.from_pretrained(model, tmp_path / "adapter"), tokens)
+
+    trained = adapted(lesson11.load_base(arguments(base, *options), CPU))
+    torch.testing.assert_close(merged, trained, rtol=1e-4, atol=1e-4)
+    original = AutoModelForCausalLM.from_pretrained(base)
+    assert (trained - logits_of(original, tokens)).abs().max() > 0.05
+    away = (trained - adapted(original)).abs().max()
+    assert away > 0.01 if method == "qlora" else away < 1e-4
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
+    assert tokenizer.chat_template == questions.CHAT
 
 
 def test_the_loss_on_held_out_questions_falls(base, question_file, tmp_path):
-    [result, _], losses = run(
-        base,
-        question_file,
-        tmp_path,
-        "--train-samples",
-        "120",
-        "--epochs",
-        "3",
-        "--accumulate",
-        "1",
-    )
+    options = ["--train-samples", "120", "--epochs", "3", "--accumulate", "1"]
+    [result, _], losses = run(base, question_file, tmp_path, *options)
     assert result["test_samples"] == 14
-    assert result["loss_before"] == pytest.approx(
-        math.log(400), abs=0.2
-    )  # it knows nothing
-    assert (
-        result["loss_after"] < result["loss_before"] - 0.4
-        and losses[-1] < losses[0] - 0.4
-    )
+    knows_nothing = pytest.approx(math.log(400), abs=0.3)
+    assert result["loss_before"] == knows_nothing
+    assert result["loss_after"] < result["loss_before"] - 0.4
+    assert losses[-1] < losses[0] - 0.4
+
+
+def test_with_a_chat_models_own_template_bos_and_pad_as_eos_answers_end(
+    chat_model, question_file, tmp_path
+):
+    """All weights are trained, since this model has never seen anything."""
+    options = ["--method", "full", "--learning-rate", "5e-3", "--train-samples", "120"]
+    options += ["--epochs", "6", "--accumulate", "1"]
+    run(chat_model, question_file, tmp_path, *options)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert tokenizer.chat_template == CHATML
+    assert tokenizer.pad_token == tokenizer.eos_token
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    asked = [f"Add {number} to x." for number in range(10)]
+    said = questions.answers(model, tokenizer, asked, 60)
+    assert sum(text.endswith("<|im_end|>") for text in said) >= 8, said
 
 
 def stops_after_an_epoch():
@@ -353,8 +457,9 @@ def stops_after_an_epoch():
 
 
 def counts_batches():
-    """Let the result say how many batches this rank has trained on: to begin anew would
-    end alike, too.
+    """Let the result say how many batches this rank has trained on.
+
+    A run that starts again from the beginning would end alike.
     """
     batches, finish = [], lesson11.finish
 
@@ -372,44 +477,25 @@ def counts_batches():
 def test_a_resumed_run_goes_on_where_it_stopped(base, question_file, tmp_path):
     options = ["--epochs", "2", "--dropout", "0.1"]
     [whole, _], expected = run(base, question_file, tmp_path / "whole", *options)
+    parts = [base, question_file, tmp_path / "parts", *options]
     with pytest.raises(RankError, match="planted"):
-        run(
-            base,
-            question_file,
-            tmp_path / "parts",
-            *options,
-            plant=stops_after_an_epoch,
-        )
-    [resumed, _], losses = run(
-        base,
-        question_file,
-        tmp_path / "parts",
-        *options,
-        "--resume",
-        plant=counts_batches,
-    )
+        run(*parts, plant=stops_after_an_epoch)
+    [resumed, _], losses = run(*parts, "--resume", plant=counts_batches)
     assert losses == expected and resumed["params_sha256"] == whole["params_sha256"]
     assert resumed["batches"] == 48 // 2 // 4  # of the second epoch only
 
 
 def backward_with(base, find_unused_parameters):
-    args = lesson11.arguments(EXACT)
-    args.base = base
     with process_group():
-        network = lesson11.load_model(args, torch.device("cpu")).train()
-        network.gradient_checkpointing_enable(
-            gradient_checkpointing_kwargs=lesson11.NON_REENTRANT
-        )
+        network = lesson11.load_model(arguments(base), CPU).train()
+        network.activation_checkpointing_enable()
         model = DistributedDataParallel(
             network, find_unused_parameters=find_unused_parameters
         )
         tokens = torch.arange(20)[None]
         model(input_ids=tokens, labels=tokens).loss.backward()
-        return [
-            value.grad.norm().item()
-            for value in network.parameters()
-            if value.requires_grad
-        ]
+        trained = [value for value in network.parameters() if value.requires_grad]
+        return [value.grad.norm().item() for value in trained]
 
 
 def test_without_reentrance_checkpointing_works_also_where_ddp_looks_for_unused_parameters(
@@ -424,11 +510,51 @@ def test_without_reentrance_checkpointing_works_also_where_ddp_looks_for_unused_
 # ---- wrong use ----
 
 
+def spoils_a_batch_on_rank_1():
+    """Let the second micro-batch of rank 1 have a loss that is no number."""
+    load = lesson11.load_model
+
+    def load_and_spoil(args, device):
+        model, seen = load(args, device), []
+
+        def spoil(model, inputs, output):
+            if model.training:
+                seen.append(1)
+                output.loss = output.loss * (math.nan if len(seen) == 2 else 1)
+            return output
+
+        if torch.distributed.get_rank() == 1:
+            model.register_forward_hook(spoil)
+        return model
+
+    lesson11.load_model = load_and_spoil
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_names_step_and_rank(
+    base, question_file, tmp_path
+):
+    with pytest.raises(RankError) as error:
+        run(base, question_file, tmp_path, plant=spoils_a_batch_on_rank_1)
+    assert "the loss is no number in step 2 of the epoch, on rank 1" in str(error.value)
+    assert not (tmp_path / "result.json").exists()
+    assert not (tmp_path / "adapter").exists()
+
+
 def test_numbers_are_read_as_text(base, tmp_path):
     file = tmp_path / "sums.csv"
     file.write_text("user,prompt\n" + "\n".join(f"{n},{n + 1}" for n in range(40)))
-    [result, _], _ = run(base, file, tmp_path / "out", "--train-samples", "36")
+    options = ["--train-samples", "36"]
+    [result, _], _ = run(base, file, tmp_path / "out", *options)
     assert result["train_samples"] == 36 and result["test_samples"] == 4
+
+
+def test_columns_may_be_written_in_any_case_and_order_among_others(base, tmp_path):
+    file = tmp_path / "questions.csv"
+    rows = "\n".join(f"{n},def f_{n}():,Give {n}." for n in range(40))
+    file.write_text(f"id,PROMPT, User\n{rows}\n")
+    options = ["--train-samples", "36"]
+    [result, _], _ = run(base, file, tmp_path / "out", *options)
+    assert result["train_samples"] == 36
 
 
 @pytest.mark.parametrize(
@@ -445,13 +571,7 @@ def test_a_csv_that_will_not_do_gives_one_line(content, said, base, tmp_path):
     file = tmp_path / "questions.csv"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(RankError) as error:
-        run(base, file, tmp_path / "out")
-    assert (
-        error.value.message.startswith("ddp_course.UsageError: ")
-        and said in error.value.message
-    )
-    assert "\n" not in error.value.message
+    assert_one_line(said, base, file, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -460,19 +580,19 @@ def test_a_csv_that_will_not_do_gives_one_line(content, said, base, tmp_path):
         (["--train-samples", "999"], "--train-samples 999 is more than --data"),
         (["--batch-size", "40"], "--batch-size 40 is more than a rank's share"),
         (["--method", "full", "--merge"], "--merge is for adapters"),
-        (["--longest", "1"], "--longest 1 leaves no token to guess"),
-        (
-            ["--model", "./no/such/folder/here"],
-            "cannot load --model ./no/such/folder/here",
-        ),
+        (["--longest", "12"], "--longest 12 cuts off all of the answer in"),
+        (["--longest", "1", "--all-tokens"], "--longest 1 cuts off all of the answer"),
+        (["--model", "./no/folder"], "cannot load --model ./no/folder"),
         (["--resume"], "there is no checkpoint in"),
     ],
 )
 def test_wrong_use_gives_one_line(options, said, base, question_file, tmp_path):
+    assert_one_line(said, base, question_file, tmp_path / "out", *options)
+
+
+def assert_one_line(said, *given):
     with pytest.raises(RankError) as error:
-        run(base, question_file, tmp_path / "out", *options)
-    assert (
-        error.value.message.startswith("ddp_course.UsageError: ")
-        and said in error.value.message
-    )
-    assert "\n" not in error.value.message
+        run(*given)
+    message = error.value.message
+    assert message.startswith("ddp_course.UsageError: ") and said in message
+    assert "\n" not in message

@@ -3,6 +3,8 @@ sends.
 """
 
 import json
+import os
+import resource
 from functools import partial
 
 import pytest
@@ -10,16 +12,14 @@ import torch
 import torch.distributed as dist
 from conftest import THOROUGH
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_course import lesson12
+from ddp_course import UsageError, lesson12
 from ddp_course.lesson10 import loss_of
 from ddp_course.ranks import watch
 from ddp_course.ranks.environment import process_group
-from ddp_course.ranks.launch import launch, start_server
-from ddp_course.scenery import memory
+from ddp_course.ranks.launch import RankError, launch, start_server
+from ddp_course.scenery import memory, sharded_checkpoints
 from ddp_course.scenery.models import GPT
 
 CPU = torch.device("cpu")
@@ -116,126 +116,87 @@ def test_all_six_ways_train_as_one_process_with_the_joined_batch_does(nproc):
 # ---- what is kept ----
 
 
-def fsdp_as_one(whole, device):
-    fully_shard(whole, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-    return whole, torch.optim.AdamW(whole.parameters(), **lesson12.ADAM)
-
-
 def ddp_with_buckets(whole, device):
-    return DistributedDataParallel(whole), torch.optim.AdamW(
-        whole.parameters(), **lesson12.ADAM
-    )
+    model = DistributedDataParallel(whole)
+    return model, torch.optim.AdamW(whole.parameters(), **lesson12.ADAM)
 
 
-def observe_bytes():
-    """For each way, per parameter: what is held, what is in use after a step, and at
-    its peak, and what it shares.
-    """
+def observe_ways():
+    """What each way keeps and shares, and has in use, in bytes per parameter."""
+    parameters = sum(value.numel() for value in network(SHAPE).parameters())
+    text = torch.zeros(1, 8, dtype=torch.long)
+
+    def build(way):
+        return way(network(SHAPE), CPU)
+
+    def step(model, optimizer):
+        lesson12.train_one_epoch(model, [(text, text)], optimizer, CPU)
+
     with process_group():
-        parameters = sum(value.numel() for value in network(SHAPE).parameters())
-        text, seen = torch.zeros(1, 8, dtype=torch.long), {}
-        for name, way in {
-            **lesson12.WAYS,
-            "one block": fsdp_as_one,
-            "buckets": ddp_with_buckets,
-        }.items():
-            with watch.memory_timeline() as timeline:
-                model, optimizer, *_ = way(network(SHAPE), CPU)
-                train = partial(
-                    lesson12.train_one_epoch, model, [(text, text)], optimizer, CPU
-                )
-                train()
-                begin = len(timeline)
-                train()
-                step = [used / parameters for used in timeline[begin:]]
-            shared = {
-                kind: size / parameters
-                for kind, size in watch.count_bytes(train).items()
-                if size > 1000
-            }
-            held = [part / parameters for part in lesson12.held(model, optimizer)]
-            seen[name] = {
-                "held": held,
-                "after": step[-1],
-                "peak": max(step),
-                "shared": shared,
-            }
-        return seen
+        ways = lesson12.WAYS | {"buckets": ddp_with_buckets}
+        return {
+            name: watch.observe(partial(build, way), step, parameters)
+            for name, way in ways.items()
+        }
 
 
 @pytest.mark.parametrize("n", [2, 4] if THOROUGH else [4])
 def test_what_a_rank_keeps_and_sends_is_what_the_formulas_say(n):
     """All of it from one run, which takes its time."""
-    of_ranks = launch(observe_bytes, nproc=n, timeout=200)
+    of_ranks = launch(observe_ways, nproc=n, timeout=200)
     keeps_its_share(n, of_ranks)
     peaks_a_few_blocks_higher(n, of_ranks)
     sends_as_the_paper_says(n, of_ranks)
-    for seen in of_ranks:  # buckets of DDP's own are another 4 bytes a parameter
-        assert seen["buckets"]["after"] == pytest.approx(20, rel=0.03)
-        assert seen["ddp"]["after"] == pytest.approx(16, rel=0.03)
+    for seen in of_ranks:  # buckets of DDP's own are another 4 bytes per parameter
+        assert seen["buckets"].in_use[-1] == pytest.approx(20, rel=0.03)
+        assert seen["ddp"].in_use[-1] == pytest.approx(16, rel=0.03)
+
+
+def sum_kept(observed):
+    return sum(observed.kept.values())
 
 
 def keeps_its_share(n, of_ranks):
     """Of the rank that keeps most, where whole parameters are dealt out; within 3 %."""
     for way, stage in STAGES.items():
         expected = memory.states(1, n, stage, "fp32")
-        largest = max(
-            (seen[way] for seen in of_ranks), key=lambda seen: sum(seen["held"])
-        )
-        assert largest["held"] == pytest.approx(list(expected), rel=0.03), way
-        assert largest["after"] == pytest.approx(sum(expected), rel=0.03), (
-            way
-        )  # and nothing else is there
+        largest = max((seen[way] for seen in of_ranks), key=sum_kept)
+        kept = list(largest.kept.values())
+        assert kept == pytest.approx(list(expected), rel=0.03), way
+        # and nothing else is there
+        assert largest.in_use[-1] == pytest.approx(sum(expected), rel=0.03), way
         for seen in of_ranks:
-            assert (
-                sum(seen[way]["held"]) <= sum(largest["held"]) <= 1.03 * sum(expected)
-            )
+            assert sum_kept(seen[way]) <= sum(kept) <= 1.03 * sum(expected)
 
 
 def peaks_a_few_blocks_higher(n, of_ranks):
-    """FSDP; where the whole model is one block, it peaks with all weights and all
-    gradients.
-    """
+    """fully_shard as the formula says; by hand, nothing is gathered ahead."""
+    parameters = sum(value.numel() for value in network(SHAPE).parameters())
     block = sum(value.numel() for value in network(SHAPE).blocks[0].parameters())
-    block *= 4 / sum(value.numel() for value in network(SHAPE).parameters())
+    rest = parameters - SHAPE["layers"] * block
+    expected = memory.fsdp_peak(block, rest, SHAPE["layers"], n) / parameters
     for seen in of_ranks:
-        for way in ("fsdp-by-hand", "fsdp"):
-            assert 16 / n + 2 * block < seen[way]["peak"] < 16 / n + 4.5 * block, way
-        assert 12 / n + 8 <= seen["one block"]["peak"] <= 16 / n + 8.3
-        assert seen["one block"]["after"] == pytest.approx(16 / n, rel=0.03)
+        assert max(seen["fsdp"].in_use) == pytest.approx(expected, rel=0.03)
+        ahead = 4 * block / parameters
+        assert expected - 1.5 * ahead < max(seen["fsdp-by-hand"].in_use) < expected
 
 
 def sends_as_the_paper_says(n, of_ranks):
-    paper = {
-        way: memory.sent(1, n, stage, "fp32") * n / (n - 1)
-        for way, stage in STAGES.items()
-    }
+    """ZeRO-1 on top of DDP sends half as much again: its all-reduce does too much."""
     for seen in of_ranks:
-        assert seen["ddp"]["shared"] == pytest.approx({"allreduce": 4})
-        assert 2 * seen["ddp"]["shared"]["allreduce"] == pytest.approx(paper["ddp"])
-        for way in (
-            "zero1",
-            "zero1-by-hand",
-        ):  # the second half of the all-reduce is not needed
-            assert seen[way]["shared"] == pytest.approx(
-                {"allreduce": 4, "broadcast": 4}
-            )
-        assert seen["zero2-by-hand"]["shared"] == pytest.approx(
-            {"reduce": 4, "broadcast": 4}
-        )
-        assert sum(seen["zero2-by-hand"]["shared"].values()) == pytest.approx(
-            paper["zero2-by-hand"]
-        )
-        assert seen["fsdp-by-hand"]["shared"] == pytest.approx(
-            {"allgather": 8, "reduce_scatter": 4}, rel=1e-3
-        )
-        assert sum(seen["fsdp-by-hand"]["shared"].values()) == pytest.approx(
-            paper["fsdp-by-hand"], rel=1e-3
-        )
+        shared = {way: seen[way].shared for way in STAGES}
+        assert shared["ddp"] == pytest.approx({"allreduce": 4})
+        for way in ("zero1", "zero1-by-hand"):
+            assert shared[way] == pytest.approx({"allreduce": 4, "broadcast": 4})
+        assert shared["zero2-by-hand"] == pytest.approx({"reduce": 4, "broadcast": 4})
+        by_hand = {"allgather": 8, "reduce_scatter": 4}
+        assert shared["fsdp-by-hand"] == pytest.approx(by_hand, rel=1e-3)
         # what is left of the model when all blocks are wrapped is gathered once
-        assert seen["fsdp"]["shared"] == pytest.approx(
-            {"allgather": 8, "reduce_scatter": 4}, rel=0.03
-        )
+        assert shared["fsdp"] == pytest.approx(by_hand, rel=0.03)
+        for way, stage in STAGES.items():
+            if stage != 1:
+                sent = watch.sent_in_a_ring(shared[way], n)
+                assert sent == pytest.approx(memory.sent(1, n, stage), rel=0.03), way
 
 
 # ---- shards ----
@@ -325,6 +286,46 @@ def test_a_sharded_module_computes_what_ddps_does_and_adds_up_gradients():
         torch.testing.assert_close(of_shards, of_ddp)
 
 
+class Submodule(nn.Module):
+    """A network that has "module" in its names, as wrappers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.submodule = nn.Linear(3, 2)
+        self.module = nn.ModuleDict({"module": nn.Linear(2, 2)})
+
+    def forward(self, x):
+        return self.module["module"](self.submodule(x))
+
+
+def names_of_whole_parameters():
+    with process_group():
+        plain = Submodule()
+        expected = {name: value.clone() for name, value in plain.state_dict().items()}
+        plain.submodule = lesson12.Sharded(plain.submodule)
+        dist.barrier()
+        return expected, lesson12.whole_parameters(lesson12.Sharded(plain))
+
+
+def test_whole_parameters_have_the_names_of_the_plain_network():
+    (expected, _), *_ = launched = launch(names_of_whole_parameters)
+    for _, found in launched:
+        assert found.keys() == expected.keys()
+        for name, value in found.items():
+            torch.testing.assert_close(value, expected[name], rtol=0, atol=0)
+
+
+def shard_two_dtypes():
+    with process_group():
+        layers = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2).to(torch.bfloat16))
+        lesson12.Sharded(layers)
+
+
+def test_two_dtypes_in_one_sharded_module_are_refused():
+    with pytest.raises(RankError, match="takes parameters of one dtype only"):
+        launch(shard_two_dtypes, nproc=1)
+
+
 # ---- owners ----
 
 
@@ -359,29 +360,126 @@ def test_a_rank_that_owns_nothing_gets_what_the_others_have_updated():
 # ---- the program ----
 
 
+def program(folder, *flags):
+    """Run the program within a process group that is there, on one rank of it."""
+    few = ["--train-samples", "40", "--batch-size", "4", "--out", str(folder)]
+    args = lesson12.arguments([*few, *flags])
+    return lesson12.train(args, dist.get_rank(), dist.get_world_size(), CPU)
+
+
+def programs(runs):
+    """Run the program several times: [(folder, flags)]. A refusal comes as its text."""
+    results = []
+    with process_group():
+        for folder, flags in runs:
+            try:
+                results.append(program(folder, *flags))
+            except UsageError as error:
+                results.append(str(error))
+            dist.barrier()
+    return results
+
+
 def test_the_program_tells_what_it_kept_and_all_ways_end_alike(tmp_path):
-    results = {}
-    for way in ("ddp", "zero2-by-hand", "fsdp"):
-        flags = [
-            "--sharding",
-            way,
-            "--train-samples",
-            "40",
-            "--batch-size",
-            "4",
-            "--out",
-            str(tmp_path / way),
-        ]
-        results[way] = launch(lesson12.main, flags, nproc=2, timeout=100)
+    ways = ["ddp", "zero2-by-hand", "fsdp"]
+    runs = [(tmp_path / way, ["--sharding", way]) for way in ways]
+    on_rank_0, on_rank_1 = launch(programs, runs, timeout=100)
+    for way, result, other in zip(ways, on_rank_0, on_rank_1):
         stored = json.loads((tmp_path / way / "result.json").read_text())
         assert stored == {
-            name: value for name, value in results[way][0].items() if name != "losses"
+            name: value for name, value in result.items() if name != "losses"
         }
         assert len((tmp_path / way / "metrics.jsonl").read_text().splitlines()) == 5
         expected = memory.states(stored["parameters"], 2, STAGES[way], "fp32")
         kept = [stored[f"{part}_bytes"] for part in ("weight", "gradient", "optimizer")]
         assert kept == pytest.approx(list(expected), rel=0.03)
-        assert results[way][0]["params_sha256"] == results[way][1]["params_sha256"]
+        assert result["params_sha256"] == other["params_sha256"]
         torch.testing.assert_close(
-            results[way][0]["losses"], results["ddp"][0]["losses"], rtol=1e-5, atol=1e-6
+            result["losses"], on_rank_0[0]["losses"], rtol=1e-5, atol=1e-6
         )
+
+
+def test_a_resumed_run_ends_as_an_undisturbed_one_with_fsdp_and_with_ddp(tmp_path):
+    begun, resumed = ["--epochs", "2"], ["--epochs", "3", "--resume"]
+    runs = [
+        (tmp_path / "undisturbed", ["--epochs", "3"]),
+        (tmp_path / "fsdp", begun),
+        (tmp_path / "fsdp", resumed),
+        (tmp_path / "ddp", begun),
+        (tmp_path / "ddp", [*resumed, "--sharding", "ddp"]),
+    ]
+    undisturbed, _, fsdp, _, ddp = launch(programs, runs, timeout=100)[0]
+    assert fsdp["params_sha256"] == undisturbed["params_sha256"]
+    assert fsdp["losses"] == undisturbed["losses"][-5:]
+    assert ddp["losses"] == pytest.approx(fsdp["losses"], rel=1e-5)
+    for way in ("fsdp", "ddp"):
+        assert os.listdir(tmp_path / way / "checkpoints") == ["epoch-0003"]
+
+
+def test_any_number_of_ranks_resumes(tmp_path):
+    """Another number has other batches: the first loss shows what it starts from."""
+    resume = [(tmp_path, ["--epochs", "2", "--resume"])]
+    [before], _ = launch(programs, [(tmp_path, [])], nproc=2)
+    for [after] in launch(programs, resume, nproc=3):
+        assert after["losses"][0] < 0.9 * before["losses"][0]
+        assert len(after["losses"]) == 4  # batches of 4, of 13 samples
+
+
+def test_what_cannot_be_resumed_gives_one_line(tmp_path):
+    resume = ["--epochs", "2", "--resume"]
+    runs = [
+        (tmp_path, resume),
+        (tmp_path, []),
+        (tmp_path, ["--resume"]),
+        (tmp_path, [*resume, "--sharding", "zero1"]),
+        (tmp_path, [*resume, "--shape", "medium"]),
+    ]
+    none, _, done, by_owner, larger = launch(programs, runs, nproc=1)[0]
+    assert none == f"no checkpoint in {tmp_path}: start without --resume"
+    assert done.endswith("is of epoch 1: --epochs 1 leaves nothing to do")
+    assert by_owner == "--resume needs --sharding ddp or fsdp"
+    assert "epoch-0001 cannot be used: ValueError Size mismatch between" in larger
+    [torn] = (tmp_path / "checkpoints" / "epoch-0001").glob("*.distcp")
+    torn.write_bytes(torn.read_bytes()[:1000])
+    [refused] = launch(programs, [(tmp_path, resume)], nproc=1)[0]
+    assert "epoch-0001 cannot be used: " in refused and "\n" not in refused
+
+
+def test_a_shallower_network_is_not_read_from_a_deeper_one(tmp_path):
+    """torch would read the layers that it is asked for, and leave out the others."""
+
+    def resume():
+        with process_group():
+            program(tmp_path)
+            args = lesson12.arguments(["--resume", "--epochs", "2"])
+            args.out, args.shape = tmp_path, "shallow"
+            shape = lesson12.SHAPES["small"] | {"layers": 1}
+            model, optimizer, _ = lesson12.fsdp(GPT(**shape), CPU)
+            sharded_checkpoints.begin(args, model, optimizer)
+
+    with pytest.raises(RankError, match="epoch-0001 is of --shape small"):
+        launch(resume, nproc=1)
+
+
+def test_a_disk_that_is_full_gives_one_line(tmp_path):
+    def save():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, 10**6))
+        with process_group():
+            program(tmp_path)
+
+    with pytest.raises(RankError, match="UsageError: cannot write to .*checkpoints: "):
+        launch(save, nproc=1)
+    assert not list((tmp_path / "checkpoints").glob("epoch-*"))
+
+
+def train_on_a_nan():
+    with process_group() as (rank, _):
+        model, optimizer, _ = lesson12.zero2_by_hand(network(), CPU)
+        if rank == 1:
+            model.norm.weight.data.fill_(float("nan"))
+        lesson12.train_one_epoch(model, batches(2, rank), optimizer, CPU)
+
+
+def test_a_loss_that_is_no_number_ends_the_run():
+    with pytest.raises(RankError, match="the loss is no number in step 1 .* on rank 1"):
+        launch(train_on_a_nan)

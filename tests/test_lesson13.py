@@ -5,6 +5,7 @@ and pipelines.
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -27,6 +28,8 @@ from ddp_course.lesson10 import SHAPES
 from ddp_course.ranks import watch
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, launch
+from ddp_course.scenery import pipeline
+from ddp_course.scenery.configurations import BATCH, check_batch
 from ddp_course.scenery.models import GPT
 from ddp_course.scenery.text import Bytes
 
@@ -170,10 +173,66 @@ def test_in_fp16_overflowing_steps_are_skipped_and_stage_0_is_refused():
                 [(2**40, 1), (2**39, 2), (2**38, 3), (2**37, 4)],
                 True,
             )
-        assert "take stage 1" in seen["refused"]
-        # if this fails, DeepSpeed scales the loss in stage 0, and start_engine need not
-        # refuse it any longer
+        assert "does not scale the loss in stage 0: take stage 1" in seen["refused"]
+        # if this fails, DeepSpeed scales the loss in stage 0: it need not be refused then
         assert seen["moved", 0] < seen["moved", 1] / 1000
+
+
+def rates(twice=False):
+    """The learning rates of eight updates; twice: the loop steps the schedule, too."""
+    engine, used = engine_for("--warmup", 4), []
+    for batch in [*batches(), *batches()]:
+        used.append(engine.get_lr()[0])
+        lesson13.train_one_epoch(engine, [batch], CPU)
+        if twice:
+            engine.lr_scheduler.step()
+    return used
+
+
+def updates(every):
+    """How many updates 4 micro-batches make that accumulate 2, with a step every so
+    many of them.
+    """
+    engine = engine_for("--accumulate", 2)
+    for number, (tokens, targets) in enumerate(batches(), 1):
+        engine.backward(pipeline.token_loss(engine(tokens), targets))
+        if number % every == 0:
+            engine.step()
+    return engine.global_steps
+
+
+def first_updates():
+    """Of two updates with a warm-up from 0: whether weights and averages have moved,
+    and Adam's step counter.
+    """
+    schedule = {"warmup_min_lr": 0.0, "warmup_max_lr": 1e-3, "warmup_num_steps": 4}
+    engine = engine_for(scheduler={"type": "WarmupLR", "params": schedule})
+    before = lesson13.whole_parameters(engine)
+    lesson13.train_one_epoch(engine, batches()[:2], CPU)
+    after = lesson13.whole_parameters(engine)
+    moved = any(not torch.equal(before[name], after[name]) for name in before)
+    [state] = engine.optimizer.optimizer.state.values()
+    return moved, state["exp_avg"].any().item(), state["step"].item()
+
+
+def defaults(deepspeed):
+    """What DeepSpeed takes for keys that are left out."""
+    config = deepspeed.DeepSpeedConfig({BATCH[1]: 1, "fp16": {"enabled": True}})
+    zero, fp16 = config.zero_config, config.float16_config
+    stage_3 = {BATCH[1]: 1, "zero_optimization": {"stage": 3}}
+    overlap = [
+        one.zero_config.overlap_comm
+        for one in (config, deepspeed.DeepSpeedConfig(stage_3))
+    ]
+    flags = (zero.contiguous_gradients, zero.reduce_scatter, zero.allgather_partitions)
+    scale = (fp16.loss_scale, fp16.initial_scale_power, fp16.loss_scale_window)
+    return {
+        "steps_per_print": config.steps_per_print,
+        "flags": flags,
+        "overlap_comm": overlap,
+        "fp16": (*scale, fp16.hysteresis, fp16.min_loss_scale),
+        "buckets": zero.reduce_bucket_size,
+    }
 
 
 def observe_the_rest():
@@ -225,11 +284,10 @@ def observe_the_rest():
             seen["peak", stage] = max(timeline)
             engine.destroy()
 
-        engine, rates = engine_for("--warmup", 4), []
-        for batch in [*batches(), *batches()]:
-            rates.append(engine.get_lr()[0])
-            lesson13.train_one_epoch(engine, [batch], CPU)
-        seen["rates"] = rates
+        seen["rates"], seen["rates twice"] = rates(), rates(twice=True)
+        seen["updates"] = [updates(every) for every in (1, 2)]
+        seen["first updates"] = first_updates()
+        seen["defaults"] = defaults(lesson13.load_deepspeed(CPU))
 
         config = configuration(
             "--stage", 0, optimizer={"type": "SGD", "params": {"lr": 0.1}}
@@ -308,9 +366,19 @@ def test_what_the_stages_keep_and_send_and_what_deepspeed_does_without_a_word():
         )  # bytes, where the default bucket has 2 GB
     # stage 0 counts a step that was none
     assert seen["bf16"] == {0: STEPS + 2, 1: STEPS + 1, 2: STEPS + 1}
-    assert seen["rates"] == pytest.approx(
-        [1e-3 * min(1, max(0, step - 1) / 4) for step in range(2 * STEPS)]
-    )
+    warm_up = [2.5e-4 + 7.5e-4 * min(1, step / 4) for step in range(2 * 2 * STEPS)]
+    # the first two updates have the lowest rate
+    assert seen["rates"] == pytest.approx([warm_up[0], *warm_up[:7]])
+    assert seen["rates twice"] == pytest.approx([warm_up[0], *warm_up[1::2][:7]])
+    assert seen["updates"] == [2, 1]
+    assert seen["first updates"] == (False, True, 3)
+    assert seen["defaults"] == {
+        "steps_per_print": None,
+        "flags": (True, True, True),
+        "overlap_comm": [False, True],
+        "fp16": (0, 16, 1000, 2, 1),
+        "buckets": 5e8,
+    }
     assert seen["clipping"] == 1.0
     assert "stage Input should be 0, 1, 2" in seen["refused"]["stage 5"]
     assert (
@@ -372,6 +440,11 @@ def run_programs(out):
         with pytest.raises(UsageError) as error:
             program(lesson13, "stage 2", "--stage", "1", "--resume")
         results["another stage"] = str(error.value)
+        with pytest.raises(UsageError) as error:
+            program(lesson13, "NaN", "--learning-rate", "1e38")
+        results["NaN"] = str(error.value)
+        its_own = ["--deepspeed_config", f"{out}/stage 3/deepspeed.json"]
+        results["its own configuration"] = program(lesson13, "again", *its_own)
         return results
 
 
@@ -388,10 +461,12 @@ def test_the_program_trains_as_lesson_12_resumes_exactly_and_its_shards_make_wha
         )
     pattern = r"checkpoints was made with zero_optimization {'stage': 2, .*}, not {'stage': 1, "
     assert re.search(pattern, results["another stage"])
+    assert re.match(r"the loss is no number in step \d of the epoch", results["NaN"])
+    again = results["its own configuration"]["params_sha256"]
+    assert again == results["stage 3"]["params_sha256"]
     refusal, loss = launch(run_alone, tmp_path, nproc=1, timeout=60)[0]
     assert (
-        "checkpoints was made with ranks 2, not 1: go on with that, or begin anew"
-        in refusal
+        "checkpoints was made with ranks 2, not 1: use that, or start anew" in refusal
     )
     assert loss < 5
 
@@ -422,10 +497,10 @@ def trains_as_lesson_12(results):
         assert (
             result["stage"] == stage
             and result["updates"] == 4
-            and result["samples_an_update"] == 8
+            and result["samples_per_update"] == 8
         )
     assert (
-        results["bf16"]["updates"] == 2 and results["bf16"]["samples_an_update"] == 16
+        results["bf16"]["updates"] == 2 and results["bf16"]["samples_per_update"] == 16
     )
     assert results["bf16"]["losses"][0] == pytest.approx(
         results["ddp"]["losses"][0], rel=0.01
@@ -457,6 +532,72 @@ def its_shards_make_what_was_trained(folder, result, stage):
             network.load_state_dict(torch.load(shard, weights_only=False)["module"])
 
 
+def programs(*more, stage, out, nproc):
+    """The program on ranks: 12 samples per update, 4 updates per epoch, with warm-up."""
+    each = ["--batch-size", str(12 // nproc), "--train-samples", "48"]
+    how = ["--stage", str(stage), "--warmup", "6", "--out", str(out)]
+    return launch(lesson13.main, [*each, *how, *more], nproc=nproc, timeout=120)[0]
+
+
+def to_universal(checkpoint):
+    from deepspeed.checkpoint import ds_to_universal
+
+    words = ["--input_folder", checkpoint, "--output_folder", f"{checkpoint}-universal"]
+    words += ["--num_extract_workers", "1", "--num_merge_workers", "1"]
+    sys.argv = ["ds_to_universal.py", *words, "--inject_missing_state"]
+    ds_to_universal.main(ds_to_universal.parse_arguments())
+
+
+@pytest.mark.parametrize("stage, others", [(2, [1, 3]), (3, [3])])
+def test_a_universal_checkpoint_goes_on_with_any_number_of_ranks(
+    stage, others, tmp_path
+):
+    whole = programs("--epochs", "2", stage=stage, out=tmp_path / "whole", nproc=2)
+    programs(stage=stage, out=tmp_path / "2", nproc=2)
+    checkpoints = tmp_path / "2" / "checkpoints"
+    launch(to_universal, str(checkpoints / "epoch-1"), nproc=1)
+    for nproc in others:
+        shutil.copytree(tmp_path / "2", tmp_path / f"on {nproc}")
+        more = ["--epochs", "2", "--resume"]
+        where = {"stage": stage, "out": tmp_path / f"on {nproc}", "nproc": nproc}
+        with pytest.raises(RankError, match="was made with"):
+            programs(*more, **where)
+        result = programs(*more, "--universal", **where)
+        assert result["losses"] == pytest.approx(whole["losses"], rel=1e-4)
+        assert result["updates"] == 8 and result["world_size"] == nproc
+        assert result["learning_rate"] == pytest.approx(whole["learning_rate"])
+        # and from there without further ado
+        programs("--epochs", "3", "--resume", **where)
+
+
+def load_elsewhere(folder, stage):
+    with process_group():
+        engine = engine_for("--stage", stage)
+        path, _ = engine.load_checkpoint(folder)
+        return path is not None
+
+
+def save_here(folder, stage):
+    with process_group():
+        engine = engine_for("--stage", stage)
+        lesson13.train_one_epoch(engine, batches(), CPU)
+        engine.save_checkpoint(folder)
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3] if THOROUGH else [0, 2])
+def test_shards_load_on_as_many_ranks_only(stage, tmp_path):
+    launch(save_here, str(tmp_path), stage, nproc=2)
+    if stage == 0:  # nothing is sharded
+        assert launch(load_elsewhere, str(tmp_path), 0, nproc=1) == [True]
+        return
+    with pytest.raises(RankError, match="used a DP world size of 2 but the current"):
+        launch(load_elsewhere, str(tmp_path), stage, nproc=1)
+    if stage == 2:
+        assert launch(load_elsewhere, str(tmp_path), 1, nproc=2) == [True, True]
+        with pytest.raises(RankError, match="check_ckpt_list"):
+            launch(load_elsewhere, str(tmp_path), 3, nproc=2)
+
+
 def test_a_wrong_configuration_and_a_missing_checkpoint_give_one_line(tmp_path):
     config = tmp_path / "config.json"
 
@@ -478,7 +619,7 @@ def test_a_wrong_configuration_and_a_missing_checkpoint_give_one_line(tmp_path):
     assert "must hold an object, in braces, and holds a list" in fails("[1, 2]")
     assert (
         "train_batch_size is 16, but micro batch 4 x accumulation 1 x 2 ranks = 8"
-        in fails(json.dumps(dict(zip(lesson13.BATCH, (16, 4, 1)))))
+        in fails(json.dumps(dict(zip(BATCH, (16, 4, 1)))))
     )
     good = {
         "train_micro_batch_size_per_gpu": 4,
@@ -568,10 +709,8 @@ def test_without_a_compiler_there_is_one_clear_line(ninja, tmp_path):
 def test_two_numbers_of_a_batch_make_the_third_as_in_deepspeed(
     given, ranks, expected, monkeypatch
 ):
-    config = {
-        name: value for name, value in zip(lesson13.BATCH, given) if value is not None
-    }
-    assert lesson13.check_batch(config, ranks) == expected
+    config = {name: value for name, value in zip(BATCH, given) if value is not None}
+    assert check_batch(config, ranks) == expected
     import deepspeed
 
     monkeypatch.setattr(
@@ -579,7 +718,7 @@ def test_two_numbers_of_a_batch_make_the_third_as_in_deepspeed(
     )
     monkeypatch.setattr(deepspeed.runtime.config.dist, "get_rank", lambda *_: 0)
     theirs = deepspeed.DeepSpeedConfig(config)
-    assert tuple(getattr(theirs, name) for name in lesson13.BATCH) == expected
+    assert tuple(getattr(theirs, name) for name in BATCH) == expected
 
 
 @pytest.mark.parametrize(
@@ -611,11 +750,9 @@ def test_two_numbers_of_a_batch_make_the_third_as_in_deepspeed(
     ],
 )
 def test_a_batch_that_does_not_fit_is_explained(given, ranks, message):
-    config = {
-        name: value for name, value in zip(lesson13.BATCH, given) if value is not None
-    }
+    config = {name: value for name, value in zip(BATCH, given) if value is not None}
     with pytest.raises(UsageError, match=message):
-        lesson13.check_batch(config, ranks)
+        check_batch(config, ranks)
 
 
 def start_the_exercises_engines():
@@ -631,7 +768,7 @@ def start_the_exercises_engines():
             for name, (_, config) in ex13.broken().items():
                 config = by_a_table(name, config) if state == "repaired" else config
                 config["optimizer"]["params"]["torch_adam"] = True
-                for one in lesson13.BATCH[: 1 if name != "arithmetic" else 0]:
+                for one in BATCH[: 1 if name != "arithmetic" else 0]:
                     config[one] //= ex13.RANKS // 2  # these are for 8 ranks
                 try:
                     engine, *_ = deepspeed.initialize(
@@ -668,6 +805,119 @@ def test_deepspeed_sees_the_exercises_mistakes_and_repairs_as_the_check_does():
     # the batches are 8 ranks', and here are 2: told so, with the numbers
     assert "64 != 4 * 4 * 2" in seen["broken", "arithmetic"]
     assert "64 != 4 * 2 * 2" in seen["repaired", "arithmetic"]
+
+
+# ---- Accelerate, Trainer, activation checkpointing ----
+
+
+def with_accelerate(name_the_backend):
+    """The losses of lesson 13's configuration in Accelerate, and how many processes it
+    counts.
+    """
+    from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
+    from accelerate.utils import DummyOptim
+
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"  # as accelerate launch does
+    with process_group():
+        lesson13.load_deepspeed(CPU)
+        plugin = DeepSpeedPlugin(hf_ds_config=configuration("--stage", 2))
+        handlers = [InitProcessGroupKwargs(backend="gloo")] if name_the_backend else []
+        accelerator = Accelerator(deepspeed_plugin=plugin, kwargs_handlers=handlers)
+        if not name_the_backend:
+            return accelerator.num_processes
+        torch.manual_seed(0)
+        network = GPT(**SHAPE)
+        pieces = batches()
+        loader = torch.utils.data.DataLoader([0], batch_size=1)
+        optimizer = DummyOptim(network.parameters())
+        network, optimizer, _ = accelerator.prepare(network, optimizer, loader)
+        losses = []
+        for tokens, targets in pieces:
+            loss = pipeline.token_loss(network(tokens), targets)
+            accelerator.backward(loss)  # steps the engine as well
+            losses.append(accelerator.reduce(loss.detach(), "mean").item())
+        assert type(network).__name__ == "DeepSpeedEngine"
+        return losses, with_ddp()[0]
+
+
+def test_accelerate_trains_with_the_configuration_if_it_is_told_the_backend():
+    losses, expected = launch(with_accelerate, True, nproc=2, timeout=120)[0]
+    assert losses == pytest.approx(expected, rel=1e-5)
+    assert launch(with_accelerate, False, nproc=2, timeout=120) == [1, 1]
+
+
+def with_trainer(path):
+    from transformers import Trainer, TrainingArguments
+
+    class TokenTrainer(Trainer):
+        def compute_loss(self, model, inputs, *_, num_items_in_batch=None):
+            return pipeline.token_loss(model(inputs["tokens"]), inputs["targets"])
+
+    adamw = {"lr": "auto", "weight_decay": "auto", "torch_adam": True}
+    config = dict.fromkeys([*BATCH, "gradient_clipping"], "auto")
+    config["optimizer"] = {"type": "AdamW", "params": adamw}
+    config["zero_optimization"] = {"stage": 2, **lesson13.buffers("small", 2)}
+    settings = TrainingArguments(
+        path, deepspeed=config, use_cpu=True, per_device_train_batch_size=2, max_steps=STEPS,
+        learning_rate=1e-3, weight_decay=0.01, max_grad_norm=0.0, lr_scheduler_type="constant",
+        logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True, remove_unused_columns=False,
+    )  # fmt: skip
+    lesson13.load_deepspeed(CPU)
+    torch.manual_seed(0)
+    rows = [dict(zip(("tokens", "targets"), pair)) for pair in zip(*same_batch())]
+    trainer = TokenTrainer(GPT(**SHAPE), settings, train_dataset=rows)
+    trainer.train()
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    return type(trainer.model_wrapped).__name__, losses
+
+
+def same_batch():
+    """Four samples, the same in each step: tokens and targets."""
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(61, (2, 4, 8), generator=generator)
+
+
+def with_ddp_on_the_same_batch():
+    with process_group() as (rank, world_size):
+        torch.manual_seed(0)
+        model, optimizer, _ = lesson12.ddp(GPT(**SHAPE), CPU)
+        mine = tuple(part.chunk(world_size)[rank] for part in same_batch())
+        return lesson12.train_one_epoch(model, [mine] * STEPS, optimizer, CPU)
+
+
+def test_trainer_fills_in_what_is_auto_and_trains_as_ddp(tmp_path):
+    kind, losses = launch(with_trainer, str(tmp_path), nproc=2, timeout=120)[0]
+    expected = launch(with_ddp_on_the_same_batch, nproc=2)[0]
+    assert kind == "DeepSpeedEngine" and len(losses) == STEPS
+    assert losses == pytest.approx(expected, rel=1e-3)
+
+
+def kept_by_checkpointing(partition):
+    """What is in use after forward with DeepSpeed's activation checkpointing, and the
+    number of ranks over which it shards.
+    """
+    from deepspeed.runtime.activation_checkpointing import checkpointing
+
+    with process_group():
+        engine = engine_for("--stage", 1)
+        deepspeed = lesson13.load_deepspeed(CPU)
+        deepspeed.checkpointing.configure(None, partition_activations=partition)
+        for block in engine.module.blocks:
+            inner = block.forward
+            block.forward = partial(deepspeed.checkpointing.checkpoint, inner)
+        [(tokens, targets), *_] = batches()
+        with watch.memory_timeline() as timeline:
+            loss = pipeline.token_loss(engine(tokens), targets)
+            kept = timeline[-1]
+        engine.backward(loss)
+        return kept, checkpointing.mp_size
+
+
+def test_deepspeeds_checkpointing_shards_nothing_over_data_parallel_ranks():
+    [whole, *_] = launch(kept_by_checkpointing, False, nproc=2)
+    [sharded, *_] = launch(kept_by_checkpointing, True, nproc=2)
+    assert whole[1] == sharded[1] == 1
+    assert sharded[0] >= whole[0]
 
 
 # ---- the launcher ----
@@ -784,89 +1034,120 @@ def test_deepspeeds_launcher_starts_the_program_on_loopback_only_and_leaves_noth
 
 # ---- pipelines ----
 
+SPECS = pipeline.layers_of_gpt(**SHAPE)
+
+
+def built(specs, first=0):
+    """Layers of these (class, its arguments ...), seeded one by one as DeepSpeed does."""
+    layers = []
+    for number, (layer, *sizes) in enumerate(specs, first):
+        torch.manual_seed(1234 + number)
+        layers.append(layer(*sizes))
+    return nn.Sequential(*layers)
+
 
 def pipelines(micro_batches):
-    """The losses of some steps: of DeepSpeed's pipeline, and of torch's two
-    schedules.
-    """
-    from torch.distributed import pipelining
-
+    """The losses of some steps, of DeepSpeed's pipeline and of torch's schedules."""
     with process_group() as (rank, world_size):
-        deepspeed = lesson13.load_deepspeed(CPU)
         pieces = pieces_of(micro_batches)
-        torch.manual_seed(0)
-        model = deepspeed.pipe.PipelineModule(
-            lesson13.layers(GPT(**SHAPE)),
-            num_stages=world_size,
-            loss_fn=lesson13.token_loss,
-        )
-        sizes = dict(zip(lesson13.BATCH, (2 * micro_batches, 2, micro_batches)))
-        config = configuration(zero_optimization={"stage": 0}, **sizes)
-        engine, *_ = deepspeed.initialize(model=model, config=config)
-        stream = iter(deepspeed.utils.RepeatingLoader(pieces))
-        found = {"deepspeed": [engine.train_batch(stream).item() for _ in range(STEPS)]}
+        found = {
+            method: by_deepspeed(pieces, method) for method in ("parameters", "uniform")
+        }
         for kind in ("ScheduleGPipe", "Schedule1F1B"):
-            torch.manual_seed(0)
-            parts = lesson13.layers(GPT(**SHAPE))
-            cuts = [len(parts) * stage // world_size for stage in range(world_size + 1)]
-            part = nn.Sequential(*parts[cuts[rank] : cuts[rank + 1]])
-            stage = pipelining.PipelineStage(part, rank, world_size, CPU)
-            schedule = getattr(pipelining, kind)(
-                stage, micro_batches, loss_fn=lesson13.token_loss
-            )
-            optimizer = torch.optim.AdamW(part.parameters(), **lesson12.ADAM)
-            tokens, targets = (torch.cat(column) for column in zip(*pieces))
-            found[kind] = []
-            for _ in range(STEPS):
-                losses = []
-                optimizer.zero_grad()
-                last = {"target": targets} if rank == world_size - 1 else {}
-                schedule.step(*[tokens] * (rank == 0), **last, losses=losses)
-                optimizer.step()
-                found[kind].append(sum(loss.item() for loss in losses) / micro_batches)
+            found[kind] = by_torch(kind, pieces, rank, world_size)
         return found
 
 
-def pieces_of(micro_batches):
-    numbers = torch.randint(
-        61, (micro_batches, 2, 2, 8), generator=torch.Generator().manual_seed(2)
+def by_deepspeed(pieces, method):
+    deepspeed = lesson13.load_deepspeed(CPU)
+    model = deepspeed.pipe.PipelineModule(
+        [deepspeed.pipe.LayerSpec(*spec) for spec in SPECS],
+        num_stages=dist.get_world_size(),
+        loss_fn=pipeline.token_loss,
+        partition_method=method,
+        seed_layers=True,
     )
+    assert len(list(model.children())) < len(SPECS)  # each rank builds its own only
+    sizes = dict(zip(BATCH, (2 * len(pieces), 2, len(pieces))))
+    config = configuration(zero_optimization={"stage": 0}, **sizes)
+    engine, *_ = deepspeed.initialize(model=model, config=config)
+    stream = iter(deepspeed.utils.RepeatingLoader(pieces))
+    return [engine.train_batch(stream).item() for _ in range(STEPS)]
+
+
+def by_torch(kind, pieces, rank, world_size):
+    from torch.distributed import pipelining
+
+    cuts = [len(SPECS) * stage // world_size for stage in range(world_size + 1)]
+    part = built(SPECS[cuts[rank] : cuts[rank + 1]], cuts[rank])
+    stage = pipelining.PipelineStage(part, rank, world_size, CPU)
+    plan = getattr(pipelining, kind)
+    schedule = plan(stage, len(pieces), loss_fn=pipeline.token_loss)
+    optimizer = torch.optim.AdamW(part.parameters(), **lesson12.ADAM)
+    tokens, targets = (torch.cat(column) for column in zip(*pieces))
+    found = []
+    for _ in range(STEPS):
+        losses = []
+        optimizer.zero_grad()
+        last = {"target": targets} if rank == world_size - 1 else {}
+        schedule.step(*[tokens] * (rank == 0), **last, losses=losses)
+        optimizer.step()
+        found.append(sum(loss.item() for loss in losses) / len(pieces))
+    return found
+
+
+def pieces_of(micro_batches):
+    generator = torch.Generator().manual_seed(2)
+    numbers = torch.randint(61, (micro_batches, 2, 2, 8), generator=generator)
     return [tuple(pair) for pair in numbers]
 
 
 @pytest.mark.parametrize("stages", [2, 3])
 def test_a_pipeline_trains_as_the_model_in_one_piece(stages):
-    torch.manual_seed(0)
-    model = nn.Sequential(*lesson13.layers(GPT(**SHAPE)))
+    model, expected, pieces = built(SPECS), [], pieces_of(4)
     optimizer = torch.optim.AdamW(model.parameters(), **lesson12.ADAM)
-    expected, pieces = [], pieces_of(4)
     for _ in range(STEPS):
         optimizer.zero_grad()
-        loss = (
-            sum(
-                lesson13.token_loss(model(tokens), targets)
-                for tokens, targets in pieces
-            )
-            / 4
-        )
+        losses = [pipeline.token_loss(model(x), y) for x, y in pieces]
+        loss = sum(losses) / 4
         loss.backward()
         optimizer.step()
         expected.append(loss.item())
     of_ranks = launch(pipelines, 4, nproc=stages, timeout=120)
-    assert of_ranks[0]["deepspeed"] == pytest.approx(expected, rel=1e-4)
+    for kind in ("parameters", "uniform"):
+        assert of_ranks[0][kind] == pytest.approx(expected, rel=1e-4), kind
     for kind in ("ScheduleGPipe", "Schedule1F1B"):
         assert of_ranks[-1][kind] == pytest.approx(expected, rel=1e-4), kind
 
 
-def test_the_layers_together_are_the_network():
-    torch.manual_seed(0)
-    network = GPT(**SHAPE)
+def test_the_layers_together_are_the_network_but_for_the_tied_head():
+    network, layers = GPT(**SHAPE), built(SPECS)
+    first, *blocks, (norm, head) = layers
+    first.tokens.weight = network.token_embedding.weight
+    first.positions.weight = network.position_embedding.weight
+    head.weight = network.head.weight
+    norm.load_state_dict(network.norm.state_dict())
+    for own, block in zip(network.blocks, blocks):
+        block.load_state_dict(own.state_dict())
     tokens = torch.randint(61, (2, 8))
-    expected = network(tokens)
-    parts = nn.Sequential(*lesson13.layers(network))
-    torch.testing.assert_close(parts(tokens), expected)
-    assert len(parts) == SHAPE["layers"] + 2
-    assert network.head.weight is not network.token_embedding.weight
+    torch.testing.assert_close(layers(tokens), network(tokens))
+
+
+def sleepy(kind, micro_batches):
+    with process_group():
+        return pipeline.sleepy_step(kind, micro_batches)
+
+
+@pytest.mark.parametrize("kind", ["GPipe", "1F1B"])
+def test_stages_that_sleep_wait_as_long_as_the_formula_says(kind):
+    stages, m = 3, 4
+    logs, clocks = zip(*launch(sleepy, f"Schedule{kind}", m, nproc=stages))
+    waiting = 1 - 3 * m / max(clocks)  # a forward takes 1 and a backward 2
+    assert waiting == pytest.approx(pipeline.bubble(stages, m))
+    kept = [pipeline.kept_at_most(log) for log in logs]
+    assert kept == ([m] * stages if kind == "GPipe" else [3, 2, 1])
+    for spans in pipeline.since_the_beginning(logs):
+        assert len(spans) == 2 * m and min(begin for *_, begin, _ in spans) >= 0
 
 
 @pytest.mark.parametrize(
@@ -882,5 +1163,5 @@ def test_the_bubble_is_that_of_a_schedule_that_is_played_through(stages, micro_b
         for stage in range(stages):
             ends[stage] = arrives = max(ends[stage], arrives) + 1
     assert 1 - micro_batches / ends[-1] == pytest.approx(
-        lesson13.bubble(stages, micro_batches)
+        pipeline.bubble(stages, micro_batches)
     )

@@ -1,29 +1,50 @@
-"""What a rank keeps and sends, by the formulas of the ZeRO paper."""
+"""What a rank keeps and sends, by formulas: those of two papers, and what is measured."""
 
-import math
 import os
+from functools import partial
 
 import pytest
-from conftest import COURSE, python
+import torch
+import torch.distributed as dist
+from conftest import COURSE, THOROUGH, python
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ddp_course import lesson12
+from ddp_course.lesson10 import loss_of
+from ddp_course.ranks import watch
+from ddp_course.ranks.environment import process_group
+from ddp_course.ranks.launch import launch, start_server
 from ddp_course.scenery import memory
+from ddp_course.scenery.master_weights import MasterAdamW
+from ddp_course.scenery.models import GPT
+
+CPU = torch.device("cpu")
+SHAPE = {"vocabulary": 256, "context": 64, "layers": 6, "heads": 4, "width": 128}
+PARAMETERS = sum(value.numel() for value in GPT(**SHAPE).parameters())
+BLOCK = sum(value.numel() for value in GPT(**SHAPE).blocks[0].parameters())
 
 
-def gigabytes(stage, ranks=64, parameters=7.5e9, precision="mixed"):
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    start_server()
+
+
+# ---- the papers ----
+
+
+def gigabytes(stage, ranks=64, parameters=7.5e9, precision="master"):
     return sum(memory.states(parameters, ranks, stage, precision)) / 1e9
 
 
-def test_the_papers_figure_1_comes_out():
+def test_the_zero_papers_figure_1_comes_out():
     """Figure 1: 7.5 billion parameters on 64 devices, 120, 31.4, 16.6 and 1.9 GB."""
-    assert [round(gigabytes(stage), 1) for stage in range(4)] == [
-        120.0,
-        31.4,
-        16.6,
-        1.9,
-    ]
+    figure = [round(gigabytes(stage), 1) for stage in range(4)]
+    assert figure == [120.0, 31.4, 16.6, 1.9]
 
 
-def test_the_papers_table_1_comes_out():
+def test_the_zero_papers_table_1_comes_out():
     """Table 1, in GB: for each number of devices, stages 1 to 3 of 7.5, 128 and 1000
     billion parameters.
     """
@@ -36,22 +57,212 @@ def test_the_papers_table_1_comes_out():
     for ranks, of_sizes in table.items():
         for parameters, printed in zip((7.5e9, 128e9, 1e12), of_sizes):
             for stage, value in zip((1, 2, 3), printed):
-                assert gigabytes(stage, ranks, parameters) == pytest.approx(
-                    value, rel=0.025
-                ), (ranks, stage)
+                calculated = gigabytes(stage, ranks, parameters)
+                assert calculated == pytest.approx(value, rel=0.025), (ranks, stage)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "autocast"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 64])
-def test_in_fp32_a_parameter_and_adam_take_16_bytes_and_the_stages_shard_them(ranks):
-    got = [gigabytes(stage, ranks, 1e9, "fp32") for stage in range(4)]
+def test_with_fp32_weights_a_parameter_takes_16_bytes_and_the_stages_shard_them(
+    ranks, precision
+):
+    got = [gigabytes(stage, ranks, 1e9, precision) for stage in range(4)]
     assert got == pytest.approx([16, 8 + 8 / ranks, 4 + 12 / ranks, 16 / ranks])
 
 
-def test_stages_1_and_2_send_what_ddp_sends_and_stage_3_half_as_much_again():
-    sent = [memory.sent(1e9, 4, stage) for stage in range(4)]
-    assert sent[0] == sent[1] == sent[2] == 2 * 2e9 * 3 / 4
+@pytest.mark.parametrize("precision", ["fp32", "autocast", "master"])
+def test_stages_1_and_2_send_what_ddp_sends_and_stage_3_half_as_much_again(precision):
+    sent = [memory.sent(1e9, 4, stage, precision) for stage in range(4)]
+    gradient = memory.PRECISIONS[precision].gradient
+    assert sent[0] == sent[1] == sent[2] == 2 * gradient * 1e9 * 3 / 4
     assert sent[3] == 1.5 * sent[0]
-    assert all(memory.sent(1e9, 1, stage) == 0 for stage in range(4))
+    assert all(memory.sent(1e9, 1, stage, precision) == 0 for stage in range(4))
+
+
+def test_fsdps_policy_sends_what_ddp_does_in_fp32():
+    """Twice the weights in bf16, once the gradients in fp32."""
+    assert memory.sent(1e9, 4, 3, "policy") == memory.sent(1e9, 4, 0, "fp32")
+
+
+def test_korthikantis_bytes_come_out_but_for_the_dropout_masks():
+    """34 s b h + 5 a s² b bytes per layer in 16 bits, of which 2 s b h and 3 a s² b are
+    dropout's: its masks, and what it makes of the softmax.
+    """
+    s, b, h, a = 2048, 4, 1024, 16
+    assert memory.activations(b, s, h, 1, size=2) == (34 - 2) * s * b * h
+    unfused = memory.activations(b, s, h, 1, heads=a, size=2)
+    assert unfused == (34 - 2) * s * b * h + (5 - 3) * a * s * s * b
+
+
+# ---- the three kinds of mixed precision, measured ----
+
+
+def in_policy(network, device):
+    """fully_shard as lesson 12 has it, and bf16 where weights are gathered."""
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for part in (*network.blocks, network):
+        fully_shard(part, mesh=mesh, mp_policy=policy)
+    return network, torch.optim.AdamW(network.parameters(), **lesson12.ADAM)
+
+
+def with_master_weights(way, network, device):
+    """One of lesson 12's ways, with a network and gradients in bf16."""
+    model, *_ = way(network.bfloat16(), device)
+    trained = [value for value in model.parameters() if value.requires_grad]
+    return model, MasterAdamW(trained, **lesson12.ADAM)
+
+
+def owners_of_master_weights(way, network, device):
+    """The same where a rank owns whole parameters."""
+    model, *_ = way(network.bfloat16(), device)
+    options = MasterAdamW, lesson12.ADAM
+    sharded = lesson12.ShardedOptimizer(network.parameters(), options[0], **options[1])
+    return model, sharded
+
+
+def zero2_with_master_weights(network, device):
+    parameters, adam = network.bfloat16().parameters(), lesson12.ADAM
+    optimizer = lesson12.ShardedOptimizer(parameters, MasterAdamW, **adam)
+    lesson12.reduce_to_owners(optimizer.parameters, optimizer.owners)
+    return network, optimizer
+
+
+KINDS = {  # name: (precision, stage, how it is built)
+    "autocast, DDP": ("autocast", 0, lesson12.ddp),
+    "autocast, ZeRO-1": ("autocast", 1, lesson12.zero1),
+    "autocast, ZeRO-2": ("autocast", 2, lesson12.zero2_by_hand),
+    "autocast, FSDP": ("autocast", 3, lesson12.fsdp),
+    "policy, FSDP": ("policy", 3, in_policy),
+    "master, DDP": ("master", 0, partial(with_master_weights, lesson12.ddp)),
+    "master, ZeRO-1": ("master", 1, partial(owners_of_master_weights, lesson12.ddp)),
+    "master, ZeRO-2": ("master", 2, zero2_with_master_weights),
+    "master, FSDP": ("master", 3, partial(with_master_weights, lesson12.fsdp)),
+    "master, FSDP by hand": (
+        "master",
+        3,
+        partial(with_master_weights, lesson12.fsdp_by_hand),
+    ),
+}
+
+
+def from_new(build):
+    return build(GPT(**SHAPE), CPU)
+
+
+def observe_kinds():
+    text = torch.zeros(1, 8, dtype=torch.long)
+
+    def step(precision, model, optimizer):
+        autocast = torch.bfloat16 if precision == "autocast" else torch.float32
+        optimizer.zero_grad()
+        loss_of(model, text, text, autocast, CPU).backward()
+        optimizer.step()
+
+    with process_group():
+        return {
+            name: watch.observe(
+                partial(from_new, build), partial(step, precision), PARAMETERS
+            )
+            for name, (precision, _, build) in KINDS.items()
+        }
+
+
+def test_what_each_kind_of_mixed_precision_keeps_and_sends_is_what_the_formulas_say():
+    n = 4 if THOROUGH else 2
+    of_ranks = launch(observe_kinds, nproc=n, timeout=200)
+    for name, (precision, stage, _) in KINDS.items():
+        expected = memory.states(1, n, stage, precision)
+        largest = max((of_rank[name] for of_rank in of_ranks), key=sum_kept)
+        assert list(largest.kept.values()) == pytest.approx(list(expected), rel=0.03)
+        assert largest.in_use[-1] == pytest.approx(sum(expected), rel=0.03), name
+        sent = watch.sent_in_a_ring(largest.shared, n)
+        if stage == 1:  # on top of DDP's all-reduce, weights are sent once more
+            sent -= memory.PRECISIONS[precision].gradient * (n - 1) / n
+        # the outermost part, 3 % of the weights, is gathered once and not twice
+        assert sent == pytest.approx(memory.sent(1, n, stage, precision), rel=0.03)
+
+
+def sum_kept(observed):
+    return sum(observed.kept.values())
+
+
+def test_a_master_weight_adds_up_updates_that_16_bits_lose():
+    ones = torch.ones(4, dtype=torch.bfloat16)
+    weights = {kind: torch.nn.Parameter(ones.clone()) for kind in ("master", "none")}
+    options = {"lr": 1e-3, "weight_decay": 0.0}
+    optimizers = [
+        MasterAdamW([weights["master"]], **options),
+        torch.optim.AdamW([weights["none"]], **options),
+    ]
+    for _ in range(20):
+        for weight, optimizer in zip(weights.values(), optimizers):
+            optimizer.zero_grad()
+            weight.sum().backward()
+            optimizer.step()
+    assert weights["none"].tolist() == [1.0] * 4  # 1 - 0.001 rounds to 1
+    assert weights["master"].float().tolist() == pytest.approx([0.98] * 4, rel=0.005)
+
+
+# ---- the peak of fully_shard, and activations, measured ----
+
+
+def fsdp_as_one(network, device):
+    fully_shard(network, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    return network, torch.optim.AdamW(network.parameters(), **lesson12.ADAM)
+
+
+def observe_peaks():
+    text = torch.zeros(1, 8, dtype=torch.long)
+
+    def step(model, optimizer):
+        lesson12.train_one_epoch(model, [(text, text)], optimizer, CPU)
+
+    with process_group():
+        return [
+            max(watch.observe(partial(from_new, way), step).in_use)
+            for way in (lesson12.fsdp, fsdp_as_one)
+        ]
+
+
+@pytest.mark.parametrize("n", [2, 4, 8] if THOROUGH else [4])
+def test_the_peak_of_fully_shard_is_the_formulas(n):
+    rest = PARAMETERS - SHAPE["layers"] * BLOCK
+    by_block = memory.fsdp_peak(BLOCK, rest, SHAPE["layers"], n)
+    as_one = memory.fsdp_peak(0, PARAMETERS, 0, n)
+    assert as_one == PARAMETERS * (12 / n + 8)
+    for peaks in launch(observe_peaks, nproc=n, timeout=200):
+        assert peaks == pytest.approx([by_block, as_one], rel=0.04)
+
+
+def kept_by_forward(layers, batch, tokens):
+    """The bytes that are in use after forward and were not before it."""
+    model = GPT(**SHAPE | {"layers": layers, "context": tokens})
+    text = torch.zeros(batch, tokens, dtype=torch.long)
+    with watch.memory_timeline() as timeline:
+        output = model(text)
+    return timeline[-1] - output.nbytes
+
+
+def kept_by_a_layer(batch, tokens):
+    return kept_by_forward(5, batch, tokens) - kept_by_forward(4, batch, tokens)
+
+
+@pytest.mark.parametrize("batch, tokens", [(1, 64), (4, 64), (4, 256)])
+def test_what_a_layer_keeps_of_its_activations_is_the_formulas(batch, tokens):
+    expected = memory.activations(batch, tokens, 128, 1)
+    assert kept_by_a_layer(batch, tokens) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("tokens", [64, 256])
+def test_attention_that_is_not_fused_keeps_a_number_per_pair_of_tokens_too(tokens):
+    with sdpa_kernel(SDPBackend.MATH):
+        kept = kept_by_a_layer(4, tokens)
+    expected = memory.activations(4, tokens, 128, 1, heads=4)
+    assert kept == pytest.approx(expected, rel=0.01)
+
+
+# ---- the command ----
 
 
 def course(*arguments):
@@ -60,23 +271,37 @@ def course(*arguments):
         "ddp_course.school.command",
         "memory",
         *arguments,
-        env=os.environ | {"COLUMNS": "120"},
+        env=os.environ | {"COLUMNS": "80"},
         cwd=COURSE,
     )
 
 
-def test_the_command_prints_the_table():
-    done = course("--params", "7.5e9", "--ranks", "64")
+def column(output, place):
+    lines = [line for line in output.splitlines() if line.startswith("│")]
+    return [line.split("│")[place].strip() for line in lines]
+
+
+@pytest.mark.parametrize(
+    "precision, sums, sent",
+    [
+        ([], ["120", "60.9", "31.4", "1.88"], ["59.1", "59.1", "59.1", "88.6"]),
+        (["master"], ["120", "31.4", "16.6", "1.88"], ["29.5", "29.5", "29.5", "44.3"]),
+        (["policy"], ["1.88"], ["59.1"]),
+    ],
+)
+def test_the_command_prints_the_table_of_each_precision(precision, sums, sent):
+    flags = ["--precision", *precision] if precision else []
+    done = course("--params", "7.5e9", "--ranks", "64", *flags)
     assert done.returncode == 0, done.stderr
-    sums = [
-        line.split("│")[5].strip()
-        for line in done.stdout.splitlines()
-        if line.startswith("│")
-    ]
-    assert sums == ["120", "31.4", "16.6", "1.88"]
-    assert "Traceback" not in done.stderr and math.isclose(
-        float(sums[1]), gigabytes(1), rel_tol=0.01
-    )
+    assert column(done.stdout, 5) == sums and column(done.stdout, 6) == sent
+    name = (precision or ["autocast"])[0]
+    assert f"Precision: {memory.PRECISIONS[name].words}." in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_the_command_imports_no_torch():
+    code = "import sys, ddp_course.scenery.memory; print('torch' in sys.modules)"
+    assert python("-c", code, cwd=COURSE).stdout == "False\n"
 
 
 @pytest.mark.parametrize(
@@ -96,8 +321,8 @@ def test_the_command_prints_the_table():
             "--params nan is not a whole number from 1",
         ),
         (
-            ["--params", "7e9", "--ranks", "2", "--precision", "fp8"],
-            "--precision fp8 is none of fp32, mixed",
+            ["--params", "7e9", "--ranks", "2", "--precision", "mixed"],
+            "--precision mixed is none of fp32, autocast, policy, master",
         ),
     ],
 )

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
-import time
+from pathlib import Path
 
 import nbformat
 import papermill
@@ -121,6 +121,25 @@ def test_each_side_of_a_comparison_is_highlighted_as_it_is_in_its_file(
     page = displayed[0]["text/html"]
     assert '-    <span class="s">"""Old</span>\n' in page
     assert "-    <b>return</b> 1\n" in page and "+    <b>return</b> 2\n" in page
+
+
+def test_show_and_compare_take_the_path_of_a_file(displayed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scripts").mkdir()
+    before, after = Path("scripts/one.py"), Path("scripts/two.py")
+    before.write_text("model = 1\nprint(model)\n")
+    after.write_text("model = 2\nprint(model)\n")
+    notebook.show(before)
+    notebook.compare(before, after)
+    shown, compared = [bundle["text/plain"] for bundle in displayed]
+    assert shown == "# scripts/one.py\nmodel = 1\nprint(model)"
+    assert compared.splitlines() == [
+        "  scripts/one.py -> scripts/two.py",
+        "  ...",
+        "-model = 1",
+        "+model = 2",
+        " print(model)",
+    ]
 
 
 def test_compare_says_when_nothing_changes(displayed):
@@ -459,23 +478,18 @@ def lab():
     client.execute_interactive(f"import sys; sys.path[:0] = {sys.path!r}")
     client.execute_interactive("%load_ext ddp_course.notebook\nimport time")
     client.execute_interactive("from ddp_course.notebook import alive")
-    client.execute_interactive("alive.SILENCE = 1; time.sleep(0.5)")
+    client.execute_interactive("alive.PATIENCE = 1")
     yield client
     client.stop_channels()
     manager.shutdown_kernel(now=True)
 
 
 def page_of(messages):
-    """The outputs that JupyterLab has at the end, and the lines that came and went."""
-    outputs, clear_next, lines = [], False, []
+    """The outputs that a page has at the end, and the lines that came and went."""
+    outputs, lines = [], []
     for message in messages:
         kind, content = message["msg_type"], message["content"]
-        if kind == "clear_output":
-            clear_next = content["wait"]
-            outputs = outputs if clear_next else []
-        elif kind in ("stream", "display_data", "execute_result", "error"):
-            outputs = [] if clear_next else outputs
-            clear_next = False
+        if kind in ("stream", "display_data", "execute_result", "error"):
             outputs.append(dict(content))
         elif kind == "update_display_data":
             for output in outputs:
@@ -498,69 +512,24 @@ def run_in(lab, cell, reader=True, **options):
     return page_of(messages)
 
 
-def test_a_long_cell_counts_its_seconds_and_leaves_no_trace(lab):
-    outputs, lines = run_in(lab, "time.sleep(2.6)")
-    assert outputs == [] and lines[:2] == ["running for 1 s", "running for 2 s"]
-
-
 @pytest.mark.parametrize(
     "end, shown",
-    [("print('a'); print('b')", ["a\nb\n"]), ("7", ["7"]), ("1 / 0", ["ZeroDivisionError"])],
-)  # fmt: skip
-def test_the_first_output_takes_the_place_of_the_line(lab, end, shown):
-    outputs, lines = run_in(lab, f"time.sleep(1.6)\n{end}")
-    assert outputs == shown and lines[0] == "running for 1 s"
+    [
+        ("", []),
+        ("print('a')", ["a\n"]),
+        ("7", ["7"]),
+        ("1 / 0", ["ZeroDivisionError"]),
+    ],
+)
+def test_a_long_cell_counts_its_seconds_in_a_line_that_ends_empty(lab, end, shown):
+    outputs, lines = run_in(lab, f"time.sleep(2.6)\n{end}")
+    assert outputs == ["", *shown]
+    assert lines[:2] == ["running for 1 s", "running for 2 s"]
 
 
 def test_no_line_where_nobody_reads_and_in_short_cells(lab):
     assert run_in(lab, "time.sleep(2)", reader=False) == ([], [])
     assert run_in(lab, "time.sleep(0.2)\n'done'") == (["'done'"], [])
-
-
-def test_what_a_cell_shows_just_before_the_line_is_kept(lab):
-    """The line comes before the Watcher has seen the output, which the line clears."""
-    cell = """
-    import threading
-    [watcher] = [t for t in threading.enumerate() if t.name == "Watcher"]
-    line, gate = watcher.line, threading.Event()
-    follow = line.follow
-    line.follow = lambda *message: (gate.wait(), follow(*message))
-    print("just before")
-    sys.stdout.flush()
-    time.sleep(0.5)
-    line.latest -= 60
-    line.count()
-    gate.set()
-    time.sleep(1)
-    print("later")
-    """
-    texts, lines = run_in(lab, textwrap.dedent(cell))
-    assert texts == ["just before\n", "later\n"] and len(lines) > 0
-
-
-def test_a_cell_that_falls_silent_gets_a_line_that_ends_empty(lab):
-    run_in(lab, "alive.LONG_SILENCE = 1")
-    texts, lines = run_in(lab, "print('a')\ntime.sleep(1.6)\nprint('b')")
-    run_in(lab, "alive.LONG_SILENCE = 10")
-    assert texts == ["a\n", "", "b\n"] and lines[0] == "running for 1 s"
-
-
-def test_the_answer_to_a_question_is_not_cleared(lab):
-    """JupyterLab keeps it among the outputs, and the kernel does not see it there."""
-
-    def answer(request):
-        time.sleep(2)
-        lab.input("Ada")
-
-    messages = []
-    lab.execute_interactive(
-        "name = input()",
-        allow_stdin=True,
-        stdin_hook=answer,
-        output_hook=messages.append,
-    )
-    kinds = {message["msg_type"] for message in messages}
-    assert not kinds & {"display_data", "clear_output"}
 
 
 def test_the_line_does_not_disturb_notebook_launchers_forks(lab):
@@ -572,7 +541,7 @@ def test_the_line_does_not_disturb_notebook_launchers_forks(lab):
 def test_papermill_shows_no_line(tmp_path):
     cells = [f"import sys; sys.path[:0] = {sys.path!r}"]
     cells += ["%load_ext ddp_course.notebook"]
-    cells += ["from ddp_course.notebook import alive; alive.SILENCE = 1"]
+    cells += ["from ddp_course.notebook import alive; alive.PATIENCE = 1"]
     cells += ["import time; time.sleep(2)"]
     notebook = nbformat.v4.new_notebook()
     notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import tempfile
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -201,9 +202,9 @@ def test_a_notebook_that_fails_is_found(course):
 
 def names_for(path):
     """What `show` and `compare` may name in a notebook: its imports from the course,
-    and the training set.
+    the training set, and the paths of files.
     """
-    names = {"train_set": load_images("digits")[0]}
+    names = {"train_set": load_images("digits")[0], "Path": Path}
     for cell in code_cells(path):
         for node in ast.walk(ast.parse(re.sub(r"(?m)^%.*", "", cell.source))):
             if isinstance(node, ast.ImportFrom) and node.module.startswith(
@@ -236,7 +237,8 @@ def displayed(monkeypatch):
 
 @each_notebook
 @pytest.mark.parametrize("function", [notebook.show, notebook.compare])
-def test_shown_source_is_todays(path, function, displayed):
+def test_shown_source_is_todays(path, function, displayed, monkeypatch):
+    monkeypatch.chdir(path.parent)  # as in a kernel
     for cell, things in calls(path, function.__name__):
         displayed.clear()
         function(*things)
@@ -250,7 +252,7 @@ def test_an_edited_lesson_would_be_noticed(monkeypatch, displayed):
         sources, "source", lambda thing: today(thing).replace("backward", "forward")
     )
     with pytest.raises(AssertionError):
-        test_shown_source_is_todays(NOTEBOOKS[0], notebook.show, displayed)
+        test_shown_source_is_todays(NOTEBOOKS[0], notebook.show, displayed, monkeypatch)
 
 
 @each_notebook

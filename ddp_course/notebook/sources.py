@@ -41,14 +41,17 @@ OUT, IN = "rgba(248, 81, 73, 0.20)", "rgba(46, 160, 67, 0.22)"  # of a compariso
 
 
 def show(*things):
-    """Display the source of functions, classes or modules, as it is on the disk now."""
+    """Display the source of functions, classes, modules or files, as on the disk now.
+
+    A file is a Path, which begins at the notebook's own folder.
+    """
     for thing in things:
         text = f"# {title(thing)}\n{source(thing)}"
         _display("\n".join(_highlighted(text)), text)
 
 
 def compare(before, after, context=3):
-    """Display what changes from one function, class or module to another.
+    """Display what changes from one function, class, module or file to another.
 
     Lines that go are red and begin with -, lines that come are green and begin with +.
     """
@@ -80,7 +83,9 @@ def _difference(old, new, context):
 
 
 def source(thing):
-    """The text of a function, class or module on the disk now, which may be newer."""
+    """The text of a function, class, module or file on the disk now, maybe newer."""
+    if isinstance(thing, Path):
+        return thing.read_text().rstrip()
     module = sys.modules[getattr(thing, "__module__", None) or thing.__name__]
     text = Path(module.__file__).read_text()
     if thing is module:
@@ -95,6 +100,8 @@ def source(thing):
 
 def title(thing):
     """The file that holds a function, class or module: ddp_course/lesson04.py."""
+    if isinstance(thing, Path):
+        return thing.as_posix()
     module = getattr(thing, "__module__", None) or thing.__name__
     return module.replace(".", "/") + ".py"
 

@@ -92,7 +92,7 @@ def _error_of(first, endings):
     lines = [f"rank {first.rank} of {len(endings)} {first.story}\n"]
     for other in endings:
         if other is not first:
-            place = "failed likewise" if other.fails_like(first) else other.place
+            place = "failed in the same way" if other.fails_like(first) else other.place
             lines.append(f"meanwhile rank {other.rank} {place}")
     text = "\n".join(lines).strip()
     return RankError(text, first.rank, first.message or first.summary)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_course import UsageError
+from ddp_course.ranks import pretend_network
 
 LOOPBACK = ("127.0.0.1", "localhost")
 
@@ -88,20 +89,29 @@ def choose_device(wish="auto"):
 
 
 def backend_for(device):
-    """The backend for tensors on this device: 'nccl' on GPUs, 'gloo' elsewhere."""
-    return "nccl" if device.type == "cuda" else "gloo"
+    """The backend for tensors on this device: 'nccl' on GPUs, 'gloo' elsewhere.
+
+    Or 'pretend', where `launch(..., network=...)` asked for a pretend network.
+    """
+    if device.type == "cuda":
+        return "nccl"
+    if pretend_network.network_of_environment() is None:
+        return "gloo"
+    pretend_network.register()
+    return "pretend"
 
 
 @contextmanager
-def process_group(backend="gloo", timeout=300):
+def process_group(backend=None, timeout=300):
     """Join the job's process group for a `with` block; gives (rank, world_size).
 
-    timeout: seconds that a collective waits for the other ranks. torch's own default is
-    30 minutes, and 10 for nccl.
+    backend: by default, that for CPUs. timeout: seconds that a collective waits for the
+    other ranks. torch's own default is 30 minutes, and 10 for nccl.
     """
+    backend = backend or backend_for(torch.device("cpu"))
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout), **rendezvous())
     try:
-        if backend == "gloo":
+        if backend != "nccl":
             # or one rank could leave while another is still connecting to it
             dist.barrier()
         yield dist.get_rank(), dist.get_world_size()

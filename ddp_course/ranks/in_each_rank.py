@@ -41,6 +41,8 @@ def rank_main(rank, payload, folder, environments, timeout, plain=False):
     else:
         faulthandler.dump_traceback_later(max(timeout - 0.3, 0.1), file=stack)
     try:
+        # DataLoader's workers start as in any other process, not as this rank did
+        multiprocessing.set_start_method(None, force=True)
         os.environ.clear()
         os.environ.update(environments[rank])
         _apply_environment()

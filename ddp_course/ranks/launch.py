@@ -65,31 +65,35 @@ __all__ = [
     "start_server",
 ]
 
+NETWORK = "DDP_COURSE_NETWORK"  # how the ranks are told of a pretend network
 # seconds after which output is shown as it comes, and not only at the end of the run
 LIVE_AFTER = 3.0
 # seconds that the other ranks get, once one has failed, to say what they have to say
 GRACE = 0.3
 
 
-def launch(fn, *args, nproc=2, timeout=60, env=None, **kwargs):
-    """Run `fn(*args, **kwargs)` on `nproc` ranks; return what each of them returned, a
-    list in rank order.
+def launch(fn, *args, nproc=2, timeout=60, env=None, network=None, **kwargs):
+    """Run `fn(*args, **kwargs)` on `nproc` ranks; return what each of them returned.
 
     fn: any callable, also one that was defined in a notebook cell. It finds its rank
         where torchrun would put it, in the environment (RANK, LOCAL_RANK, WORLD_SIZE,
         MASTER_ADDR ...), and so does `init_process_group`.
     timeout: seconds after which every rank is stopped.
     env: more environment variables for the ranks, such as {"TORCH_DISTRIBUTED_DEBUG":
-    "DETAIL"}.
+        "DETAIL"}.
+    network: (latency, bandwidth) of a pretend network between the ranks, in seconds and
+        bytes per second: see pretend_network.py.
 
-    What the ranks print is printed by this process: whole lines, marked with their
+    The results come as a list in rank order. What the ranks print is printed by this process: whole lines, marked with their
     rank, in rank order; as it comes where the run takes longer than three seconds.
 
     Raises RankError (the traceback of the rank that failed first), RankTimeout (where
     each rank stood), and CannotLaunch, a TypeError and ValueError, for what cannot be
     launched.
     """
-    env = env or {}
+    env = dict(env or {})
+    if network:
+        env[NETWORK] = " ".join(map(str, network))
     _check(fn, nproc, timeout, env)
     payload = _pickle(fn, args, kwargs)
     with _Run(nproc, timeout) as run:

@@ -3,6 +3,7 @@
 import time
 import weakref
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -126,3 +127,87 @@ def _storages(values):
         if type(value) in kinds and value.device.type != "meta"
     ]
     return [tensor.untyped_storage() for tensor in tensors]
+
+
+# ---- what a training step keeps, uses and sends ----
+
+
+class Observed(NamedTuple):
+    """A training step as one rank sees it, in bytes or bytes per parameter."""
+
+    kept: dict  # between two steps: see held()
+    in_use: list  # after each operation of the step
+    blocks: list  # (place in in_use, number of the block that begins to compute there)
+    shared: dict  # in collectives of more than a kilobyte, {kind: bytes}
+
+
+def observe(build, step, per=1):
+    """Build a model, train three steps, and return what was Observed of the last two.
+
+    build(): the model and its optimizer. step(model, optimizer): one training step.
+    per: the number of parameters, for bytes per parameter.
+    """
+    with memory_timeline() as timeline:
+        model, optimizer, *_ = build()
+        step(model, optimizer)
+        begin = len(timeline)
+        with _blocks_marked(model, timeline) as blocks:
+            step(model, optimizer)
+    in_use = [used / per for used in timeline[begin:]]
+    blocks = [(place - begin, number) for place, number in blocks]
+    kept = {part: size / per for part, size in held(model, optimizer).items()}
+    shared = count_bytes(lambda: step(model, optimizer))
+    shared = {kind: size / per for kind, size in shared.items() if size > 1000}
+    return Observed(kept, in_use, blocks, shared)
+
+
+@contextmanager
+def _blocks_marked(model, timeline):
+    """A list of where a block begins, forward or backward: (place, its number)."""
+    marks, hooks = [], []
+    for number, block in enumerate(getattr(_unwrapped(model), "blocks", [])):
+
+        def mark(*_, number=number):
+            marks.append((len(timeline), number))
+
+        hooks.append(block.register_forward_pre_hook(mark))
+        hooks.append(block.register_full_backward_pre_hook(mark))
+    yield marks
+    for hook in hooks:
+        hook.remove()
+
+
+def _unwrapped(model):
+    return getattr(model, "module", model)
+
+
+def held(model, optimizer):
+    """What this rank keeps between two steps: weights, gradients, optimizer, in bytes.
+
+    A gradient that is a view counts with all that it is a view of, once. Master weights
+    count as the optimizer's.
+    """
+    for inner in ("optim", "optimizer"):  # the one within a sharded one
+        optimizer = getattr(optimizer, inner, optimizer)
+    parameters = list(model.parameters())
+    gradients = [value.grad for value in parameters if value.grad is not None]
+    state = [value for values in optimizer.state.values() for value in values.values()]
+    state += getattr(optimizer, "master_weights", [])
+    kept = {"weights": parameters, "gradients": gradients, "optimizer": state}
+    return {part: bytes_of(tensors) for part, tensors in kept.items()}
+
+
+def bytes_of(tensors):
+    """What the storages of tensors take on this rank, each once; DTensors: shards."""
+    local = [
+        tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        for tensor in tensors
+    ]
+    storages = {storage.data_ptr(): storage.nbytes() for storage in _storages(local)}
+    return sum(storages.values())
+
+
+def sent_in_a_ring(shared, ranks):
+    """What one rank sends for what the ranks share, {kind: bytes}: see lesson 2."""
+    twice = shared.get("allreduce", 0)  # a reduce-scatter and an all-gather
+    return (sum(shared.values()) + twice) * (ranks - 1) / ranks

@@ -1,9 +1,8 @@
-"""The images: scikit-learn's handwritten digits, which come with the course, and MNIST,
-verified before use.
+"""The images: scikit-learn's digits, which come with the course, and MNIST, verified.
 
-Both are kept in memory as bytes and are normalised as they are fetched, a whole batch
-at a time. An ordinary `DataLoader(images, batch_size, sampler=sampler)` then runs at
-the speed of memory.
+Both are kept in memory as bytes and normalised as they are fetched, a whole batch at a
+time. An ordinary `DataLoader(images, batch_size, sampler=sampler)` then runs at the
+speed of memory.
 """
 
 import hashlib
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 from torch.utils.data._utils.collate import default_collate_fn_map
@@ -33,64 +33,72 @@ MOST_ON_A_CPU = 4096  # training samples, where nobody says how many
 
 
 class Images(Dataset):
-    """Grey images in memory: `images` uint8 (n, 28, 28), `labels` int64 (n,); fetched
-    as normalised float32 (1, 28, 28).
+    """Grey images in memory, fetched as normalised float32 (1, 28, 28), with labels.
+
+    images: uint8 (n, 28, 28). labels: int64 (n,). A DataLoader fetches whole batches; a
+    collate_fn of one's own gets a list that holds one WholeBatch.
     """
 
     def __init__(self, name, images, labels, mean, std):
-        self.name, self.images, self.labels, self.mean, self.std = (
-            name,
-            images,
-            labels,
-            mean,
-            std,
-        )
+        self.name, self.images, self.labels = name, images, labels
+        self.mean, self.std = mean, std
 
     def __len__(self):
         return len(self.labels)
 
     def __getitem__(self, index):
-        [(images, labels)] = self.__getitems__(
-            [range(len(self))[index]]
-        )  # which may be -1
+        [(images, labels)] = self.__getitems__([index])
         return images[0], labels[0]
 
     def __getitems__(self, indices):
         """A whole batch at once: images float32 (b, 1, 28, 28), labels int64 (b,)."""
-        indices = torch.as_tensor(indices)
+        every = range(len(self))
+        indices = torch.tensor([every[index] for index in indices])  # -1 is the last
         images = self.images.index_select(0, indices).unsqueeze(1).float().div_(255)
-        return [
-            WholeBatch((images.sub_(self.mean).div_(self.std), self.labels[indices]))
-        ]
+        images.sub_(self.mean).div_(self.std)
+        return [WholeBatch((images, self.labels[indices]))]
 
     def first(self, count):
         """The first `count` images, as a data set of its own."""
         if count > len(self):
-            raise UsageError(
-                f"--train-samples {count} is more than {self.name} has: {len(self)}"
-            )
-        return Images(
-            self.name, self.images[:count], self.labels[:count], self.mean, self.std
-        )
+            there = f"{self.name} has: {len(self)}"
+            raise UsageError(f"--train-samples {count} is more than {there}")
+        images, labels = self.images[:count], self.labels[:count]
+        return Images(self.name, images, labels, self.mean, self.std)
 
 
 class WholeBatch(tuple):
-    """A batch that came whole. DataLoader's own collate function, told so here, hands
-    it on as it is.
-    """
+    """A batch that came whole: DataLoader's own collate function hands it on as it is."""
 
 
 default_collate_fn_map[WholeBatch] = lambda batch, **_: batch[0]
 
 
-def load_images(name="auto", train_samples=None, device="cpu"):
-    """The training and the test set, two Images. name: 'digits', 'mnist', or 'auto':
-    mnist where it can be had.
+class OneByOne(Dataset):
+    """The same images, read the usual way, as torchvision.datasets.MNIST reads them."""
 
+    def __init__(self, images):
+        from torchvision import transforms  # which takes long to import
+
+        normalize = transforms.Normalize((images.mean,), (images.std,))
+        self.images, self.labels = images.images.numpy(), images.labels
+        self.transform = transforms.Compose([transforms.ToTensor(), normalize])
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        image = Image.fromarray(self.images[index])
+        return self.transform(image), self.labels[index]
+
+
+def load_images(name="auto", train_samples=None, device="cpu"):
+    """The training set and the test set, two Images.
+
+    name: 'digits', 'mnist', or 'auto', which is mnist where it can be had.
     train_samples: how many to train on; None is all of them on a GPU, and at most 4096
-    elsewhere.
-    Raises UsageError for an unknown name, too many samples, and for MNIST files that
-    are damaged or cannot be had.
+    elsewhere. Raises UsageError for an unknown name, for too many samples, and for
+    MNIST files that are damaged or cannot be had.
     """
     if name == "auto":
         name = choose()
@@ -103,48 +111,35 @@ def load_images(name="auto", train_samples=None, device="cpu"):
 
 
 def load_digits():
-    """1,437 and 360 of scikit-learn's handwritten digits, 8x8 pixels of 0 to 16, scaled
-    to 28x28 of 0 to 255.
-    """
+    """1,437 and 360 of scikit-learn's digits, scaled from 8x8 pixels to 28x28."""
     with np.load(Path(__file__).with_name("digits.npz")) as file:
-        small, labels = (
-            torch.from_numpy(file["images"]),
-            torch.from_numpy(file["labels"]).long(),
-        )
-    large = (
-        F.interpolate(small.unsqueeze(1).float() * (255 / 16), size=28, mode="bilinear")
-        .squeeze(1)
-        .round()
-        .byte()
-    )
-    train, test = slice(0, 1437), slice(1437, None)
+        pixels, labels = map(torch.from_numpy, (file["images"], file["labels"]))
+    small = pixels.unsqueeze(1).float() * (255 / 16)  # a pixel is a number from 0 to 16
+    large = F.interpolate(small, size=28, mode="bilinear").squeeze(1).round().byte()
     return tuple(
-        Images("digits", large[part], labels[part], mean=0.3054, std=0.3246)
-        for part in (train, test)
+        Images("digits", large[part], labels.long()[part], mean=0.3054, std=0.3246)
+        for part in (slice(0, 1437), slice(1437, None))
     )
 
 
 def load_mnist(folder=None):
-    """The 60,000 and 10,000 images of MNIST, verified; downloaded first where they are
-    missing.
-    """
+    """MNIST's 60,000 and 10,000 images, verified, and first downloaded if need be."""
     folder = Path(folder or data_folder())
     download_mnist(folder)
-    train_images, train_labels, test_images, test_labels = [
+    files = [
         torch.from_numpy(read_verified(folder / RAW / name)) for name in MNIST_FILES
     ]
-    train = Images("mnist", train_images, train_labels.long(), mean=0.1307, std=0.3081)
-    return train, Images(
-        "mnist", test_images, test_labels.long(), mean=0.1307, std=0.3081
+    return tuple(
+        Images("mnist", images, labels.long(), mean=0.1307, std=0.3081)
+        for images, labels in (files[:2], files[2:])
     )
 
 
 def choose():
-    """'mnist' where it is on the disk or can be had within a few seconds, else
-    'digits'; rank 0 says which, and why.
+    """'mnist' where it is on the disk or can be had within a few seconds, else 'digits'.
 
-    Every process of a machine comes to the same choice: one tries to download, the
-    others wait for what came of it.
+    Rank 0 says which, and why. All processes of a machine come to the same choice: one
+    of them tries to download MNIST, and the others wait for the outcome.
     """
     folder = data_folder()
     try:
@@ -158,45 +153,40 @@ def choose():
 
 
 def data_folder():
-    """Where MNIST is looked for: $DDP_COURSE_DATA, or `data/` in the course's
-    folder.
-    """
+    """Where MNIST is looked for: $DDP_COURSE_DATA, or `data/` in the course's folder."""
     return Path(os.environ.get("DDP_COURSE_DATA") or project_folder() / "data")
 
 
 def read_verified(path):
-    """Read one of MNIST's IDX files: uint8, of its shape. Raises UsageError where size,
-    header or checksum are wrong.
+    """Read one of MNIST's IDX files; return its numbers, uint8, in their shape.
 
     The format: two zero bytes, 8 for 'unsigned bytes', the number of dimensions, each
-    dimension as a big-endian int32, then the bytes themselves (Yann LeCun, Corinna
-    Cortes, Christopher Burges, The MNIST database).
+    dimension as a big-endian int32, then the bytes (Y. LeCun, C. Cortes, C. Burges, The
+    MNIST database). Raises UsageError where size, header or checksum are wrong.
     """
     shape, md5 = MNIST_FILES[path.name]
-    header = bytes([0, 0, 8, len(shape)]) + b"".join(
-        size.to_bytes(4, "big") for size in shape
-    )
+    header = bytes([0, 0, 8, len(shape)])
+    header += b"".join(size.to_bytes(4, "big") for size in shape)
     expected = len(header) + int(np.prod(shape))
     cure = f"delete {path.parent} and start again to download it, or use --data digits"
+    if not path.is_file():
+        raise UsageError(f"MNIST is incomplete, {path} is missing or no file: {cure}")
     try:
         content = np.fromfile(path, dtype=np.uint8)
     except OSError as error:
-        raise UsageError(
-            f"MNIST is incomplete, {path} cannot be read ({error.strerror}): {cure}"
-        ) from None
+        problem = f"MNIST is incomplete, {path} cannot be read ({error.strerror})"
+        raise UsageError(f"{problem}: {cure}") from None
     if len(content) != expected:
-        raise UsageError(
-            f"{path} is truncated or half-downloaded, {len(content):,} bytes of {expected:,}: {cure}"
+        problem = (
+            f"is truncated or half-downloaded, {len(content):,} bytes of {expected:,}"
         )
-    if content[: len(header)].tobytes() != header:
-        raise UsageError(
-            f"{path} is damaged, it does not begin like {path.name} of MNIST: {cure}"
-        )
-    if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
-        raise UsageError(
-            f"{path} is damaged, its checksum is not that of MNIST: {cure}"
-        )
-    return content[len(header) :].reshape(shape)
+    elif content[: len(header)].tobytes() != header:
+        problem = f"is damaged, it does not begin like {path.name} of MNIST"
+    elif hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
+        problem = "is damaged, its checksum is not that of MNIST"
+    else:
+        return content[len(header) :].reshape(shape)
+    raise UsageError(f"{path} {problem}: {cure}")
 
 
 class Unreachable(UsageError):
@@ -204,13 +194,12 @@ class Unreachable(UsageError):
 
 
 def download_mnist(folder, patience=300, give_up_for=20, fetch=None):
-    """Have torchvision download MNIST into `folder`, unless it is there: whole or not
-    at all, by one process at a time.
+    """Have torchvision download MNIST into `folder`, unless it is there already.
 
-    patience: seconds that the download may take. give_up_for: seconds after a failure
-    for which nobody tries again.
-    fetch: what downloads MNIST into a folder, within a patience; None is torchvision.
-    Raises Unreachable where it cannot be had.
+    It is there whole or not at all, downloaded by one process at a time. patience:
+    seconds that the download may take. give_up_for: seconds after a failure in which no
+    process tries again. fetch: what downloads MNIST into a folder, within a patience;
+    None is torchvision. Raises Unreachable where MNIST cannot be had.
     """
     from filelock import FileLock  # comes with torch
 
@@ -221,9 +210,7 @@ def download_mnist(folder, patience=300, give_up_for=20, fetch=None):
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / "mnist.lock"):
             if any((folder / RAW / name).exists() for name in MNIST_FILES):
-                # another process has been faster; or some are missing, which reading
-                # them will say
-                return
+                return  # another process was faster; if some are missing, reading says so
             if failure.exists() and time.time() - failure.stat().st_mtime < give_up_for:
                 raise Unreachable(failure.read_text())
             with tempfile.TemporaryDirectory(dir=folder, prefix="mnist-") as temporary:
@@ -237,34 +224,37 @@ def download_mnist(folder, patience=300, give_up_for=20, fetch=None):
                     os.replace(Path(temporary) / RAW / name, folder / RAW / name)
             failure.unlink(missing_ok=True)
     except OSError as error:
+        problem = f"MNIST cannot be kept in {folder}: {error.strerror}"
         cure = "name another folder in DDP_COURSE_DATA, or use --data digits"
-        raise Unreachable(
-            f"MNIST cannot be kept in {folder}: {error.strerror}; {cure}"
-        ) from None
+        raise Unreachable(f"{problem}; {cure}") from None
+
+
+FETCH = """
+import socket, sys
+from torchvision.datasets import MNIST
+
+socket.setdefaulttimeout(15)  # seconds without a byte
+MNIST(sys.argv[1], download=True)
+"""
 
 
 def _fetch_with_torchvision(folder, patience):
-    """Download in a process of its own: it can be stopped when it takes too long, and
-    importing torchvision is slow.
+    """Download in a process of its own, which can be stopped when it takes too long.
+
+    Besides, torchvision takes long to import.
     """
-    program = "import sys; from torchvision.datasets import MNIST; MNIST(sys.argv[1], download=True)"
+    command = [sys.executable, "-c", FETCH, str(folder)]
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(folder)],
-            capture_output=True,
-            text=True,
-            timeout=patience,
-        )
-        reason = (
-            (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-            if done.returncode
-            else None
-        )
+        options = {"capture_output": True, "text": True, "timeout": patience}
+        done = subprocess.run(command, **options)
+        if done.returncode == 0:
+            return
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
     except subprocess.TimeoutExpired:
         reason = f"not within {patience:g} s"
-    if reason:
-        cure = f"connect to the network, put its files in {data_folder() / RAW}, or use --data digits"
-        raise Unreachable(f"MNIST could not be downloaded: {reason}; {cure}")
+    files = f"put its files in {data_folder() / RAW}"
+    cure = f"connect to the network, {files}, or use --data digits"
+    raise Unreachable(f"MNIST could not be downloaded: {reason}; {cure}")
 
 
 def save_digits(path):

@@ -1,35 +1,40 @@
-"""What a training step keeps in memory, and what it sends: DDP, and the three stages of
-ZeRO.
+"""What training takes: bytes that a rank keeps, bytes that it sends, and activations.
 
 S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter
 Models", 2020, sections 3, 5 and 7. Stage 0 is DDP, whose ranks all keep everything.
 Stage 1 shards the optimizer's state, 2 the gradients as well, and 3, which is FSDP, the
-parameters as well. Activations, and what a backend needs for itself, are not in here.
+parameters as well. What a backend needs for itself is not counted.
 """
 
 from typing import NamedTuple
 
 STAGES = {
     0: "DDP",
-    1: "ZeRO-1: the optimizer is sharded",
+    1: "ZeRO-1: optimizer sharded",
     2: "ZeRO-2: gradients, too",
-    3: "ZeRO-3, FSDP: parameters, too",
+    3: "ZeRO-3, FSDP: weights, too",
 }
 
 
 class Precision(NamedTuple):
-    """Bytes for each parameter, with Adam."""
+    """Bytes per parameter, with Adam: kept between two steps, and communicated."""
 
     weight: int
     gradient: int
     optimizer: int
+    gathered: int  # a weight, when it is sent
+    reduced: int  # a gradient, when it is sent
+    words: str
+    stages: tuple = (0, 1, 2, 3)  # where there is such a thing
 
 
 PRECISIONS = {
-    "fp32": Precision(weight=4, gradient=4, optimizer=8),  # Adam's two averages
-    "mixed": Precision(
-        weight=2, gradient=2, optimizer=12
-    ),  # these, and a copy of the weights, in fp32
+    "fp32": Precision(4, 4, 8, 4, 4, "everything in fp32"),
+    "autocast": Precision(4, 4, 8, 4, 4, "fp32, and matrix products in 16 bits"),
+    "policy": Precision(
+        4, 4, 8, 2, 4, "MixedPrecisionPolicy: fp32 shards, gathered in bf16", (3,)
+    ),
+    "master": Precision(2, 2, 12, 2, 2, "weights in 16 bits, master weights in fp32"),
 }
 
 
@@ -41,26 +46,58 @@ class State(NamedTuple):
     optimizer: float
 
 
-def states(parameters, ranks, stage, precision="mixed"):
-    """What one rank keeps between two steps, a State in bytes; a gradient bucket of DDP
-    that is no view comes on top.
+def states(parameters, ranks, stage, precision="fp32"):
+    """What one rank keeps between two steps, a State in bytes.
 
-    parameters: how many. stage: 0 to 3. precision: 'fp32' or 'mixed'.
+    parameters: how many. stage: 0 to 3. precision: one of PRECISIONS. Where gradients
+    are no views of DDP's buckets, the buckets come on top.
     """
-    of_each = PRECISIONS[precision]
-    shares = [ranks if stage >= sharded_from else 1 for sharded_from in (3, 2, 1)]
-    return State(*(parameters * size / share for size, share in zip(of_each, shares)))
-
-
-def sent(parameters, ranks, stage, precision="mixed"):
-    """The bytes that one rank sends in a step, with ring collectives.
-
-    DDP's all-reduce is a reduce-scatter and an all-gather, each of (ranks - 1) / ranks
-    of all; stages 1 and 2 do the same two, of gradients and then of weights. Stage 3
-    gathers the weights twice, forward and backward, and scatters.
-    """
-    of_each = PRECISIONS[precision]
-    gathered = (
-        of_each.gradient if stage == 0 else of_each.weight * (2 if stage == 3 else 1)
+    weight, gradient, optimizer, *_ = PRECISIONS[precision]
+    return State(
+        weights=parameters * weight / (ranks if stage >= 3 else 1),
+        gradients=parameters * gradient / (ranks if stage >= 2 else 1),
+        optimizer=parameters * optimizer / (ranks if stage >= 1 else 1),
     )
-    return parameters * (of_each.gradient + gathered) * (ranks - 1) / ranks
+
+
+def sent(parameters, ranks, stage, precision="fp32"):
+    """The bytes that one rank sends per step, with collectives on a ring.
+
+    DDP's all-reduce is a reduce-scatter and an all-gather, and each of these sends
+    (ranks - 1) / ranks of the whole. Stages 1 and 2 reduce-scatter gradients and gather
+    weights. Stage 3 gathers weights twice, for forward and for backward.
+    """
+    *_, gathered, reduced, _, _ = PRECISIONS[precision]
+    if stage == 0:
+        shared = 2 * reduced
+    else:
+        shared = reduced + gathered * (2 if stage == 3 else 1)
+    return parameters * shared * (ranks - 1) / ranks
+
+
+def fsdp_peak(block, rest, blocks, ranks):
+    """The most that a rank has with fully_shard in fp32, in bytes, without activations.
+
+    It has it in backward, at the last block but one, when the next is gathered already.
+    block: a block's parameters; rest: those outside of blocks, which stay gathered.
+    """
+    parameters = blocks * block + rest
+    whole = (2 * block if blocks else 0) + rest  # this block, and the next one
+    shards = 12 * parameters / ranks + 4 * (parameters - whole) / ranks
+    gathered = 4 * whole
+    unreduced = 4 * whole  # this block's gradients; the last one's are being reduced
+    return shards + gathered + unreduced
+
+
+def activations(batch, tokens, width, layers, heads=0, size=4):
+    """What forward keeps for backward in the blocks of a GPT without dropout, in bytes.
+
+    Per token, in units of `width`: the inputs of two norms (2), of query-key-value (1),
+    of attention (3), of its output layer (1), of the MLP's layers (1 + 4), of GELU (4).
+    V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
+    Models", 2022, count 34 bytes in 16 bits: these 32, and two dropout masks.
+
+    size: bytes per number. heads: for attention that is not fused, which keeps `tokens`
+    numbers per token and head.
+    """
+    return size * batch * tokens * layers * (16 * width + heads * tokens)

@@ -294,41 +294,31 @@ def memory(
     params: str = typer.Option(..., help="how many parameters, such as 7.5e9"),
     ranks: str = typer.Option(..., help="how many ranks"),
     precision: str = typer.Option(
-        "mixed", help="mixed, 16 bits with Adam in fp32, or fp32"
+        "autocast", help="fp32, autocast, policy (FSDP2's), master (weights in fp32)"
     ),
 ):
-    """Estimate what a rank keeps and sends with DDP and with ZeRO 1 to 3, without
-    activations.
+    """Estimate what each rank keeps and sends with DDP and ZeRO 1 to 3, with Adam and
+    without activations.
     """
     from ddp_course.scenery.memory import PRECISIONS, STAGES, sent, states
 
-    parameters, world_size = (
-        whole_number("--params", params),
-        whole_number("--ranks", ranks),
-    )
+    parameters = whole_number("--params", params)
+    world_size = whole_number("--ranks", ranks)
     if precision not in PRECISIONS:
         raise UsageError(f"--precision {precision} is none of {', '.join(PRECISIONS)}")
-    table = Table(
-        "",
-        *(
-            f"{name}, GB"
-            for name in ("weights", "gradients", "optimizer", "sum", "sent")
-        ),
-    )
-    for stage, name in STAGES.items():
+    table = Table("GB per rank", "weights", "gradients", "optimizer", "sum", "sent")
+    for stage in PRECISIONS[precision].stages:
         kept = states(parameters, world_size, stage, precision)
         row = [*kept, sum(kept), sent(parameters, world_size, stage, precision)]
-        table.add_row(
-            name,
-            *(
-                f"{value / 1e9:,.3g}" if value < 1e12 else f"{value / 1e9:,.0f}"
-                for value in row
-            ),
-        )
+        table.add_row(STAGES[stage], *map(in_gigabytes, row))
     console.print(table)
-    console.print(
-        "For each rank: kept between two steps, and sent in one. 1 GB is 10^9 bytes; activations come on top."
-    )
+    print(f"Precision: {PRECISIONS[precision].words}.")
+    print("Sum: kept between two steps; activations come on top. Sent: per step.")
+    print("1 GB is 10^9 bytes.")
+
+
+def in_gigabytes(size):
+    return f"{size / 1e9:,.3g}" if size < 1e12 else f"{size / 1e9:,.0f}"
 
 
 def whole_number(flag, text):

@@ -1,6 +1,7 @@
 """`ddp-course execute`: notebooks from top to bottom with papermill."""
 
 import os
+import sys
 import time
 
 import papermill
@@ -40,13 +41,14 @@ def execute(notebooks, parameters, store):
                 execution_timeout=120,
                 coalesce_streams=True,
                 extra_arguments=["--IPKernelApp.log_level=40"],
+                progress_bar=sys.stderr.isatty(),
             )
             verdict = "ran to its end"
             if store:
                 store_outputs(folder / notebook.name, notebook)
         except Exception as error:
             failed = True
-            verdict = f"failed: {str(error).strip().splitlines()[-1]}"
+            verdict = f"failed: {in_one_line(error)}"
         seconds = time.perf_counter() - begin
         table.add_row(notebook.stem, f"{seconds:.0f}", escape(verdict))
     console.print(table)
@@ -67,3 +69,9 @@ def store_outputs(executed, notebook):
         tags = cell.metadata.get("tags")
         cell.metadata = {"tags": tags} if tags else {}
     exercises.write(notebook, fresh)
+
+
+def in_one_line(error):
+    """The line of a cell's error that says most: of ranks', that of the first."""
+    of_the_first = str(error).strip().split("\n\nmeanwhile ")[0]
+    return of_the_first.splitlines()[-1]

@@ -3,6 +3,10 @@
 import copy
 from itertools import combinations
 
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+
 from mutants import right, wrong
 
 # ---- repair ----
@@ -259,6 +263,229 @@ def in_floats(samples, ranks, fits):
         min(fits, samples / ranks),
         samples / ranks / min(fits, samples / ranks),
     )
+
+
+# ---- train ----
+
+
+def whole_updates(engine, batches):
+    """The batches of each whole update, a list of lists."""
+    window = engine.gradient_accumulation_steps()
+    whole = len(batches) // window * window
+    return [batches[begin : begin + window] for begin in range(0, whole, window)]
+
+
+def mean_of_all(losses):
+    mean = torch.stack(losses).mean()
+    dist.all_reduce(mean, dist.ReduceOp.AVG)
+    return mean.item()
+
+
+def loop(engine, batches, micro_step, after=lambda engine: None):
+    """The right loop, but for what happens with a micro-batch, and after an update."""
+    results = []
+    for update in whole_updates(engine, batches):
+        rate = engine.get_lr()[0]
+        losses = [micro_step(engine, *batch) for batch in update]
+        after(engine)
+        results.append((mean_of_all(losses), rate))
+    return results
+
+
+def forward(engine, inputs, labels):
+    return F.cross_entropy(engine(inputs), labels)
+
+
+def plain_step(engine, inputs, labels):
+    loss = forward(engine, inputs, labels)
+    engine.backward(loss)
+    engine.step()
+    return loss.detach()
+
+
+@right("train")
+def an_update_at_a_time(engine, batches):
+    return loop(engine, batches, plain_step)
+
+
+@right("train")
+def asks_for_the_boundary(engine, batches):
+    """By the engine's own count, and with the loss that backward returns, divided."""
+    results, total = [], 0.0
+    for inputs, labels in batches[: sum(map(len, whole_updates(engine, batches)))]:
+        total += engine.backward(forward(engine, inputs, labels)).detach()
+        complete, rate = engine.is_gradient_accumulation_boundary(), engine.get_lr()[0]
+        engine.step()
+        if complete:
+            dist.all_reduce(total)
+            results.append([total / dist.get_world_size(), rate])
+            total = 0.0
+    return results
+
+
+@right("train")
+def sets_the_boundary(engine, batches):
+    """DeepSpeed's other way: one step for all micro-batches of an update."""
+    results = []
+    for update in whole_updates(engine, batches):
+        losses = []
+        for place, batch in enumerate(update, 1):
+            engine.set_gradient_accumulation_boundary(place == len(update))
+            losses.append(forward(engine, *batch))
+            engine.backward(losses[-1])
+        rate = engine.get_lr()[0]
+        engine.step()
+        results.append((mean_of_all([loss.detach() for loss in losses]), rate))
+    return results
+
+
+@wrong("train", "engine.step\\(\\) is not called")
+def never_steps(engine, batches):
+    def without_step(engine, inputs, labels):
+        loss = forward(engine, inputs, labels)
+        engine.backward(loss)
+        return loss.detach()
+
+    return loop(engine, batches, without_step)
+
+
+@wrong("train", "it counts them, and only every \\dth call makes an update")
+def steps_when_it_is_time(engine, batches):
+    def without_step(engine, inputs, labels):
+        loss = forward(engine, inputs, labels)
+        engine.backward(loss)
+        return loss.detach()
+
+    return loop(engine, batches, without_step, lambda engine: engine.step())
+
+
+@wrong("train", "Please use engine.backward", status="your code raised")
+def backward_of_torch(engine, batches):
+    def step(engine, inputs, labels):
+        loss = forward(engine, inputs, labels)
+        loss.backward()
+        engine.step()
+        return loss.detach()
+
+    return loop(engine, batches, step)
+
+
+@wrong("train", "divides the loss by the accumulation, so do not divide it as well")
+def divides_as_well(engine, batches):
+    def step(engine, inputs, labels):
+        loss = forward(engine, inputs, labels)
+        engine.backward(loss / engine.gradient_accumulation_steps())
+        engine.step()
+        return loss.detach()
+
+    return loop(engine, batches, step)
+
+
+@wrong("train", "moved the schedule on already")
+def steps_the_schedule_too(engine, batches):
+    return loop(engine, batches, plain_step, lambda engine: engine.lr_scheduler.step())
+
+
+@wrong("train", "do not call its step\\(\\) as well")
+def steps_the_optimizer_too(engine, batches):
+    def step(engine, inputs, labels):
+        loss = forward(engine, inputs, labels)
+        engine.backward(loss)
+        engine.optimizer.step()
+        engine.step()
+        return loss.detach()
+
+    return loop(engine, batches, step)
+
+
+@wrong("train", "only the last micro-batch of each update counts")
+def clears_gradients(engine, batches):
+    def step(engine, inputs, labels):
+        engine.zero_grad()
+        return plain_step(engine, inputs, labels)
+
+    return loop(engine, batches, step)
+
+
+@wrong("train", "leave that to the engine")
+def updates_each_time(engine, batches):
+    engine.set_gradient_accumulation_boundary(True)
+    return loop(engine, batches, plain_step)
+
+
+@wrong("train", "engine.module goes around")
+def calls_the_module(engine, batches):
+    def step(engine, inputs, labels):
+        loss = F.cross_entropy(engine.module(inputs), labels)
+        engine.backward(loss)
+        engine.step()
+        return loss.detach()
+
+    return loop(engine, batches, step)
+
+
+@wrong("train", "that make no whole update are left out")
+def takes_all_batches(engine, batches):
+    results = loop(engine, batches, plain_step)
+    for batch in batches[sum(map(len, whole_updates(engine, batches))) :]:
+        plain_step(engine, *batch)
+    return results
+
+
+@wrong("train", "a pair of numbers for each update")
+def as_in_the_lesson(engine, batches):
+    losses = []
+    for update in whole_updates(engine, batches):
+        losses += [plain_step(engine, *batch) for batch in update]
+    losses = torch.stack(losses)
+    dist.all_reduce(losses, dist.ReduceOp.AVG)
+    return losses.tolist()
+
+
+@wrong("train", "the mean on this rank only")
+def keeps_its_own_losses(engine, batches):
+    results = []
+    for update in whole_updates(engine, batches):
+        rate = engine.get_lr()[0]
+        losses = [plain_step(engine, *batch) for batch in update]
+        results.append((torch.stack(losses).mean().item(), rate))
+    return results
+
+
+@wrong("train", "the last micro-batch's only")
+def keeps_the_last_loss(engine, batches):
+    results = []
+    for update in whole_updates(engine, batches):
+        rate = engine.get_lr()[0]
+        losses = [plain_step(engine, *batch) for batch in update]
+        results.append((mean_of_all(losses[-1:]), rate))
+    return results
+
+
+@wrong("train", "returns a loss that is divided already")
+def means_what_is_divided(engine, batches):
+    def step(engine, inputs, labels):
+        loss = engine.backward(forward(engine, inputs, labels))
+        engine.step()
+        return loss.detach()
+
+    return loop(engine, batches, step)
+
+
+@wrong("train", "take the mean")
+def adds_up_the_losses(engine, batches):
+    results = loop(engine, batches, plain_step)
+    window = engine.gradient_accumulation_steps()
+    return [(window * loss, rate) for loss, rate in results]
+
+
+@wrong("train", "ask before it")
+def asks_afterwards(engine, batches):
+    results = []
+    for update in whole_updates(engine, batches):
+        losses = [plain_step(engine, *batch) for batch in update]
+        results.append((mean_of_all(losses), engine.get_lr()[0]))
+    return results
 
 
 # ---- place ----

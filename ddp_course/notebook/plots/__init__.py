@@ -17,6 +17,7 @@ from ddp_course.notebook.plots.diagrams import (
     adapter,
     data_parallel_step,
     flow,
+    item_weights,
     machines,
 )
 from ddp_course.notebook.plots.exchange import messages
@@ -40,6 +41,7 @@ __all__ = [
     "fsdp",
     "images",
     "in_use",
+    "item_weights",
     "losses",
     "machines",
     "messages",

@@ -6,8 +6,10 @@ from ddp_course.notebook.plots import axes
 from ddp_course.notebook.plots.display import display_figure
 from ddp_course.notebook.plots.style import (
     BLUE,
+    CARD,
     INK,
     LINE,
+    NOTE,
     ORANGE,
     styled,
 )
@@ -112,9 +114,10 @@ def stacked(rows, xlabel, title, unit=""):
 
 
 @styled
-def in_use(timelines, title):
+def in_use(timelines, title, blocks=()):
     """Memory during a step, from its first operation to its last. timelines: {label:
-    bytes per parameter, by operation}.
+    bytes per parameter, by operation}; blocks: of one timeline, [(operation, number)],
+    where which block begins to compute.
     """
     figure, axis = axes.chart(3.1)
     for label, values in timelines.items():
@@ -128,8 +131,26 @@ def in_use(timelines, title):
         f"{label}: between {number(min(values))} and {number(max(values))}"
         for label, values in timelines.items()
     ]
+    if blocks:
+        operations = len(next(iter(timelines.values()))) - 1
+        told.append(mark_blocks(axis, blocks, operations))
+        swatch = axes.swatch(CARD, "which block computes", edge=LINE)
+        axes.legend_below(figure, [*axis.get_legend_handles_labels()[0], swatch])
     alt = f"{title}. Line chart of {ylabel} over one step. {'; '.join(told)}."
     display_figure(figure, alt)
+
+
+def mark_blocks(axis, blocks, operations):
+    """The number of each block over its part of the x axis, every other part shaded."""
+    ends = [place for place, _ in blocks[1:]] + [operations]
+    for turn, ((begin, block), end) in enumerate(zip(blocks, ends)):
+        left, right = (100 * place / operations for place in (begin, end))
+        if turn % 2 == 0:
+            axis.axvspan(left, right, color=CARD, linewidth=0, zorder=0)
+        place = ((left + right) / 2, 1.0)
+        options = {"ha": "center", "va": "top", "color": NOTE, "size": 9.5}
+        axis.text(*place, block, transform=axis.get_xaxis_transform(), **options)
+    return f"blocks compute in the order {listing(str(block) for _, block in blocks)}"
 
 
 @styled

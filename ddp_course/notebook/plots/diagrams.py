@@ -12,6 +12,7 @@ from ddp_course.notebook.plots.drawing import (
 from ddp_course.notebook.plots.style import (
     BLUE,
     CARD,
+    FORWARD,
     GREY,
     INK,
     LINE,
@@ -140,6 +141,46 @@ def one_update(ranks, micro_batches, synced, top):
             yield text(x + sync / 2, top + tall / 2, name, CARD, size=12)
             x += sync + 4
     yield box(x, top, step, tall, INK, "step")
+
+
+def item_weights(micro_batches):
+    """How much each item of an update weighs in the loss, as a share of a strip.
+
+    micro_batches: how many items each of them has. Above, a mean of the micro-batches'
+    means; below, the mean over all items.
+    """
+    many, total = len(micro_batches), sum(micro_batches)
+    ways = {
+        f"mean of {many} means": [many * items for items in micro_batches],
+        f"mean of {total} items": [total] * many,
+    }
+    pieces, told = [], []
+    for number, (title, parts) in enumerate(ways.items()):
+        top = 100 * number
+        pieces.append(text(4, top + 12, title, anchor="start", size=15))
+        pieces += strip_of_items(micro_batches, parts, top + 28)
+        of_each = [f"1/{part} in micro-batch {i}" for i, part in enumerate(parts)]
+        told.append(f"in the {title}, an item weighs {listing(of_each)}")
+    sizes = listing(count(items, "item") for items in micro_batches)
+    alt = f"{count(many, 'micro-batch')} of {sizes}: {'; '.join(told)}."
+    display_drawing(WIDE, 190, pieces, alt)
+
+
+def strip_of_items(micro_batches, parts, top):
+    """A strip with a box per item. parts: 2 where an item of that micro-batch is half of
+    the strip, 3 where it is a third, and so on.
+    """
+    x = 2
+    for number, (items, part) in enumerate(zip(micro_batches, parts)):
+        begin, color = x, [FORWARD, GREY][number % 2]
+        for _ in range(items):
+            wide = (WIDE - 4) / part
+            yield rectangle(x, top, wide, 36, color, INK)
+            if wide > 30:
+                yield text(x + wide / 2, top + 18, f"1/{part}", color)
+            x += wide
+        name = f"micro-batch {number}" if x - begin > 90 else str(number)
+        yield text((begin + x) / 2, top + 50, name)
 
 
 def adapter(inputs, outputs, r):

@@ -58,8 +58,9 @@ def arrows(area, lanes, lane, labelled):
             yield f'<circle cx="{at:g}" cy="{begin:g}" r="3.5" fill="{color}"/>'
             yield arrow((at, begin), (at, end - short), color=color, thick=2)
             if labelled:
-                middle, size = (begin + end) / 2, f"{message['bytes']:,} B"
-                yield text(at + 7, middle, size, CARD, size=12, anchor="start")
+                beside = begin + (ROW if end > begin else -ROW) / 2  # between two lines
+                size = f"{message['bytes']:,} B"
+                yield text(at + 7, beside, size, CARD, size=12, anchor="start")
 
 
 def by_round(messages):

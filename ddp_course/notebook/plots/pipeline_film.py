@@ -51,7 +51,8 @@ def pipeline_steps(schedules):
         for rank, spans in enumerate(stages):
             spans = in_film_time(spans, longest)
             draw_moves(film, spans, top + 36 + ROW * rank, rank, len(stages))
-    draw_clock(film, tops[-1], longest)
+        draw_curtain(film, top + 32, ROW * len(stages))
+    draw_legend(film, tops[-1], longest)
     told = "; ".join(f"{title}: {busy(stages)}" for title, stages in schedules.items())
     alt = f"Animation of micro-batches that travel through pipelines. {told}."
     display_film(film, film.stills([SECONDS + 1], 1, alt), alt)
@@ -104,11 +105,15 @@ def draw_kept(film, spans, y):
     film.show(text(0, 0, f"at most {most}", anchor="start"), place, begin)
 
 
-def draw_clock(film, bottom, longest):
-    """A curtain that opens the chart from left to right, and what it all means."""
-    cover = rectangle(0, 24, CHART_WIDE + 10, bottom - 24, PAPER)
-    curtain = cover + line([(0, 24), (0, bottom)], INK, 1.5)
-    film.travel(curtain, (CHART, 0), 0, SECONDS, ((0, 0), (CHART_WIDE, 0)))
+def draw_curtain(film, top, tall):
+    """A curtain that opens a chart from left to right, as time goes on."""
+    cover = rectangle(0, 0, CHART_WIDE + 10, tall, PAPER)
+    curtain = cover + line([(0, 0), (0, tall)], INK, 1.5)
+    film.travel(curtain, (CHART, top), 0, SECONDS, ((0, 0), (CHART_WIDE, 0)))
+
+
+def draw_legend(film, bottom, longest):
+    """How long the charts are, and what colours and words mean."""
     film.show(text(CHART, bottom + 8, "0 ms", color=NOTE, anchor="start"))
     end = f"{number(1e3 * longest)} ms"
     film.show(text(WIDE - 4, bottom + 8, end, color=NOTE, anchor="end"))

@@ -1,0 +1,98 @@
+"""The files of a checkpoint: which are there, which are whole, and what is in them.
+
+A checkpoint is a folder, `step-00000012`, with files and a manifest: JSON that names
+each file and its SHA-256. The manifest is written last and deleted first.
+"""
+
+import hashlib
+import json
+import logging
+import shutil
+from contextlib import suppress
+
+import torch
+
+from ddp_course import UsageError
+
+
+class Unusable(Exception):
+    """Why a checkpoint cannot be used, in words that follow "because"."""
+
+
+def checkpoints(folder):
+    """The checkpoints in a folder, finished or not, in the order of their steps."""
+    return sorted(path for path in folder.glob("step-" + 8 * "[0-9]") if path.is_dir())
+
+
+def finished(folder):
+    """The checkpoints that have a manifest, in the order of their steps."""
+    return [path for path in checkpoints(folder) if (path / "manifest.json").is_file()]
+
+
+def remove(checkpoint):
+    """Delete a checkpoint. Killed on the way, it leaves one that is not finished."""
+    with suppress(OSError):
+        (checkpoint / "manifest.json").unlink()
+    shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def is_whole(checkpoint):
+    """Whether all files are there that the manifest names, as they were written.
+
+    Warns in the log where they are not.
+    """
+    try:
+        if "shared.pt" not in names_of_checked_files(checkpoint):
+            raise Unusable("its manifest does not name shared.pt")
+    except Unusable as reason:
+        warn(checkpoint, reason)
+        return False
+    return True
+
+
+def names_of_checked_files(checkpoint):
+    """What the manifest names. Raises Unusable where a file is not as it says."""
+    try:
+        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        for name, checksum in dict(manifest).items():
+            if not (checkpoint / name).is_file():  # or it is a pipe, and would block
+                raise Unusable(f"{name} is missing")
+            with (checkpoint / name).open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != checksum:
+                    raise Unusable(f"{name} is damaged: its checksum is another one")
+    except (OSError, TypeError, ValueError, RecursionError):
+        raise Unusable("its manifest cannot be read") from None
+    return set(manifest)
+
+
+def warn(checkpoint, reason):
+    log = logging.getLogger("ddp_course")
+    log.warning(f"checkpoint {checkpoint.name} cannot be used because {reason}")
+
+
+def read(path):
+    """Tensors and plain values from a file, on the CPU; none of its code is run."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:  # a file may hold anything
+        raise Unusable(f"{path.name} holds more than tensors and numbers") from None
+
+
+def check_numbers(model, optimizer):
+    """Raise Unusable where a weight or an average of Adam's cannot be the model's."""
+    for name, parameter in model.named_parameters():
+        for value in (parameter, *optimizer.state.get(parameter, {}).values()):
+            if value.dim() and value.shape != parameter.shape:
+                raise Unusable(f"Adam's averages for {name} have another shape")
+            if not value.isfinite().all():
+                raise Unusable(f"{name}, or an average for it, is NaN or infinite")
+
+
+def check_settings(made_with, settings, checkpoint):
+    """Raise UsageError, with the first setting that differs, where one does."""
+    for name in made_with | settings:
+        then, now = made_with.get(name), settings.get(name)
+        if then != now:
+            problem = f"{checkpoint} was made with {name} {then}, not {now}"
+            cure = "use that, or start anew, without --resume or with another --out"
+            raise UsageError(f"{problem}: {cure}")

@@ -1,0 +1,58 @@
+"""The checkpoints that Trainer writes: which of them it can resume from."""
+
+import logging
+import shutil
+from pathlib import Path
+from zipfile import ZipFile
+
+from safetensors import safe_open
+from transformers import TrainerState
+from transformers.trainer_utils import get_last_checkpoint
+
+NEEDED = ["trainer_state.json", "optimizer.pt", "scheduler.pt", "*.safetensors"]
+
+
+def newest_usable(folder):
+    """The newest checkpoint in a folder from which a run can resume, or None.
+
+    Newer ones that are damaged are renamed, with a warning in the log. Trainer itself
+    takes the newest folder, whatever is in it.
+    """
+    while newest := get_last_checkpoint(folder):
+        newest = Path(newest)
+        problem = damage(newest)
+        if problem is None:
+            return newest
+        aside = newest.with_name(f"damaged-{newest.name}")
+        log = logging.getLogger("ddp_course")
+        log.warning(f"{newest.name} is now {aside.name}, since {problem}")
+        shutil.rmtree(aside, ignore_errors=True)
+        newest.rename(aside)
+
+
+def damage(checkpoint):
+    """What is wrong with the files of a checkpoint, in words; None where they are whole.
+
+    Without optimizer.pt, Trainer would even go on, with an optimizer that is new.
+    """
+    for pattern in NEEDED:
+        if not any(path.is_file() for path in checkpoint.glob(pattern)):
+            return f"{pattern} is missing"
+    for path in sorted(checkpoint.iterdir()):
+        try:
+            check(path)
+        except Exception:  # a file may hold anything
+            return f"{path.name} is damaged"
+
+
+def check(path):
+    """Raise an exception of some kind where a file is not as it was written."""
+    if path.name == "trainer_state.json":
+        TrainerState.load_from_json(path)
+    elif path.suffix == ".safetensors":
+        with safe_open(path, "pt"):
+            pass
+    elif path.suffix in (".pt", ".pth"):  # a zip file, with a checksum for each part
+        with ZipFile(path) as file:
+            if file.testzip():
+                raise ValueError
