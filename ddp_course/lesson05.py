@@ -83,8 +83,8 @@ class SyncBatchNorm(_BatchNorm):
     """BatchNorm1d, 2d and 3d in one, with the statistics of the joined batch.
 
     It runs on any backend. It takes a float tensor (batch, channels, ...) and returns
-    the same shape and type. In train mode, all ranks must call it equally often. In eval
-    mode, and without a process group, it is an ordinary BatchNorm and does not
+    the same shape and type. In train mode, all ranks must call it equally often. In
+    eval mode, and without a process group, it is an ordinary BatchNorm and does not
     communicate. Its options, state and names are those of `nn.BatchNorm1d`. Raises
     ValueError if the shape does not fit, or if a channel has fewer than two values on
     all ranks together.
@@ -125,9 +125,9 @@ def convert_sync_batchnorm(module):
     """Turn every BatchNorm in a module into a SyncBatchNorm; return the module.
 
     Call it after the model has moved to its device and before DDP wraps it. The layers
-    are torch's own on CUDA, where those are faster, and ours elsewhere. Parameters and
-    buffers stay the same objects. (torch returns a new module if the module itself is a
-    BatchNorm.)
+    Call it after the model has moved to its device and before DDP wraps it. On CUDA it
+    makes torch's own layers, which are faster there. Parameters and buffers stay the
+    same objects. (On CUDA, a module that is itself a BatchNorm is replaced.)
     """
     if any(tensor.is_cuda for tensor in [*module.parameters(), *module.buffers()]):
         return nn.SyncBatchNorm.convert_sync_batchnorm(module)

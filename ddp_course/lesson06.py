@@ -31,7 +31,7 @@ def summed_loss(output, labels):
 
 
 def grouped(batches, size):
-    """Yield the micro-batches of each update, a list of `size`; the last may be short."""
+    """Yield the micro-batches of each update, lists of `size`; the last may be short."""
     batches = iter(batches)
     while micro_batches := list(itertools.islice(batches, size)):
         yield micro_batches
@@ -84,7 +84,7 @@ def update(model, micro_batches, optimizer, scheduler, scaler, device, args):
 
 
 def train_one_epoch(model, loader, optimizer, scheduler, scaler, device, args):
-    """Do one update per args.accumulate batches; return the mean loss of each update."""
+    """Do one update per args.accumulate batches; return the mean loss of each."""
     model.train()
     losses = [
         update(model, micro_batches, optimizer, scheduler, scaler, device, args)

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+# Only this line at the top: transformers loads Trainer where it is first used, and with
+# it peft and bitsandbytes. accelerate's notebook_launcher does not start once a process
+# has bitsandbytes, and says: "Please keep these imports inside your training function".
+import transformers
 from torch import nn
 from torch.nn import functional as F
-from transformers import Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_callback import PrinterCallback
-from transformers.trainer_utils import get_last_checkpoint
 
 from ddp_course import UsageError, runs
 from ddp_course.ranks.environment import (
@@ -66,32 +68,32 @@ def count_right(prediction):
     return {"right": int(right.sum()), "counted": len(right)}
 
 
-class Progress(TrainerCallback):
-    """Logs and times each epoch, and ends a run whose loss is not a number."""
+def progress(log):
+    """A callback that logs and times each epoch, and ends a run whose loss is NaN."""
 
-    def __init__(self, log):
-        self.log = log
+    class Progress(transformers.TrainerCallback):
+        def on_epoch_begin(self, args, state, control, **_):
+            self.begin, self.losses = time.perf_counter(), []
 
-    def on_epoch_begin(self, args, state, control, **_):
-        self.begin, self.losses = time.perf_counter(), []
+        def mean_loss(self, *batch, **items):
+            """`mean_loss`, noted for this rank: Trainer logs the mean of all ranks."""
+            loss = mean_loss(*batch, **items)
+            self.losses.append(loss.detach())
+            return loss
 
-    def mean_loss(self, *batch, **items):
-        """`mean_loss`, noted for this rank: Trainer logs the mean over the ranks."""
-        loss = mean_loss(*batch, **items)
-        self.losses.append(loss.detach())
-        return loss
+        def on_epoch_end(self, args, state, control, **_):
+            seconds = time.perf_counter() - self.begin
+            state.log_history.append({"epoch_seconds": seconds})
+            runs.check_finite(torch.stack(self.losses))
 
-    def on_epoch_end(self, args, state, control, **_):
-        seconds = time.perf_counter() - self.begin
-        state.log_history.append({"epoch_seconds": seconds})
-        runs.check_finite(torch.stack(self.losses))
+        def on_evaluate(self, args, state, control, metrics, **_):
+            accuracy = metrics["eval_right"] / metrics["eval_counted"]
+            loss = logged(state, "loss")[-1]
+            log.info(
+                f"epoch {state.epoch:.0f}: loss {loss:.3f}, accuracy {accuracy:.1%}"
+            )
 
-    def on_evaluate(self, args, state, control, metrics, **_):
-        accuracy = metrics["eval_right"] / metrics["eval_counted"]
-        loss = logged(state, "loss")[-1]
-        self.log.info(
-            f"epoch {state.epoch:.0f}: loss {loss:.3f}, accuracy {accuracy:.1%}"
-        )
+    return Progress()
 
 
 def logged(state, name):
@@ -111,7 +113,7 @@ def arguments(argv=()):
 
 
 def training_arguments(args, device):
-    return TrainingArguments(
+    return transformers.TrainingArguments(
         output_dir=args.out / "checkpoints",
         use_cpu=device.type == "cpu",
         seed=args.seed,
@@ -160,19 +162,19 @@ def train(args, settings):
     torch.manual_seed(args.seed)
     model = Network(ConvNet(dropout=not args.no_dropout))
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
-    progress = Progress(log)
-    trainer = Trainer(
+    callback = progress(log)
+    trainer = transformers.Trainer(
         model,
         settings,
         train_dataset=train_set,
         eval_dataset=test_set,
         data_collator=collate,
-        compute_loss_func=progress.mean_loss,
+        compute_loss_func=callback.mean_loss,
         compute_metrics=count_right,
         optimizers=(optimizer, None),
-        callbacks=[progress],
+        callbacks=[callback],
     )
-    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(transformers.PrinterCallback)
     torch.manual_seed(args.seed + settings.process_index)  # its own dropout
     trainer.train(resume_from_checkpoint=args.resume)
 
@@ -195,7 +197,7 @@ def prepare_checkpoints(args, settings):
         newest_usable(folder)  # renames what is newer and damaged
     if dist.is_initialized():
         dist.barrier()
-    if args.resume and get_last_checkpoint(folder) is None:
+    if args.resume and not transformers.trainer_utils.get_last_checkpoint(folder):
         raise UsageError(f"there is no checkpoint in {folder}: run without --resume")
 
 

@@ -31,12 +31,12 @@ from ddp_course.ranks.environment import (
 from ddp_course.scenery.checkpoints import (
     Unusable,
     check_numbers,
-    check_settings,
-    checkpoints,
     finished,
-    is_whole,
-    read,
+    load_checkpoint,
+    newest,
     remove,
+    remove_all,
+    remove_older,
     warn,
 )
 from ddp_course.scenery.images import load_images
@@ -57,14 +57,14 @@ class ResumableSampler(DistributedSampler):
 def seed_workers(generator, seed, epoch, rank):
     """Seed a DataLoader's generator, from which the loader seeds its workers.
 
-    Every rank and every epoch gets other numbers, and a resumed epoch the same again.
+    Each rank and each epoch gets its own seed, and a resumed epoch gets the same again.
     """
     digest = hashlib.sha256(f"{seed} {epoch} {rank}".encode()).digest()
     generator.manual_seed(int.from_bytes(digest[:8], "little"))
 
 
 def random_states(device):
-    """The states of the generators that this rank draws from, tensors by device."""
+    """The states of this rank's random number generators, {device: tensor}."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
@@ -88,14 +88,37 @@ def settings_of(args, train_set, world_size):
     return chosen | data | {"ranks": world_size}
 
 
+def snapshot(parts, losses, seconds, settings, device):
+    """The state of a run between two updates: (shared, own), for save_checkpoint.
+
+    parts: {name: object with a state_dict}. losses: of each update, on this rank. The
+    epoch and the position in it follow from the number of updates.
+    """
+    shared = {name: part.state_dict() for name, part in parts.items()}
+    shared |= {"updates": len(losses), "seconds": seconds, "settings": settings}
+    own = {"losses": torch.stack(losses), "random": random_states(device)}
+    return shared, own
+
+
+def restore(parts, device, shared, own):
+    """Load a snapshot into the parts of a run; raise an error if it does not fit."""
+    if len(own["losses"]) != shared["updates"]:
+        counts = f"{len(own['losses'])} losses of {shared['updates']} updates"
+        raise Unusable(f"it has {counts}")
+    for name, part in parts.items():
+        part.load_state_dict(shared[name])
+    check_numbers(parts["model"], parts["optimizer"])
+    set_random_states(own["random"], device)
+
+
 # ---- how a checkpoint is written ----
 
 
 def save_checkpoint(folder, shared, own, keep):
     """Write a checkpoint, a folder: what all ranks share, once, and each rank's own.
 
-    The manifest, with the checksum of every file, comes last: a folder without it is no
-    checkpoint. Of the older ones, `keep` - 1 stay. All ranks call this together.
+    The manifest, with the checksum of each file, comes last: a folder without it is no
+    checkpoint. The newest `keep` checkpoints stay. All ranks call this together.
     """
     rank = dist.get_rank()
     if rank == 0:
@@ -114,10 +137,7 @@ def save_checkpoint(folder, shared, own, keep):
         manifest = {name: value for part in of_ranks for name, value in part.items()}
         text = json.dumps(manifest, indent=2) + "\n"
         runs.write_atomically(folder / "manifest.json", text)
-        there = finished(folder.parent)
-        older = [checkpoint for checkpoint in there if checkpoint <= folder][:-keep]
-        for checkpoint in [*older, *set(checkpoints(folder.parent)).difference(there)]:
-            remove(checkpoint)
+        remove_older(folder, keep)
 
 
 def write(path, state):
@@ -128,15 +148,15 @@ def write(path, state):
     return hashlib.sha256(file.getvalue()).hexdigest()
 
 
-# ---- how a checkpoint is found and read ----
+# ---- how a checkpoint is read ----
 
 
 def resume(folder, settings, restore):
     """Restore the newest checkpoint that all ranks can use; return its (shared, own).
 
-    restore(shared, own) takes the content over, or raises an error where it does not
-    fit; then the next older one is tried. Returns None where there is no checkpoint.
-    Raises UsageError where none of several can be used, or other settings made them.
+    restore(shared, own) takes the content over, or raises an error if it does not fit;
+    then the next older checkpoint is tried. Returns None if there is no checkpoint.
+    Raises UsageError if none of them can be used, or if other settings made it.
     """
     checkpoint = newest(folder)
     while checkpoint:
@@ -144,13 +164,12 @@ def resume(folder, settings, restore):
         try:
             shared, own = load_checkpoint(checkpoint, settings)
             restore(shared, own)
-        except (UsageError, Unusable) as error:
+        except UsageError as error:
             problem = error
-        except Exception as error:  # from load_state_dict, for example
-            text = " ".join(str(error).split())
-            problem = Unusable(f"{type(error).__name__}: {text}")
+        except Exception as error:  # load_state_dict has errors of many kinds
+            problem = Unusable.because(error)
         problems = [None] * dist.get_world_size()
-        dist.all_gather_object(problems, problem)
+        dist.all_gather_object(problems, problem)  # all ranks agree
         problem = next(filter(None, problems), None)
         if problem is None:
             logging.getLogger("ddp_course").info(f"resuming from {checkpoint.name}")
@@ -165,36 +184,6 @@ def resume(folder, settings, restore):
         raise UsageError(f"no checkpoint in {folder} can be used: {cure}")
 
 
-def newest(folder, older_than=None):
-    """The newest whole checkpoint in a folder, or None; with older_than, before that.
-
-    Rank 0 looks for all ranks, so that no two of them choose different ones.
-    """
-    found = [None]
-    if dist.get_rank() == 0:
-        there = [c for c in finished(folder) if older_than is None or c < older_than]
-        found = [next(filter(is_whole, reversed(there)), None)]
-    dist.broadcast_object_list(found)
-    return found[0]
-
-
-def load_checkpoint(checkpoint, settings):
-    """A checkpoint's (shared, own) for this rank, on the CPU.
-
-    Raises UsageError where a run with other settings made it, and Unusable where it is
-    not of this program.
-    """
-    shared = read(checkpoint / "shared.pt")
-    made_with = shared.get("settings") if isinstance(shared, dict) else None
-    if not isinstance(made_with, dict) or made_with.keys() != settings.keys():
-        raise Unusable("another program made it")
-    check_settings(made_with, settings, checkpoint)
-    own = f"rank{dist.get_rank()}.pt"
-    if own not in json.loads((checkpoint / "manifest.json").read_text()):
-        raise Unusable(f"its manifest does not name {own}")
-    return shared, read(checkpoint / own)
-
-
 def was_restarted():
     """Whether torchrun has started this process in place of one that failed."""
     return whole_number("TORCHELASTIC_RESTART_COUNT", 0) > 0
@@ -204,37 +193,13 @@ def was_restarted():
 
 
 def arrange_buckets(model, inputs):
-    """Make DDP arrange its buckets now, with a backward that counts for nothing.
+    """Make DDP arrange its buckets now, by a backward pass whose result is dropped.
 
-    DDP does so once, after its first backward. From three ranks on, sums are then added
-    in another order, so a resumed run would differ in the last bits.
+    DDP rearranges them once, after its first backward pass. From three ranks on, sums
+    are then added in another order, so a resumed run would differ in the last bits.
     """
     model(inputs).sum().backward()
     model.zero_grad()
-
-
-def restore(parts, device, shared, own):
-    """Put a checkpoint into the parts of a run, {name: object}; see `resume`."""
-    if len(own["losses"]) != shared["updates"]:
-        counts = f"{len(own['losses'])} losses of {shared['updates']} updates"
-        raise Unusable(f"it has {counts}")
-    for name, part in parts.items():
-        part.load_state_dict(shared[name])
-    check_numbers(parts["model"], parts["optimizer"])
-    set_random_states(own["random"], device)
-
-
-def plan_anew(scheduler, log):
-    """Set the learning rate that today's schedule has at the update that is next.
-
-    The schedule may have become longer: the optimizer brings back the rate of the old.
-    """
-    [before] = scheduler.get_last_lr()
-    scheduler.last_epoch -= 1
-    scheduler.step()
-    [now] = scheduler.get_last_lr()
-    if now != before:
-        log.info(f"more epochs: the learning rate is now {now:.1e}, not {before:.1e}")
 
 
 def arguments(argv=()):
@@ -261,8 +226,7 @@ def train(args, rank, world_size, device):
     train_set, test_set = load_images(args.data, args.train_samples, device)
     runs.check_batch_size(args.batch_size, len(train_set), world_size)
     sampler = ResumableSampler(train_set, world_size, rank, seed=args.seed)
-    # without a generator of its own, a loader draws from dropout's as an epoch begins
-    generator = torch.Generator()
+    generator = torch.Generator()  # or each epoch would draw from dropout's
     train_loader = DataLoader(
         train_set, args.batch_size, sampler=sampler, generator=generator
     )
@@ -290,14 +254,16 @@ def train(args, rank, world_size, device):
     if args.resume or was_restarted():
         found = resume(folder, settings, partial(restore, parts, device))
     elif rank == 0:
-        for checkpoint in checkpoints(folder):  # of an earlier run
-            remove(checkpoint)
+        remove_all(folder)  # of an earlier run
     if found:
         losses, seconds = list(found[1]["losses"].to(device)), found[0]["seconds"]
         if len(losses) > updates:
             problem = f"the checkpoints are {len(losses)} updates into their run"
             raise UsageError(f"{problem}; --epochs {args.epochs} has only {updates}")
-        plan_anew(scheduler, log)
+        # --epochs may be more than it was: take the rate of the new schedule
+        scheduler.last_epoch -= 1
+        scheduler.step()
+        log.info(f"the learning rate is {scheduler.get_last_lr()[0]:.1e}")
 
     # a run that was stopped at the end of an epoch evaluates that epoch again
     for epoch in range(max(0, len(losses) - 1) // per_epoch, args.epochs):
@@ -314,12 +280,9 @@ def train(args, rank, world_size, device):
             if len(losses) % args.save_every == 0 or len(losses) == updates:
                 runs.check_finite(torch.stack(losses[epoch * per_epoch :]))
                 seconds += time.perf_counter() - begin
-                shared = {name: part.state_dict() for name, part in parts.items()}
-                shared |= {"updates": len(losses), "seconds": seconds}
-                shared |= {"settings": settings}
-                own = {"losses": torch.stack(losses), "random": random_states(device)}
                 path = folder / f"step-{len(losses):08}"
-                save_checkpoint(path, shared, own, args.keep)
+                state = snapshot(parts, losses, seconds, settings, device)
+                save_checkpoint(path, *state, args.keep)
                 begin = time.perf_counter()
         seconds += time.perf_counter() - begin
         runs.check_finite(torch.stack(losses[epoch * per_epoch :]))

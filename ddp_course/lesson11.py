@@ -13,16 +13,8 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
-from peft import LoraConfig, PeftModel, get_peft_model
+import transformers
 from torch.nn import functional as F
-from transformers import (
-    AutoModelForCausalLM,
-    BitsAndBytesConfig,
-    DataCollatorForSeq2Seq,
-    Trainer,
-)
-from transformers.trainer_callback import PrinterCallback
-from transformers.utils import logging
 
 from ddp_course import lesson08, runs
 from ddp_course.lesson06 import PRECISIONS
@@ -33,12 +25,13 @@ from ddp_course.ranks.environment import (
     process_group,
     torchrun_environment,
 )
+from ddp_course.scenery.lora import keep_layout
 from ddp_course.scenery.questions import IGNORED, load_questions, load_tokenizer
 from ddp_course.scenery.small_llama import small_llama
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
-logging.disable_progress_bar()
+transformers.utils.logging.disable_progress_bar()
 # peft 0.21 asks for this by a name that transformers 5.23 has replaced
 warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
 
@@ -46,13 +39,13 @@ warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
 def load_base(args, device):
     """The model to start from, with its linear layers packed into 4 bits for qlora."""
     precision = PRECISIONS[args.precision]
-    four_bits = BitsAndBytesConfig(
+    four_bits = transformers.BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",  # 16 values, closest to each other near zero
         bnb_4bit_use_double_quant=True,  # the scales of the blocks are packed, too
         bnb_4bit_compute_dtype=precision,  # a layer is unpacked to this when it is used
     )
-    model = AutoModelForCausalLM.from_pretrained(
+    model = transformers.AutoModelForCausalLM.from_pretrained(
         args.base,
         # 16 bits would lose the small updates of the weights themselves
         dtype=torch.float32 if args.method == "full" else precision,
@@ -63,20 +56,11 @@ def load_base(args, device):
     return model
 
 
-def keep_layout(model):
-    """Let an evaluation leave packed weights as they are.
-
-    On CPUs with AVX512-BF16, bitsandbytes repacks them at the first evaluation. That
-    makes the product faster, but takes away its backward pass: training after it learns
-    next to nothing, with one warning.
-    """
-    for layer in model.modules():
-        if hasattr(layer, "support_avx512bf16_for_cpu"):
-            layer.support_avx512bf16_for_cpu = False
-
-
 def load_model(args, device):
     """The model to train: all of it, or frozen and with adapters."""
+    # accelerate's advice: "keep these imports inside your training function" (lesson 8)
+    from peft import LoraConfig, get_peft_model
+
     model = load_base(args, device)
     if args.method == "full":
         return model
@@ -96,12 +80,16 @@ def merge(args, adapter, folder):
     An adapter that was trained on 4 bits has learnt beside the rounded weights. So it
     is added to these, unpacked, and not to the weights as they were before.
     """
+    from peft import PeftModel
+
     model = load_base(args, torch.device("cpu"))
     if args.method == "qlora":
         model = model.dequantize()
     model = PeftModel.from_pretrained(model.float(), adapter)
-    model.merge_and_unload().save_pretrained(folder)
-    load_tokenizer(adapter).save_pretrained(folder)
+    temporary = folder.with_name(f".{folder.name}")
+    model.merge_and_unload().save_pretrained(temporary)
+    load_tokenizer(adapter).save_pretrained(temporary)
+    replace(folder, temporary)
 
 
 def token_losses(logits, labels):
@@ -116,27 +104,21 @@ def mean_loss(prediction):
     return {"token_loss": float(prediction.predictions[counted].mean())}
 
 
-class Progress(lesson08.Progress):
-    """Lesson 8's; it also stops the run after an epoch with a loss that is no number."""
+def progress(log, model):
+    """Lesson 8's callback, for a model that computes its own loss."""
+    callback = lesson08.progress(log)
 
-    def on_train_begin(self, args, state, control, model, **_):
-        model.register_forward_hook(self.note)
-
-    def note(self, model, inputs, output):
+    def note(model, inputs, output):
         if model.training:
-            self.losses.append(output.loss.detach())  # this rank's own
+            callback.losses.append(output.loss.detach())  # this rank's own
 
-    def on_epoch_begin(self, *args, **options):
-        super().on_epoch_begin(*args, **options)
-        self.losses = []
-
-    def on_epoch_end(self, *args, **options):
-        super().on_epoch_end(*args, **options)
-        runs.check_finite(torch.stack(self.losses))
-
-    def on_evaluate(self, args, state, control, metrics, **_):
+    def on_evaluate(args, state, control, metrics, **_):
         loss = metrics["eval_token_loss"]
-        self.log.info(f"epoch {state.epoch or 0:.0f}: held-out loss {loss:.3f}")
+        log.info(f"epoch {state.epoch or 0:.0f}: held-out loss {loss:.3f}")
+
+    model.register_forward_hook(note)
+    callback.on_evaluate = on_evaluate
+    return callback
 
 
 def arguments(argv=()):
@@ -185,7 +167,7 @@ def main(argv=()):
     device = choose_device(args.device)
     short = device.type == "cuda" or args.method == "qlora"
     args.precision = args.precision or ("bf16" if short else "fp32")
-    # or Accelerate warns of it
+    # Accelerate warns where nobody has set it
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
     # before the ranks join: from then on, transformers lets only rank 0 save
     args.base = args.model or small_llama()
@@ -205,18 +187,19 @@ def train(args, settings):
     prepare_checkpoints(args, settings)
 
     torch.manual_seed(args.seed)
-    trainer = Trainer(
-        load_model(args, settings.device),
+    model = load_model(args, settings.device)
+    trainer = transformers.Trainer(
+        model,
         settings,
         train_dataset=train_set,
         eval_dataset=test_set,
         processing_class=tokenizer,
-        data_collator=DataCollatorForSeq2Seq(tokenizer),  # pads labels with -100
+        data_collator=transformers.DataCollatorForSeq2Seq(tokenizer),  # pads with -100
         compute_metrics=mean_loss,
         preprocess_logits_for_metrics=token_losses,
-        callbacks=[Progress(log)],
+        callbacks=[progress(log, model)],
     )
-    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(transformers.PrinterCallback)
     torch.manual_seed(args.seed + settings.process_index)  # its own dropout
     trainer.train(resume_from_checkpoint=args.resume)
 
@@ -227,12 +210,17 @@ def train(args, settings):
 
 
 def save(trainer, folder):
-    """Write the model or its adapter, whole or not at all. All ranks call it."""
+    """Write the model or its adapter. All ranks call it."""
     temporary = folder.with_name(f".{folder.name}")
     trainer.save_model(temporary)  # rank 0 writes
     if trainer.args.process_index == 0:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.rename(temporary, folder)
+        replace(folder, temporary)
+
+
+def replace(folder, temporary):
+    """Put a folder in another's place, so that none is ever half written."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os.rename(temporary, folder)
 
 
 def finish(args, trainer):

@@ -35,7 +35,7 @@ MOST_ON_A_CPU = 512  # windows of text to train on, unless --train-samples says 
 
 
 def deal(sizes, world_size):
-    """An owner for each size: the largest first, to the rank that has the least."""
+    """An owner for each size: the largest goes first, to the rank that has least."""
     load, owners = [0] * world_size, [0] * len(sizes)
     for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
         owners[place] = load.index(min(load))
@@ -69,10 +69,10 @@ class ShardedOptimizer:
 
 
 def reduce_to_owners(parameters, owners):
-    """ZeRO-2: during backward, each gradient's mean goes to its owner only.
+    """ZeRO-2: during backward, reduce each gradient to its owner, as a mean.
 
-    For one backward per step: the owner's gradient is a mean already, and a second
-    backward would add to it.
+    It is made for one backward per step: a second one would add to a gradient that is
+    a mean already.
     """
 
     def reduce_gradient(owner, parameter):
@@ -97,7 +97,7 @@ def gather(shard):
 
 
 class Gathered(torch.autograd.Function):
-    """Forward: shards become a whole tensor. Backward: its mean gradient, in shards."""
+    """Forward: gather the shards. Backward: reduce-scatter the mean gradient."""
 
     @staticmethod
     def forward(ctx, shard, sharded):
@@ -114,11 +114,11 @@ class Gathered(torch.autograd.Function):
 
 
 class Sharded(nn.Module):
-    """FSDP: each rank keeps a shard of a module, which is whole while it computes.
+    """FSDP: each rank keeps a shard of a module and gathers it to compute.
 
-    The parameters become one flat tensor, with zeros at the end where it does not
-    divide; frozen ones stay as they are. A Sharded module within keeps its own shards:
-    wrap each block first, then the model.
+    The trainable parameters become one flat tensor, padded with zeros to a multiple of
+    the ranks; frozen parameters stay as they are. A Sharded module inside keeps its own
+    shards: wrap each block first, then the model.
     """
 
     def __init__(self, module):
@@ -156,7 +156,7 @@ class Sharded(nn.Module):
         storage = whole.untyped_storage().data_ptr()
 
         def pack(tensor):
-            """Of a weight, autograd saves only where in the flat tensor it is."""
+            """Save only the place of a weight in the flat tensor, not the weight."""
             if tensor.untyped_storage().data_ptr() != storage:
                 return tensor
             return tensor.size(), tensor.stride(), tensor.storage_offset()

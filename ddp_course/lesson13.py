@@ -16,9 +16,10 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
-from ddp_course import UsageError, lesson09, runs
+from ddp_course import UsageError, runs
 from ddp_course.lesson10 import SHAPES, loss_of
 from ddp_course.ranks.environment import backend_for, choose_device, process_group
+from ddp_course.scenery.checkpoints import check_settings
 from ddp_course.scenery.configurations import (
     ACCUMULATE,
     ALL,
@@ -134,7 +135,7 @@ def load(engine, folder, settings, universal):
     if universal:
         free = dict.fromkeys(["ranks", MICRO, ACCUMULATE])
         made_with, settings = made_with | free, settings | free
-    lesson09.check_settings(made_with, settings, folder)
+    check_settings(made_with, settings, folder)
     _, progress = engine.load_checkpoint(str(folder))
     return progress["epoch"], progress["losses"], progress["seconds"]
 

@@ -4,12 +4,13 @@ not at all.
 
 import os
 import shutil
+import socket
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import no_network, remember_that_there_is_no_mnist
+from conftest import descendants, no_network, remember_that_there_is_no_mnist
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from ddp_course import UsageError
@@ -202,10 +203,18 @@ def test_a_wrong_header_is_found(copy):
 def test_a_missing_file_is_found(copy):
     (copy / "t10k-images-idx3-ubyte").unlink()
     with pytest.raises(
-        UsageError, match="MNIST is incomplete, .*t10k-images-idx3-ubyte cannot be read"
+        UsageError,
+        match="MNIST is incomplete, .*t10k-images-idx3-ubyte is missing or no file",
     ) as error:
         images.load_images("mnist")
     assert CURE in one_line(error)
+
+
+def test_a_pipe_in_place_of_a_file_is_found_and_not_waited_for(copy):
+    (copy / "t10k-images-idx3-ubyte").unlink()
+    os.mkfifo(copy / "t10k-images-idx3-ubyte")
+    with pytest.raises(UsageError, match="t10k-images-idx3-ubyte is missing or no file"):
+        images.load_images("mnist")
 
 
 def test_undamaged_files_pass_the_same_checks(copy):
@@ -307,6 +316,16 @@ def test_a_download_that_fails_half_way_leaves_nothing_and_can_be_repeated(
         fetch=lambda into, patience: shutil.copytree(mnist / "MNIST", into / "MNIST"),
     )
     assert len(images.load_mnist(tmp_path)[1]) == 10000
+
+
+def test_a_server_that_sends_nothing_is_given_up(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes calls, no more
+        for name in no_network():
+            monkeypatch.setenv(name, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(images.Unreachable, match="not within 5 s"):
+            images.download_mnist(tmp_path, patience=5)
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()], "nothing is left"
+    assert not [child for child in descendants() if "MNIST" in str(child.cmdline())]
 
 
 def test_all_ranks_come_to_the_same_choice(workplace, capsys):

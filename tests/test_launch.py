@@ -189,6 +189,23 @@ def test_numpy_and_random_differ_between_ranks_and_runs():
     )
 
 
+def test_workers_of_a_ranks_data_loader_know_data_sets_of_a_cell():
+    """A worker that had to import them would not: a cell is no module."""
+
+    class Squares:  # as in a notebook: it cannot be imported
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, index):
+            return index**2
+
+    def sum_of_squares():
+        loader = torch.utils.data.DataLoader(Squares(), batch_size=2, num_workers=2)
+        return sum(batch.sum().item() for batch in loader)
+
+    assert launch(sum_of_squares) == [55, 55]
+
+
 @pytest.mark.parametrize("nproc", [0, -1, 2.0, "2", True])
 def test_a_wrong_number_of_ranks_is_refused(nproc):
     with pytest.raises(ValueError, match="nproc is a number of ranks"):
@@ -513,17 +530,17 @@ def test_a_timeout_names_each_rank_and_where_it_stood():
         launch(fails_on(1, wait_for_ever), timeout=5)
     assert time.monotonic() - begin < 30  # the group's own timeout
     assert str(caught.value).startswith("the 2 ranks did not finish within 5 s\n")
-    assert "rank 0 stood in" in str(
+    assert "rank 0 was in" in str(
         caught.value
     ) and "dist.all_reduce(torch.ones(1))" in str(caught.value)
-    assert "rank 1 stood in" in str(
+    assert "rank 1 was in" in str(
         caught.value
     ) and "in wait_for_ever: time.sleep(1000)" in str(caught.value)
     assert not living_ranks()
 
 
 def test_a_timeout_tells_returned_ranks_from_waiting_ones():
-    with pytest.raises(RankTimeout, match="rank 0 had returned\n  rank 1 stood in"):
+    with pytest.raises(RankTimeout, match="rank 0 had returned\n  rank 1 was in"):
         launch(lambda: rank() == 0 or wait_for_ever(), timeout=5)
 
 
@@ -659,7 +676,7 @@ def an_interrupt_leaves_nothing_and_says_where_the_ranks_stood(program):
     _, stderr = program.process.communicate(timeout=20)
     assert program.process.returncode != 0
     for number in range(3):
-        assert f"rank {number} stood in hangs.py, line" in stderr
+        assert f"rank {number} was in hangs.py, line" in stderr
     assert "in hang: time.sleep(1000)" in stderr
     assert not program.has_left()
 

@@ -186,10 +186,66 @@ def test_the_cost_line_finds_the_line_that_is_there():
     assert abs(alpha - 2e-4) < 1e-9 and abs(beta - 5e-10) < 1e-15
 
 
-def test_all_reduces_are_timed_for_each_size():
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_messages_and_all_reduces_are_timed_for_each_size(nproc):
     def measure():
         with process_group():
-            return lesson02.measure_all_reduce([1024, 4 * 2**20], rounds=5)
+            sizes = [1024, 4 * 2**20]
+            return (
+                lesson02.time_messages(sizes, rounds=5),
+                lesson02.time_all_reduce(sizes, rounds=5),
+            )
 
-    for small, large in launch(measure):
+    outcomes = launch(measure, nproc=nproc)
+    messages = [messages for messages, _ in outcomes]
+    assert messages == messages[:1] * nproc, "all ranks are told the same"
+    for small, large in messages + [all_reduces for _, all_reduces in outcomes]:
         assert 0 < small < large
+
+
+def test_on_a_pretend_network_the_cost_line_finds_its_latency_and_bandwidth():
+    latency, bandwidth = 5e-3, 100e6
+
+    def measure():
+        with process_group():
+            sizes = [1024, 2**20]
+            return lesson02.time_all_reduce(sizes, rounds=3)
+
+    for small, large in launch(measure, network=(latency, bandwidth)):
+        for size, seconds in ((1024, small), (2**20, large)):
+            least = lesson02.ring_seconds(size, 2, latency, 1 / bandwidth)
+            assert least <= seconds < 3 * least + 0.02
+
+
+def test_two_ranks_pay_the_same_by_star_and_tree_and_less_by_ring():
+    alpha, beta, size = 1e-3, 1e-9, 100e6
+    star = lesson02.star_seconds(size, 2, alpha, beta)
+    assert star == lesson02.tree_seconds(size, 2, alpha, beta)
+    assert lesson02.ring_seconds(size, 2, alpha, beta) < star
+
+
+def test_for_many_ranks_the_tree_wins_with_small_tensors_and_the_ring_with_large():
+    alpha, beta = 1e-3, 1e-9
+    costs = {
+        size: [
+            cost(size, 64, alpha, beta)
+            for cost in (
+                lesson02.star_seconds,
+                lesson02.tree_seconds,
+                lesson02.ring_seconds,
+            )
+        ]
+        for size in (4, 1e9)
+    }
+    star, tree, ring = costs[4]
+    assert tree < ring <= star
+    star, tree, ring = costs[1e9]
+    assert ring < tree < star
+    # a rank sends 2 (n - 1) / n of the tensor, so this hardly grows with n
+    assert ring < 1.1 * 2 * 1e9 * beta + 2 * 63 * alpha
+
+
+def test_a_ring_that_uses_its_links_fully_has_the_links_bandwidth():
+    for n in (2, 8):
+        seconds = lesson02.ring_seconds(1e9, n, 0.0, 1 / 5e9)
+        assert abs(lesson02.bus_bandwidth(1e9, n, seconds) - 5e9) < 1

@@ -55,13 +55,11 @@ def two_steps(parts, options, convert):
             dist.all_reduce(parameter.grad)  # the sum, since the loss is a sum
         layer.eval()
         own = [output.detach(), x.grad]
-        if (
-            layer.track_running_stats
-        ):  # without, eval normalises with the rank's own batch, as torch's does
+        # without them, eval normalises with the rank's own batch, as torch's does
+        if layer.track_running_stats:
             own.append(layer(x).detach())
-        return own, {
-            name: value.grad for name, value in layer.named_parameters()
-        } | dict(layer.named_buffers())
+        gradients = {name: value.grad for name, value in layer.named_parameters()}
+        return own, gradients | dict(layer.named_buffers())
 
 
 def assert_equal_to_the_joined_batch(

@@ -107,6 +107,26 @@ def test_an_accelerator_that_leaves_the_processes_alone_is_refused(tmp_path):
     assert not (tmp_path / "result.json").exists()
 
 
+def nan_on_rank_one(options):
+    """The program; on rank 1 the loss of the second batch is NaN."""
+    original, calls = lesson07.F.nll_loss, []
+
+    def nll_loss(*batch):
+        calls.append(1)
+        wrong = len(calls) == 2 and torch.distributed.get_rank() == 1
+        return original(*batch) * (float("nan") if wrong else 1.0)
+
+    lesson07.F.nll_loss = nll_loss
+    lesson07.main(options)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_with_its_step_and_rank(tmp_path):
+    said = "UsageError: the loss is no number in step 2 of the epoch, on rank 1"
+    with pytest.raises(RankError, match=said):
+        launch(nan_on_rank_one, [*DIGITS, "--out", str(tmp_path)])
+    assert not (tmp_path / "result.json").exists()
+
+
 def test_accumulating_two_micro_batches_is_one_batch_of_both(by_hand, tmp_path):
     """Micro-batches are dealt to the ranks in turn, so two of 12 on each rank are the
     same 48 samples.
@@ -205,10 +225,8 @@ def test_notebook_launcher_starts_it_in_a_fresh_kernel(workplace):
         f"import sys; sys.path[:0] = {sys.path!r}",
         "from accelerate import notebook_launcher\nfrom ddp_course import lesson07",
         "import torch; torch.set_num_threads(1)",
-        # as in the notebook
-        "import time\ndef train(options):\n    time.sleep(1)\n    lesson07.main(options)",
-        f"notebook_launcher(train, ({options!r},), num_processes=2, rdzv_backend='c10d', "
-        "rdzv_endpoint='127.0.0.1:0')",
+        f"notebook_launcher(lesson07.main, ({options!r},), num_processes=2, "
+        "rdzv_backend='c10d', rdzv_endpoint='127.0.0.1:0')",
         timeout=100,
     )
     assert json.loads((workplace / "result.json").read_text())["world_size"] == 2

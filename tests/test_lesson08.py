@@ -7,16 +7,23 @@ import shutil
 
 import pytest
 import torch
-from conftest import THOROUGH
+import transformers
+from conftest import THOROUGH, python
 from safetensors.torch import load_file
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from ddp_course import lesson04, lesson07, lesson08
-from ddp_course.ranks.launch import RankError, launch
+from ddp_course.ranks.launch import RankError, launch, start_server
 from ddp_course.scenery.trainer_checkpoints import newest_usable
 
 DIGITS = ["--data", "digits", "--train-samples", "288", "--epochs", "2"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server():
+    """Ranks that have imported Trainer: the program does it where it first uses it."""
+    start_server("transformers.trainer", "datasets", "deepspeed")
 
 
 def run(lesson, out, nproc, *options):
@@ -128,16 +135,24 @@ def test_the_comparison_finds_planted_faults(fault, by_hand, tmp_path):
 
 def test_training_arguments_that_leave_the_processes_alone_are_refused(tmp_path):
     def forget_cpu(options):
-        from transformers import TrainingArguments
-
-        lesson08.TrainingArguments = lambda use_cpu, **others: TrainingArguments(
-            **others
-        )
+        original = transformers.TrainingArguments
+        transformers.TrainingArguments = lambda use_cpu, **others: original(**others)
         lesson08.main(options)
 
     with pytest.raises(RankError, match="assert settings.world_size == world_size"):
         launch(forget_cpu, [*DIGITS, "--out", str(tmp_path)])
     assert not (tmp_path / "result.json").exists()
+
+
+def test_notebook_launcher_accepts_a_kernel_that_has_imported_it():
+    """Until Trainer is used: accelerate does not fork a process with bitsandbytes."""
+    program = """if True:
+        import sys, transformers, ddp_course.lesson08
+        print("bitsandbytes" in sys.modules)
+        transformers.Trainer  # what the lesson must not do when it is imported
+        print("bitsandbytes" in sys.modules)
+        """
+    assert python("-c", program).stdout.split() == ["False", "True"]
 
 
 # ---- the loss, with labels that do not all count ----
@@ -153,8 +168,6 @@ def train_on_sequences(lengths, batch_size, accumulate):
     import tempfile
 
     os.environ["OMP_NUM_THREADS"] = "1"
-    from transformers import Trainer, TrainingArguments
-
     draw = torch.Generator().manual_seed(0)
     rows = [
         {
@@ -187,13 +200,13 @@ def train_on_sequences(lengths, batch_size, accumulate):
         tempfile.TemporaryDirectory() as folder,
         contextlib.redirect_stdout(io.StringIO()),
     ):
-        settings = TrainingArguments(
+        settings = transformers.TrainingArguments(
             folder, use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no", max_grad_norm=0.0,
             remove_unused_columns=False, lr_scheduler_type="constant", num_train_epochs=1, ddp_find_unused_parameters=False,
             per_device_train_batch_size=batch_size, gradient_accumulation_steps=accumulate,
         )  # fmt: skip
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        Trainer(
+        transformers.Trainer(
             model, settings, train_dataset=rows, data_collator=collate, compute_loss_func=lesson08.mean_loss,
             optimizers=(optimizer, None),
         ).train()  # fmt: skip
@@ -218,18 +231,17 @@ def stop_after_one_epoch(options):
     """The program, stopped after its first epoch as if by a power cut between two
     epochs.
     """
-    from transformers import TrainerCallback
 
-    class Stop(TrainerCallback):
+    class Stop(transformers.TrainerCallback):
         def on_epoch_end(self, args, state, control, **_):
             control.should_training_stop = True
 
-    class Stopped(lesson08.Trainer):
+    class Stopped(transformers.Trainer):
         def __init__(self, *arguments, **others):
             super().__init__(*arguments, **others)
             self.add_callback(Stop())
 
-    lesson08.Trainer = Stopped
+    transformers.Trainer = Stopped
     lesson08.main(options)
 
 
@@ -237,12 +249,12 @@ def main_that_counts_batches(flags):
     """The program; (its result, how many batches this rank has trained on)."""
     batches = []
 
-    class Counts(lesson08.Trainer):
+    class Counts(transformers.Trainer):
         def training_step(self, *args, **options):
             batches.append(1)
             return super().training_step(*args, **options)
 
-    lesson08.Trainer = Counts
+    transformers.Trainer = Counts
     return lesson08.main(flags), len(batches)
 
 

@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from ddp_course import lesson09, runs
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, launch
+from ddp_course.scenery import checkpoints
 from ddp_course.scenery.models import MLP
 
 SAVE_EVERY = 2
@@ -111,7 +112,7 @@ def undisturbed(tmp_path_factory):
     launched(out, "--keep", "99")
     seconds = (out / "result.json").stat().st_mtime - (out / "0-0.pid").stat().st_mtime
     assert steps_of(out) == list(range(1, 13))
-    assert [path.name for path in lesson09.checkpoints(out / "checkpoints")] == [
+    assert [path.name for path in checkpoints.checkpoints(out / "checkpoints")] == [
         f"step-{step:08}" for step in range(2, 13, 2)
     ]
     return out, seconds
@@ -437,9 +438,9 @@ HOW += ["a folder in its place"]
 def test_a_damaged_checkpoint_is_seen(how, undisturbed, tmp_path):
     checkpoint = tmp_path / "step-00000012"
     shutil.copytree(undisturbed[0] / "checkpoints" / checkpoint.name, checkpoint)
-    assert lesson09.is_whole(checkpoint)
+    assert checkpoints.is_whole(checkpoint)
     damage(checkpoint, how)
-    assert not lesson09.is_whole(checkpoint)
+    assert not checkpoints.is_whole(checkpoint)
 
 
 def test_the_newest_good_one_is_used_and_the_end_is_the_same(undisturbed, tmp_path):
@@ -450,9 +451,9 @@ def test_the_newest_good_one_is_used_and_the_end_is_the_same(undisturbed, tmp_pa
     assert steps_of(tmp_path) == [9, 10, 11, 12]
     assert outcome(tmp_path) == outcome(undisturbed[0])
     assert "resuming from step-00000008" in (tmp_path / "train.log").read_text()
-    kept = lesson09.checkpoints(tmp_path / "checkpoints")
+    kept = checkpoints.checkpoints(tmp_path / "checkpoints")
     assert [path.name for path in kept] == ["step-00000010", "step-00000012"]
-    assert all(map(lesson09.is_whole, kept))
+    assert all(map(checkpoints.is_whole, kept))
 
 
 def test_with_nothing_to_go_on_from_it_begins_and_without_resume_it_begins_anew(
@@ -489,7 +490,7 @@ def test_a_checkpoint_of_another_run_is_refused_in_one_line(
         error.value.message.startswith("ddp_course.UsageError: ")
         and said in error.value.message
     )
-    assert len(lesson09.checkpoints(tmp_path / "checkpoints")) == 6
+    assert len(checkpoints.checkpoints(tmp_path / "checkpoints")) == 6
 
 
 class Payload:
@@ -506,7 +507,7 @@ def forge(checkpoint, name, content):
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     digest = hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()
     (checkpoint / "manifest.json").write_text(json.dumps(manifest | {name: digest}))
-    assert lesson09.is_whole(checkpoint)
+    assert checkpoints.is_whole(checkpoint)
 
 
 def with_content(checkpoint, how, harm):
@@ -591,7 +592,7 @@ def test_where_none_can_be_used_it_stops_with_one_line_and_deletes_nothing(
     message = error.value.message
     assert message.startswith("ddp_course.UsageError: no checkpoint in ")
     assert "can be used: see train.log; without --resume" in message
-    assert lesson09.is_whole(kept)
+    assert checkpoints.is_whole(kept)
 
 
 def test_a_copy_a_pipe_and_a_manifest_without_end_are_passed_over(
@@ -632,14 +633,14 @@ def test_a_finished_run_is_resumed_for_more_epochs_with_its_schedule_planned_ane
     undisturbed, tmp_path
 ):
     launched(tmp_path, "--epochs", "2")
-    [after_two] = lesson09.checkpoints(tmp_path / "checkpoints")[-1:]
+    [after_two] = checkpoints.checkpoints(tmp_path / "checkpoints")[-1:]
     launched(tmp_path, "--epochs", "4", "--resume")
     assert steps_of(tmp_path) == list(range(1, 13))
     said = (tmp_path / "train.log").read_text()
     assert (
         after_two.name == "step-00000006" and f"resuming from {after_two.name}" in said
     )
-    assert "more epochs: the learning rate is now 5.0e-04, not 0.0e+00" in said
+    assert "the learning rate is 5.0e-04" in said
     rates = {}
     for step in ("step-00000010", "step-00000012"):
         for out in (tmp_path, undisturbed[0]):
@@ -656,7 +657,7 @@ def test_a_run_that_is_further_than_its_epochs_is_told_so(undisturbed, tmp_path)
     with pytest.raises(RankError) as error:
         launched(tmp_path, "--epochs", "1", "--resume")
     assert "are 12 updates into their run; --epochs 1 has only 3" in error.value.message
-    assert len(lesson09.checkpoints(tmp_path / "checkpoints")) == 6
+    assert len(checkpoints.checkpoints(tmp_path / "checkpoints")) == 6
 
 
 # ---- NaN ----
@@ -679,7 +680,7 @@ def test_a_nan_ends_the_run_with_one_line_and_is_in_no_checkpoint(tmp_path):
         launched(tmp_path, before=spoils)
     said = "UsageError: the loss is no number in step 2 of the epoch, on rank 1"
     assert said in error.value.message
-    names = [path.name for path in lesson09.checkpoints(tmp_path / "checkpoints")]
+    names = [path.name for path in checkpoints.checkpoints(tmp_path / "checkpoints")]
     assert names == ["step-00000002", "step-00000004"]
 
 
@@ -742,7 +743,7 @@ def test_the_program_seeds_its_loaders_workers_by_seed_epoch_and_rank(tmp_path):
 @pytest.mark.parametrize("keep", ["1", "3"])
 def test_it_keeps_as_many_checkpoints_as_it_is_told_to(keep, tmp_path):
     launched(tmp_path, "--keep", keep)
-    left = lesson09.checkpoints(tmp_path / "checkpoints")
+    left = checkpoints.checkpoints(tmp_path / "checkpoints")
     assert [path.name for path in left] == [f"step-{step:08}" for step in (8, 10, 12)][
         -int(keep) :
     ]
@@ -779,7 +780,9 @@ def test_a_full_disk_ends_it_with_one_line_and_the_older_checkpoint_stays(tmp_pa
         "UsageError: cannot write" in error.value.message
         and "File too large" in error.value.message
     )
-    [good] = filter(lesson09.is_whole, lesson09.checkpoints(tmp_path / "checkpoints"))
+    [good] = filter(
+        checkpoints.is_whole, checkpoints.checkpoints(tmp_path / "checkpoints")
+    )
     assert good.name == "step-00000002"
 
 

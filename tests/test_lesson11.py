@@ -7,6 +7,8 @@ import csv
 import io
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -213,6 +215,13 @@ def learnt(encoded, tokenizer):
             "<|im_end|>\n<|im_start|>assistant\n",
             "def f(x):<|im_end|>\n",
         ),
+        (
+            small_llama.SMOLLM2,
+            "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by "
+            "Hugging Face<|im_end|>\n<|im_start|>user\nAdd it.<|im_end|>\n"
+            "<|im_start|>assistant\n",
+            "def f(x):<|im_end|>\n",
+        ),
         (INST, "<s>[INST] Add it. [/INST]", " def f(x):<|im_end|>"),
         (
             THINKS,
@@ -221,7 +230,7 @@ def learnt(encoded, tokenizer):
             "\n</think>\n\ndef f(x):<|im_end|>\n",
         ),
     ],
-    ids=["ours", "chatml", "inst", "thinks"],
+    ids=["ours", "chatml", "smollm2", "inst", "thinks"],
 )
 def test_only_the_answer_is_learnt_whatever_the_template(
     template, asked, answered, chat_model
@@ -230,15 +239,10 @@ def test_only_the_answer_is_learnt_whatever_the_template(
     tokenizer.chat_template = template
     encoded = questions.encode("Add it.", "def f(x):", tokenizer, 256)
     assert tokenizer.decode(encoded["input_ids"]) == asked + answered
-    assert encoded["input_ids"].count(tokenizer.bos_token_id) == 1
+    assert encoded["input_ids"].count(tokenizer.bos_token_id) == asked.count("<s>")
     assert learnt(encoded, tokenizer) == answered
     everything = questions.encode("Add it.", "def f(x):", tokenizer, 256, True)
     assert everything["labels"] == everything["input_ids"] == encoded["input_ids"]
-
-
-def without(tokenizer, *names):
-    for name in names:
-        setattr(tokenizer, name, None)
 
 
 @pytest.mark.parametrize("lacks", ["nothing", "padding", "padding and template"])
@@ -265,6 +269,21 @@ def test_the_end_of_an_answer_is_learnt_and_padding_is_not(lacks, chat_model, tm
     by_number = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
     hidden = by_number([{"input_ids": row["input_ids"]} for row in rows])["labels"]
     assert not (hidden == tokenizer.eos_token_id).any()  # the trap
+
+
+def test_our_small_model_can_talk_as_smollm2_does(base, tmp_path):
+    folder = small_llama.with_chat_of_smollm2(base, tmp_path / "chat")
+    tokenizer = questions.load_tokenizer(folder)
+    named = tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token
+    assert named == ("<|im_start|>", "<|im_end|>", "<|im_end|>")
+    encoded = questions.encode("Add it.", "def f(x):", tokenizer, 256)
+    assert learnt(encoded, tokenizer) == "def f(x):<|im_end|>\n"
+    ids = encoded["input_ids"]
+    assert ids.count(tokenizer.bos_token_id) == ids.count(tokenizer.eos_token_id) == 3
+    before = AutoTokenizer.from_pretrained(base)
+    assert len(tokenizer) == len(before)
+    assert tokenizer.eos_token_id == before.eos_token_id  # so its embedding has learnt
+    assert AutoModelForCausalLM.from_pretrained(folder).num_parameters()
 
 
 def test_a_tokenizer_that_cannot_end_an_answer_is_refused(chat_model, tmp_path):
@@ -336,12 +355,12 @@ def test_in_4_bits_nothing_that_stays_unpacked_grows(base):
 def evaluates_first():
     """Plant what our program is careful not to do."""
 
-    class EvaluatesFirst(lesson11.Trainer):
+    class EvaluatesFirst(transformers.Trainer):
         def train(self, **options):
             self.evaluate()
             return super().train(**options)
 
-    lesson11.Trainer = EvaluatesFirst
+    transformers.Trainer = EvaluatesFirst
 
 
 def test_to_evaluate_before_training_would_train_without_ddp_and_the_fingerprints_tell(
@@ -419,6 +438,7 @@ def test_merged_equals_unmerged(method, base, question_file, tmp_path):
     assert away > 0.01 if method == "qlora" else away < 1e-4
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
     assert tokenizer.chat_template == questions.CHAT
+    assert not (tmp_path / ".merged").exists()
 
 
 def test_the_loss_on_held_out_questions_falls(base, question_file, tmp_path):
@@ -448,12 +468,12 @@ def test_with_a_chat_models_own_template_bos_and_pad_as_eos_answers_end(
 
 
 def stops_after_an_epoch():
-    class Stops(lesson11.Trainer):
+    class Stops(transformers.Trainer):
         def _save_checkpoint(self, *args, **options):
             super()._save_checkpoint(*args, **options)
             raise RuntimeError("planted")
 
-    lesson11.Trainer = Stops
+    transformers.Trainer = Stops
 
 
 def counts_batches():
@@ -463,12 +483,12 @@ def counts_batches():
     """
     batches, finish = [], lesson11.finish
 
-    class Counts(lesson11.Trainer):
+    class Counts(transformers.Trainer):
         def training_step(self, *args, **options):
             batches.append(1)
             return super().training_step(*args, **options)
 
-    lesson11.Trainer = Counts
+    transformers.Trainer = Counts
     lesson11.finish = lambda args, trainer: (
         finish(args, trainer) | {"batches": len(batches)}
     )
@@ -508,6 +528,18 @@ def test_without_reentrance_checkpointing_works_also_where_ddp_looks_for_unused_
 
 
 # ---- wrong use ----
+
+
+def test_importing_the_lesson_does_not_import_bitsandbytes():
+    """Or Accelerate's notebook_launcher would refuse to start main."""
+
+    def loads(module):
+        found = f"import sys, {module}; print('bitsandbytes' in sys.modules)"
+        command = [sys.executable, "-c", found]
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+    assert loads("ddp_course.lesson11") == "False"
+    assert loads("transformers.trainer") == "True"  # that is why
 
 
 def spoils_a_batch_on_rank_1():

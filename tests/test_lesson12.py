@@ -4,14 +4,18 @@ sends.
 
 import json
 import os
+import re
 import resource
 from functools import partial
 
+import nbformat
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import THOROUGH
+from conftest import COURSE, THOROUGH
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course import UsageError, lesson12
@@ -483,3 +487,129 @@ def train_on_a_nan():
 def test_a_loss_that_is_no_number_ends_the_run():
     with pytest.raises(RankError, match="the loss is no number in step 1 .* on rank 1"):
         launch(train_on_a_nan)
+
+
+# ---- what the lesson says of fully_shard in practice ----
+
+
+def sharded(mesh_shape, **options):
+    model = network(SHAPE)
+    names = ("replicate", "shard")[-len(mesh_shape) :]
+    mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=names)
+    for part in (*model.blocks, model):
+        fully_shard(part, mesh=mesh, **options)
+    return model, torch.optim.AdamW(model.parameters(), **lesson12.ADAM)
+
+
+TEXT = torch.arange(8)[None]
+
+
+def train_two_steps(model, optimizer):
+    return lesson12.train_one_epoch(model, [(TEXT, TEXT)] * 2, optimizer, CPU)
+
+
+def accumulate(model, optimizer, skip):
+    optimizer.zero_grad()
+    for number in range(4):
+        model.set_requires_gradient_sync(number == 3 or not skip)
+        loss_of(model, TEXT, TEXT, torch.float32, CPU).backward()
+    optimizer.step()
+
+
+class WithBuffer(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 4)
+        self.register_buffer("ones", torch.ones(3), persistent=False)
+
+
+def buffer_after_to_empty():
+    """With torch's aid to find what was never filled: it is filled with NaN."""
+    with torch.device("meta"):
+        model = WithBuffer()
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    torch.use_deterministic_algorithms(True)
+    model.to_empty(device="cpu")
+    torch.use_deterministic_algorithms(False)
+    return "ones" in model.state_dict(), model.ones.tolist()
+
+
+def use_fully_shard():
+    found = {}
+    with process_group():
+        found["alone"] = train_two_steps(*sharded((4,)))
+        offload = CPUOffloadPolicy(pin_memory=False)
+        found["offloaded"] = train_two_steps(*sharded((4,), offload_policy=offload))
+        model, optimizer = sharded((2, 2))
+        found["hybrid"] = train_two_steps(model, optimizer)
+        found["kept"] = sum(watch.held(model, optimizer).values())
+        found["placements"] = [str(part) for part in model.norm.weight.placements]
+        model, optimizer = sharded((4,))
+        for skip in (False, True):
+            shared = watch.count_bytes(partial(accumulate, model, optimizer, skip))
+            found[f"reduced, {skip}"] = shared["reduce_scatter"]
+        found["buffer"] = buffer_after_to_empty()
+        return found
+
+
+@pytest.fixture(scope="module")
+def used():
+    return launch(use_fully_shard, nproc=4, timeout=200)[0]
+
+
+def test_hybrid_sharding_cuts_for_two_of_four_ranks_and_trains_alike(used):
+    parameters = sum(value.numel() for value in network(SHAPE).parameters())
+    assert used["placements"] == ["R", "S(0)"]
+    assert used["kept"] == pytest.approx(8 * parameters, rel=0.03)
+    assert used["hybrid"] == pytest.approx(used["alone"], rel=1e-5)
+
+
+def test_offloading_without_pinned_memory_trains_alike_on_a_cpu(used):
+    assert used["offloaded"] == pytest.approx(used["alone"], rel=1e-5)
+
+
+def test_four_micro_batches_reduce_gradients_once_where_they_are_told_to(used):
+    assert used["reduced, False"] == 4 * used["reduced, True"]
+
+
+def test_a_buffer_on_meta_is_in_no_checkpoint_and_nobody_fills_it(used):
+    in_checkpoint, values = used["buffer"]
+    assert not in_checkpoint and all(value != value for value in values)  # NaN
+
+
+def configuration(column):
+    """What the lesson's table says in the column of Accelerate, 1, or Trainer, 2."""
+    cells = nbformat.read(COURSE / "lessons" / "12_memory.ipynb", as_version=4).cells
+    [text] = [cell.source for cell in cells if "| Accelerate, " in cell.source]
+    return [line.split("|")[column] for line in text.splitlines() if "| `" in line]
+
+
+def test_accelerate_knows_the_keys_that_the_lesson_shows():
+    from accelerate.commands.launch import launch_command_parser
+
+    keys = re.findall(r"`(fsdp_\w+):", "".join(configuration(1)))
+    assert len(keys) == 7
+    known = launch_command_parser()._option_string_actions
+    assert not [key for key in keys if f"--{key}" not in known]
+
+
+def test_trainer_makes_of_its_configuration_what_the_lesson_says(tmp_path):
+    from transformers import TrainingArguments
+
+    given = {
+        "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
+        "reshard_after_forward": True,
+        "state_dict_type": "SHARDED_STATE_DICT",
+        "activation_checkpointing": True,
+        "cpu_offload": False,
+    }
+    told = "".join(configuration(2))
+    assert not [key for key in given if f'"{key}"' not in told]
+    made = TrainingArguments(tmp_path, fsdp=True, fsdp_config=dict(given), use_cpu=True)
+    plugin = made.fsdp_plugin_args
+    assert plugin["fsdp_version"] == 2
+    assert plugin["auto_wrap_policy"] == "TRANSFORMER_BASED_WRAP"
+    assert plugin["transformer_cls_names_to_wrap"] == "LlamaDecoderLayer"
+    assert plugin["reshard_after_forward"] and plugin["activation_checkpointing"]
+    assert plugin["state_dict_type"] == "SHARDED_STATE_DICT"
+    default = TrainingArguments(tmp_path, fsdp=True, use_cpu=True).fsdp_plugin_args
+    assert default["state_dict_type"] == "FULL_STATE_DICT"

@@ -10,6 +10,8 @@ from conftest import COURSE, THOROUGH, python
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+from torch.utils.flop_counter import FlopCounterMode
 
 from ddp_course import lesson12
 from ddp_course.lesson10 import loss_of
@@ -260,6 +262,39 @@ def test_attention_that_is_not_fused_keeps_a_number_per_pair_of_tokens_too(token
         kept = kept_by_a_layer(4, tokens)
     expected = memory.activations(4, tokens, 128, 1, heads=4)
     assert kept == pytest.approx(expected, rel=0.01)
+
+
+def recompute(block, x):
+    return checkpoint(block, x, use_reentrant=False)
+
+
+def operations(recomputed):
+    """The floating-point operations of a forward and a backward."""
+    model = GPT(**SHAPE)
+    if recomputed:
+        for block in model.blocks:
+            block.forward = partial(recompute, block.forward)
+    text = torch.zeros(2, 64, dtype=torch.long)
+    with FlopCounterMode(display=False) as counted:
+        loss_of(model, text, text, torch.float32, CPU).backward()
+    return counted.get_total_flops()
+
+
+def test_recomputing_every_block_is_less_than_a_third_more_work():
+    more = operations(True) / operations(False)
+    assert more == pytest.approx(1.22, abs=0.01)
+    with set_checkpoint_early_stop(False):
+        assert more < operations(True) / operations(False) < 4 / 3
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_the_loss_takes_12_bytes_per_token_and_entry_of_the_vocabulary(precision):
+    model, text = GPT(8192, 64, 0, 1, 8), torch.zeros(8, 64, dtype=torch.long)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    with watch.memory_timeline() as timeline:
+        loss_of(model, text, text, precision, CPU).backward()
+    assert max(timeline) / (512 * 8192) == pytest.approx(12, rel=0.01)
 
 
 # ---- the command ----

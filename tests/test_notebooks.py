@@ -17,6 +17,7 @@ from conftest import COURSE, THOROUGH, mnist_folder, python, share_what_is_made_
 from ddp_course import notebook
 from ddp_course.notebook import sources
 from ddp_course.scenery.images import load_images
+from ddp_course.school.execution import in_one_line
 
 NOTEBOOKS = sorted((COURSE / "lessons").glob("[0-9][0-9]_*.ipynb"))
 SHORT = [
@@ -263,7 +264,8 @@ def test_what_is_shown_fits_into_88_columns(path):
         if re.match(r"(show|compare)\(", cell.source):
             shown += [output.data["text/plain"] for output in cell.outputs]
         for line in "\n".join(shown).splitlines():
-            assert len(line) <= 88 + line.startswith(("+", "-", "  ddp_course")), line
+            sign = cell.source.startswith("compare(")  # takes a column of its own
+            assert len(line) <= 88 + sign, line
 
 
 def definitions(tree):
@@ -405,3 +407,15 @@ def test_its_links_lead_somewhere(path):
     for link in re.findall(r"\]\((?!http)([^)#]+)\)", prose(path)):
         if os.path.basename(link)[:2] <= NOTEBOOKS[-1].name[:2]:
             assert (path.parent / link).exists(), link
+
+
+def test_a_notebook_that_failed_is_told_by_the_first_ranks_own_words():
+    story = """RankError: rank 1 of 2 raised
+
+  cell In[3], line 4, in train: raise ValueError("a word")
+  ValueError: a word
+
+meanwhile rank 0 was in train.py, line 7, in step: dist.all_reduce(loss)"""
+    assert in_one_line(RuntimeError(story)) == "  ValueError: a word".strip()
+    assert in_one_line(RuntimeError("one line")) == "one line"
+    assert in_one_line(KeyboardInterrupt()) == "KeyboardInterrupt"

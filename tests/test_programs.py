@@ -290,8 +290,86 @@ def test_a_garbled_environment_is_named(monkeypatch):
         "MASTER_PORT",
     ):
         monkeypatch.setenv(name, "first")
-    with pytest.raises(UsageError, match="must be whole numbers"):
+    with pytest.raises(UsageError, match="RANK must be a whole number, but is 'first'"):
         environment.torchrun_environment()
+
+
+PLACE = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "2",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+
+
+@pytest.mark.parametrize(
+    "wrong, expected",
+    [
+        ({"RANK": "5"}, "RANK is impossible, the environment says: RANK 5, .*SIZE 2"),
+        ({"RANK": "-1"}, "RANK is impossible"),
+        ({"WORLD_SIZE": "0"}, "RANK is impossible"),
+        ({"LOCAL_RANK": "2"}, "LOCAL_RANK is impossible"),
+        ({"LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE is impossible"),
+        ({"MASTER_PORT": "x"}, "MASTER_PORT must be a whole number, but is 'x'"),
+        (
+            {"TORCHELASTIC_RESTART_COUNT": "x"},
+            "TORCHELASTIC_RESTART_COUNT must be a whole number, but is 'x'",
+        ),
+        (
+            {"GLOO_SOCKET_IFNAME": "nope0"},
+            "GLOO_SOCKET_IFNAME=nope0 is no interface: this machine has .*lo",
+        ),
+        (
+            {"MASTER_ADDR": "no.such.host.invalid", "LOCAL_WORLD_SIZE": "1"},
+            "MASTER_ADDR=no.such.host.invalid cannot be found",
+        ),
+    ],
+)
+def test_an_impossible_environment_is_named(wrong, expected, monkeypatch):
+    for name, value in (PLACE | wrong).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=expected):
+        with environment.process_group():
+            pass
+
+
+def test_an_impossible_environment_gives_one_line(workplace):
+    assert_one_line(
+        start(env=os.environ | PLACE | {"RANK": "5"}), "RANK is impossible"
+    )
+
+
+def test_a_loss_that_is_not_a_number_ends_a_run_with_the_step_and_the_rank(workplace):
+    too_fast = ["--data", "digits", "--learning-rate", "1e30", "--epochs", "2"]
+    with pytest.raises(RankError, match=r"UsageError: the loss is no.* number in step .* on rank \d"):
+        launch(lesson04.main, too_fast)
+    assert not list(workplace.glob("runs/**/result.json")), "a NaN is no success"
+
+
+def test_under_torchrun_the_ranks_wait_as_long_as_timeout_says(workplace, tmp_path):
+    program = tmp_path / "waits.py"
+    program.write_text(
+        "import sys, time\n"
+        "from ddp_course import lesson02, runs\n"
+        "from ddp_course.ranks.environment import process_group\n"
+        "import torch.distributed as dist, torch\n"
+        "args = lesson02.arguments(sys.argv[1:])\n"
+        "with process_group(timeout=args.timeout) as (rank, _):\n"
+        "    if rank == 1:\n"
+        "        time.sleep(60)\n"
+        "    dist.all_reduce(torch.ones(1))\n"
+    )
+    begin = time.monotonic()
+    done = python(
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2),
+        *(program, "--timeout", 2),
+        timeout=55,
+    )
+    assert done.returncode != 0
+    assert "Timed out waiting 2000ms" in done.stderr
+    assert time.monotonic() - begin < 50
 
 
 def test_a_port_that_another_run_has_gives_one_line(workplace):

@@ -301,9 +301,10 @@ def simulate(weight, batches, lr, reset=True, reduction="mean"):
     "Each batch takes four calls, in this order: reset the gradients, compute the loss, compute the gradients, take the "
     "step. What does each of them need from the one before?",
     "An evaluation leaves the model in eval mode, so begin with model.train(). loss.backward() adds to the gradients that "
-    "are there: optimizer.zero_grad() is for that. loss.item() is a loss as a float.",
+    "are there: optimizer.zero_grad() is for that. loss.detach() is a loss without its graph, and after the loop "
+    "torch.stack(losses).tolist() makes floats of all of them. (loss.item() would make a GPU wait in each step.)",
     "losses = []; for each batch: optimizer.zero_grad(); loss = F.nll_loss(model(images), labels); loss.backward(); "
-    "optimizer.step(); losses.append(loss.item()). After the loop: return losses",
+    "optimizer.step(); losses.append(loss.detach()). After the loop: return torch.stack(losses).tolist()",
 )
 def check_train_one_epoch(answer, draw):
     """One step for each batch, also the last, smaller one; in training mode; and the
@@ -417,7 +418,7 @@ def compare_losses(checked, got, weight, batches, lr):
     elif not isinstance(got, list):
         cause = "return a list of floats, the loss of each step"
     elif any(isinstance(loss, torch.Tensor) for loss in got):
-        cause = "these are still tensors: loss.item() is the number alone, without all that autograd remembers"
+        cause = "these are still tensors: after the loop, return torch.stack(losses).tolist()"
     elif not all(isinstance(loss, float) for loss in got):
         cause = "return a list of floats, the loss of each step, and nothing else"
     elif len(got) != len(expected):

@@ -171,11 +171,13 @@ def train_wrapped(wrapper, options, network, seed, batches, lateness):
         gradients = gradients_of(model.module)
 
         model.module.zero_grad()
+        in_first_step = [work.waited for work in works]
         history = take_steps(model, parts, model.finish_gradient_synchronization)
+        again = [work.waited > before for work, before in zip(works, in_first_step)]
         return {
             "module": True, "start": start, "moved": moved, "gradients": gradients, "history": history,
             "blocked": blocked, "all": [entry["name"] for entry in watch.log], "count": len(collectives),
-            "in_time": len(in_time), "forgotten": sum(not work.waited for work in works),
+            "in_time": len(in_time), "forgotten": in_first_step.count(0), "again": sum(again),
             "bytes": sum(entry["bytes"] for entry in collectives),
         }  # fmt: skip
 
@@ -271,6 +273,11 @@ def check_wrapper(answer, draw, name, network, width, options, n, timed=True):
                         cause=cause,
                     )
 
+        if of_rank["again"]:
+            raise Wrong(f"which works the later steps of {call} wait for", rank=where, expected="those of the same step",
+                        got=f"{of_rank['again']} of the first step, too", cause="what you keep of a step grows for ever: "
+                        "clear the list at the end of finish_gradient_synchronization()")  # fmt: skip
+
     early = seen[0]
     if not timed:
         return
@@ -354,6 +361,7 @@ def check_bucketed(answer, draw):
         (4, 3, 4),
         (0.5, 12, 12),
         (100, 1, 1),
+        (5, 3, 3),
     ]  # layers in a bucket: fewest and most all-reduces
     counts = answer.on_ranks(
         count_collectives,
@@ -362,7 +370,7 @@ def check_bucketed(answer, draw):
         layers,
         nproc=2,
     )[0]
-    for (layers_in, fewest, most), count in zip(cases, counts):
+    for (layers_in, fewest, most), (count, first_bytes) in zip(cases, counts):
         if not fewest <= count <= most:
             expected = f"{fewest}" if fewest == most else f"{fewest} or {most}"
             cause = "is a bucket begun where the one before is full, by bytes, numel() * element_size()?"
@@ -380,6 +388,15 @@ def check_bucketed(answer, draw):
             raise Wrong(
                 checked, rank="0 of 2", expected=expected, got=count, cause=cause
             )
+        if layers_in == 5 and first_bytes < 5 * size:
+            raise Wrong(
+                f"bytes of the first all-reduce, {layers} layers in buckets of 5",
+                rank="0 of 2",
+                expected=f"{5 * size}, the last five layers",
+                got=first_bytes,
+                cause="the buckets begin with the first layers, whose gradients come "
+                "last in backward: go through the parameters in reverse order",
+            )
 
 
 def count_collectives(wrapper, bucket_sizes, width, layers):
@@ -390,5 +407,6 @@ def count_collectives(wrapper, bucket_sizes, width, layers):
             with trying(f"bucket_size_mb={size / 2**20:.3g}"), Watch() as watch:
                 model(a_batch(4, width, rank)).pow(2).mean().backward()
                 model.finish_gradient_synchronization()
-            counts.append(sum(entry["name"] == "allreduce" for entry in watch.log))
+            sent = [entry for entry in watch.log if entry["name"] == "allreduce"]
+            counts.append((len(sent), sent[0]["bytes"] if sent else 0))
     return counts

@@ -7,18 +7,18 @@ import torch.distributed as dist
 
 class NotedWork:
     """What all_reduce(async_op=True) has returned, and whether anybody has waited for
-    it.
+    it, and how often.
     """
 
     def __init__(self, work):
-        self.work, self.waited = work, False
+        self.work, self.waited = work, 0
 
     def wait(self, *arguments):
-        self.waited = True
+        self.waited += 1
         return self.work.wait(*arguments)
 
     def get_future(self):
-        self.waited = True
+        self.waited += 1
         return self.work.get_future()
 
     def __getattr__(self, name):

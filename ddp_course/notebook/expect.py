@@ -39,8 +39,9 @@ def fresh_kernel(*cells, timeout=60):
     """Run cells, texts, in a kernel of their own, as after "Restart Kernel"; print what
     they print.
 
-    Raises RuntimeError where a cell raises, with its error, and TimeoutError where one
-    takes longer than `timeout` seconds. Either way no process of it is left.
+    Raises RuntimeError where a cell raises, with its error, and TimeoutError where the
+    last one takes longer than `timeout` seconds; those before it, which import, have a
+    minute at least. Either way no process of it is left.
     """
     from jupyter_client.manager import KernelManager
 
@@ -54,14 +55,15 @@ def fresh_kernel(*cells, timeout=60):
     try:
         client.start_channels()
         client.wait_for_ready(timeout=60)
-        for cell in cells:
+        for number, cell in enumerate(cells, 1):
+            limit = timeout if number == len(cells) else max(timeout, 60)
             try:
                 reply = client.execute_interactive(
-                    cell, allow_stdin=False, timeout=timeout, output_hook=show_output
+                    cell, allow_stdin=False, timeout=limit, output_hook=show_output
                 )["content"]
             except TimeoutError:
                 raise TimeoutError(
-                    f"the cell did not end within {timeout:g} s, and its kernel was stopped"
+                    f"the cell did not end within {limit:g} s, and its kernel was stopped"
                 ) from None
             if reply["status"] == "error":
                 raise RuntimeError(f"{reply['ename']}: {reply['evalue']}")

@@ -171,7 +171,7 @@ class Ending:
         if not self.stack:
             return "was still starting"
         own = next(filter(is_learners, self.stack), self.stack[0])
-        return f"stood in {format_frame(own)}"
+        return f"was in {format_frame(own)}"
 
 
 def read(path):

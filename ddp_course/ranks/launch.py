@@ -14,6 +14,7 @@ outlives the call, nor the process that made it. What a rank does is in
 in_each_rank.py, and how its end is told in endings.py.
 """
 
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -84,17 +85,18 @@ def launch(fn, *args, nproc=2, timeout=60, env=None, network=None, **kwargs):
     network: (latency, bandwidth) of a pretend network between the ranks, in seconds and
         bytes per second: see pretend_network.py.
 
-    The results come as a list in rank order. What the ranks print is printed by this process: whole lines, marked with their
-    rank, in rank order; as it comes where the run takes longer than three seconds.
+    The results come as a list in rank order. What the ranks print is printed by this
+    process: whole lines, marked with their rank, in rank order. Where the run takes
+    longer than three seconds, it is printed as it comes.
 
     Raises RankError (the traceback of the rank that failed first), RankTimeout (where
-    each rank stood), and CannotLaunch, a TypeError and ValueError, for what cannot be
+    each rank was), and CannotLaunch, a TypeError and ValueError, for what cannot be
     launched.
     """
+    _check(fn, nproc, timeout, {} if env is None else env, network)
     env = dict(env or {})
-    if network:
+    if network is not None:
         env[NETWORK] = " ".join(map(str, network))
-    _check(fn, nproc, timeout, env)
     payload = _pickle(fn, args, kwargs)
     with _Run(nproc, timeout) as run:
         run.start(payload, env)
@@ -141,7 +143,7 @@ def rank_environment(rank, world_size, port):
 # ---- before anything is started ----
 
 
-def _check(fn, nproc, timeout, env):
+def _check(fn, nproc, timeout, env, network):
     """Raise CannotLaunch where launch() was called with something else than it takes."""
     if not callable(fn):
         raise CannotLaunch(
@@ -162,6 +164,20 @@ def _check(fn, nproc, timeout, env):
             raise CannotLaunch(
                 f'env holds texts, {{"NAME": "value"}}, but {name!r} is {value!r}'
             )
+    if network is not None:
+        _check_network(network)
+
+
+def _check_network(network):
+    """Raise CannotLaunch where it is no (latency, bandwidth) of a pretend network."""
+    with suppress(TypeError, ValueError):
+        latency, bandwidth = map(float, network)
+        if 0 <= latency < math.inf and bandwidth > 0:
+            return
+    raise CannotLaunch(
+        "network is (seconds of latency, bytes per second), such as (1e-3, 1e9), "
+        f"but is {network!r}"
+    )
 
 
 def _pickle(fn, args, kwargs):

@@ -11,12 +11,23 @@ import shutil
 from contextlib import suppress
 
 import torch
+import torch.distributed as dist
 
 from ddp_course import UsageError
 
 
 class Unusable(Exception):
     """Why a checkpoint cannot be used, in words that follow "because"."""
+
+    @classmethod
+    def because(cls, error):
+        """The Unusable that says in one line what any other error says."""
+        if isinstance(error, cls):
+            return error
+        return cls(f"{type(error).__name__}: {' '.join(str(error).split())}")
+
+
+# ---- which are there ----
 
 
 def checkpoints(folder):
@@ -34,6 +45,36 @@ def remove(checkpoint):
     with suppress(OSError):
         (checkpoint / "manifest.json").unlink()
     shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def remove_all(folder):
+    """Delete the checkpoints in a folder, finished or not."""
+    for checkpoint in checkpoints(folder):
+        remove(checkpoint)
+
+
+def remove_older(latest, keep):
+    """Of the checkpoints up to `latest`, leave the last `keep`; delete unfinished ones."""
+    there = finished(latest.parent)
+    older = [checkpoint for checkpoint in there if checkpoint <= latest][:-keep]
+    for checkpoint in [*older, *set(checkpoints(latest.parent)).difference(there)]:
+        remove(checkpoint)
+
+
+# ---- which are whole ----
+
+
+def newest(folder, older_than=None):
+    """The newest whole checkpoint in a folder, or None; with older_than, before that.
+
+    Rank 0 looks for all ranks, so that no two of them choose different ones.
+    """
+    found = [None]
+    if dist.get_rank() == 0:
+        there = [c for c in finished(folder) if older_than is None or c < older_than]
+        found = [next(filter(is_whole, reversed(there)), None)]
+    dist.broadcast_object_list(found)
+    return found[0]
 
 
 def is_whole(checkpoint):
@@ -70,6 +111,26 @@ def warn(checkpoint, reason):
     log.warning(f"checkpoint {checkpoint.name} cannot be used because {reason}")
 
 
+# ---- what is in them ----
+
+
+def load_checkpoint(checkpoint, settings):
+    """A checkpoint's (shared, own) for this rank, with tensors on the CPU.
+
+    Raises UsageError if a run with other settings made it, and Unusable if another
+    program did.
+    """
+    shared = read(checkpoint / "shared.pt")
+    made_with = shared.get("settings") if isinstance(shared, dict) else None
+    if not isinstance(made_with, dict) or made_with.keys() != settings.keys():
+        raise Unusable("another program made it")
+    check_settings(made_with, settings, checkpoint)
+    own = f"rank{dist.get_rank()}.pt"
+    if own not in json.loads((checkpoint / "manifest.json").read_text()):
+        raise Unusable(f"its manifest does not name {own}")
+    return shared, read(checkpoint / own)
+
+
 def read(path):
     """Tensors and plain values from a file, on the CPU; none of its code is run."""
     try:
@@ -79,7 +140,7 @@ def read(path):
 
 
 def check_numbers(model, optimizer):
-    """Raise Unusable where a weight or an average of Adam's cannot be the model's."""
+    """Raise Unusable if a weight, or one of Adam's averages, cannot be right."""
     for name, parameter in model.named_parameters():
         for value in (parameter, *optimizer.state.get(parameter, {}).values()):
             if value.dim() and value.shape != parameter.shape:
@@ -89,7 +150,7 @@ def check_numbers(model, optimizer):
 
 
 def check_settings(made_with, settings, checkpoint):
-    """Raise UsageError, with the first setting that differs, where one does."""
+    """Raise UsageError, which names the first setting that differs, if one does."""
     for name in made_with | settings:
         then, now = made_with.get(name), settings.get(name)
         if then != now:

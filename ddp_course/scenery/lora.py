@@ -1,4 +1,6 @@
-"""A LoRA layer by hand, which computes what peft's computes."""
+"""A LoRA layer by hand, which computes what peft's computes; and 4-bit layers kept as
+they are.
+"""
 
 import copy
 import math
@@ -36,3 +38,15 @@ class LoRALinear(nn.Module):
         merged = copy.deepcopy(self.layer)
         merged.weight += self.scale * self.B @ self.A
         return merged
+
+
+def keep_layout(model):
+    """Let an evaluation leave packed weights as they are.
+
+    On CPUs with AVX512-BF16, bitsandbytes repacks them at the first evaluation. That
+    makes the product faster, but takes away its backward pass: training after it learns
+    next to nothing, with one warning.
+    """
+    for layer in model.modules():
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            layer.support_avx512bf16_for_cpu = False

@@ -49,8 +49,8 @@ class State(NamedTuple):
 def states(parameters, ranks, stage, precision="fp32"):
     """What one rank keeps between two steps, a State in bytes.
 
-    parameters: how many. stage: 0 to 3. precision: one of PRECISIONS. Where gradients
-    are no views of DDP's buckets, the buckets come on top.
+    parameters: how many. stage: 0 to 3. precision: one of PRECISIONS. Unless gradients
+    are views of DDP's buckets, the buckets come on top.
     """
     weight, gradient, optimizer, *_ = PRECISIONS[precision]
     return State(
@@ -76,17 +76,18 @@ def sent(parameters, ranks, stage, precision="fp32"):
 
 
 def fsdp_peak(block, rest, blocks, ranks):
-    """The most that a rank has with fully_shard in fp32, in bytes, without activations.
+    """The peak of fully_shard in fp32, in bytes per rank, without activations.
 
-    It has it in backward, at the last block but one, when the next is gathered already.
-    block: a block's parameters; rest: those outside of blocks, which stay gathered.
+    It is at the end of block 1's backward: block 0 is gathered already, and block 2's
+    gradients are still being reduced. block: parameters per block; rest: parameters
+    outside of blocks, which stay gathered.
     """
     parameters = blocks * block + rest
-    whole = (2 * block if blocks else 0) + rest  # this block, and the next one
+    whole = (2 * block if blocks else 0) + rest  # two blocks, and the rest
     shards = 12 * parameters / ranks + 4 * (parameters - whole) / ranks
     gathered = 4 * whole
-    unreduced = 4 * whole  # this block's gradients; the last one's are being reduced
-    return shards + gathered + unreduced
+    gradients = 4 * whole  # of blocks 1 and 2, and of the rest: not yet reduced
+    return shards + gathered + gradients
 
 
 def activations(batch, tokens, width, layers, heads=0, size=4):

@@ -95,12 +95,13 @@ class NormNet(nn.Sequential):
 
 
 class Attention(nn.Module):
-    """Causal self-attention with several heads: a token looks at itself and at those
-    before it.
+    """Causal self-attention with several heads: a token sees itself and those before it.
 
     Takes and returns float (batch, tokens, width). A. Vaswani et al., "Attention Is All
     You Need", 2017.
     """
+
+    causal = True
 
     def __init__(self, width, heads, dropout):
         super().__init__()
@@ -116,18 +117,16 @@ class Attention(nn.Module):
         )
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(
-            query, key, value, dropout_p=dropout, is_causal=True
+            query, key, value, dropout_p=dropout, is_causal=self.causal
         )
         return self.output(mixed.transpose(1, 2).reshape(batch, tokens, width))
 
 
 class Block(nn.Module):
-    """A layer of a GPT: attention, then two linear layers; each is normalised before,
-    and added to what came in.
+    """A layer of a GPT: attention, then two linear layers, both on a residual stream.
 
-    Between the two is GELU itself, where GPT-2's code has an approximation of it, by
-    tanh, which takes a CPU longer. D. Hendrycks and K. Gimpel, "Gaussian Error Linear
-    Units (GELUs)", 2016.
+    GELU is the exact one. GPT-2's code approximates it with tanh, which takes longer on
+    a CPU. D. Hendrycks and K. Gimpel, "Gaussian Error Linear Units (GELUs)", 2016.
     """
 
     def __init__(self, width, heads, dropout):
@@ -146,14 +145,20 @@ class Block(nn.Module):
         return x + self.dropout(self.contract(hidden))
 
 
+SHAPES = {  # of GPT; all heads are 64 wide
+    "small": {"context": 128, "layers": 4, "heads": 2, "width": 128},
+    "medium": {"context": 256, "layers": 6, "heads": 4, "width": 256},
+    "gpt2": {"context": 1024, "layers": 12, "heads": 12, "width": 768},
+}
+
+
 class GPT(nn.Module):
-    """A decoder-only transformer, as GPT-2 is: pre-norm, learned positions, the head
-    tied to the embedding.
+    """A decoder-only transformer like GPT-2: pre-norm, learned positions, tied head.
 
     Takes tokens, int64 (batch, tokens), at most `context` of them; returns logits,
-    float (batch, tokens, vocabulary). A. Radford et al., "Language Models are
-    Unsupervised Multitask Learners", 2019. GPT(50257, 1024, 12, 12, 768) is its
-    smallest one, of 124,439,808 parameters.
+    float (batch, tokens, vocabulary). GPT(50257, **SHAPES["gpt2"]) is the smallest of
+    A. Radford et al., "Language Models are Unsupervised Multitask Learners", 2019: it
+    has 124,439,808 parameters.
     """
 
     def __init__(
@@ -169,15 +174,11 @@ class GPT(nn.Module):
         self.head = nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.token_embedding.weight
         for name, parameter in self.named_parameters():
-            if (
-                parameter.dim() == 2
-            ):  # GPT-2's: smaller where many layers add to the same sum
-                ends_a_branch = name.endswith(
-                    ("attention.output.weight", "contract.weight")
-                )
-                nn.init.normal_(
-                    parameter, std=0.02 / (2 * layers) ** 0.5 if ends_a_branch else 0.02
-                )
+            if parameter.dim() == 2:
+                # as in GPT-2: smaller where 2 * layers outputs are added to one sum
+                residual = name.endswith(("attention.output.weight", "contract.weight"))
+                std = 0.02 / (2 * layers) ** 0.5 if residual else 0.02
+                nn.init.normal_(parameter, std=std)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
@@ -188,22 +189,32 @@ class GPT(nn.Module):
             x = block(x)
         return self.head(self.norm(x))
 
+    def flops_per_token(self):
+        """The floating-point operations of a training step, per token.
+
+        Per parameter of a matrix 2 in forward and 4 in backward; and for attention 12
+        per layer, width and context. A. Chowdhery et al., "PaLM", 2022, appendix B.
+        """
+        context, width = self.position_embedding.weight.shape
+        parameters = sum(parameter.numel() for parameter in self.parameters())
+        in_matrices = parameters - context * width
+        return 6 * in_matrices + 12 * len(self.blocks) * width * context
+
     @torch.no_grad()
     def generate(self, tokens, length, seed=0, temperature=0.8, top_k=40):
-        """Go on from a list of tokens, one at a time; return the list, longer by
-        `length`.
+        """Continue a list of tokens, one at a time; return it, longer by `length`.
 
-        Each is drawn from the top_k most likely ones, after dividing the logits by the
-        temperature: from a generator of its own, so that no training depends on it.
+        Each token is drawn from the top_k most likely ones, after dividing the logits
+        by the temperature; top_k=1 always takes the most likely one. It has a random
+        generator of its own, so training does not depend on it.
         """
         generator = torch.Generator().manual_seed(seed)
         training, device = self.training, self.head.weight.device
         self.eval()
         for _ in range(length):
             latest = torch.tensor([tokens[-self.context :]], device=device)
-            likely = (self(latest)[0, -1].float().cpu() / temperature).topk(
-                min(top_k, self.head.out_features)
-            )
+            logits = self(latest)[0, -1].float().cpu() / temperature
+            likely = logits.topk(min(top_k, self.head.out_features))
             choice = torch.multinomial(likely.values.softmax(0), 1, generator=generator)
             tokens = [*tokens, likely.indices[choice].item()]
         self.train(training)

@@ -2,7 +2,7 @@
 
 A checkpoint is a folder, `epoch-0003`. It gets this name when all ranks have written, so
 one that was interrupted is never read. Any number of ranks can resume from it, with DDP
-or `fully_shard`, whichever of them wrote it.
+or `fully_shard`, no matter which of them wrote it.
 """
 
 import shutil

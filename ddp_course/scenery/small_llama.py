@@ -2,6 +2,8 @@
 library.
 """
 
+import shutil
+
 import torch
 
 from ddp_course.scenery.questions import CHAT, END, PAD, functions_in
@@ -16,6 +18,16 @@ SHAPE = {  # Llama's, but with 400,000 parameters and not billions
     "max_position_embeddings": 256,
     "tie_word_embeddings": True,
 }
+# the chat template of HuggingFaceTB/SmolLM2-135M-Instruct, (c) Hugging Face, Apache 2.0
+SMOLLM2 = (
+    "{% for message in messages %}"
+    "{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, "
+    "trained by Hugging Face<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + "
+    "'<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 VOCABULARY, CONTEXT, BATCH, UPDATES = 1024, 64, 16, 240
 
 
@@ -31,6 +43,30 @@ def small_llama():
             lambda folder: pretrain(sources, folder),
         )
     )
+
+
+def with_chat_of_smollm2(base, folder):
+    """Copy a model to a folder, with the chat template and the special tokens of SmolLM2's
+    instruct models. Returns the folder, as text.
+
+    base: of small_llama, whose two special tokens get other names.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    shutil.copytree(base, folder)
+    file = folder / "tokenizer.json"
+    pieces = file.read_text(encoding="utf-8")
+    pieces = pieces.replace(END, "<|im_end|>").replace(PAD, "<|im_start|>")
+    file.write_text(pieces, encoding="utf-8")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(file),
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        pad_token="<|im_end|>",
+        chat_template=SMOLLM2,
+    )
+    tokenizer.save_pretrained(folder)
+    return str(folder)
 
 
 def pretrain(sources, folder):

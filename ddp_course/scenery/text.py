@@ -1,12 +1,15 @@
-"""Text to learn from: the sources of Python's standard library, which every machine
-has, or any folder of text.
+"""Text to learn from: the sources of Python's standard library, or any folder of text.
 
-It is turned into tokens once, and kept as files of uint16 numbers that are read through
-a memory map.
+Text becomes tokens once, in `runs/corpus`. For a large text, or another tokenizer than
+the course's own, write the tokens beforehand, with this command:
+
+python -m ddp_course.scenery.text --data python --tokenizer bpe --out runs/tokens
 """
 
+import argparse
 import hashlib
 import os
+import sys
 import sysconfig
 import tempfile
 from pathlib import Path
@@ -16,6 +19,8 @@ import torch
 
 from ddp_course import UsageError, project_folder
 from ddp_course.scenery.images import WholeBatch
+from ddp_course.scenery.shards import MANIFEST, SHARD, read_tokens, write_tokens
+from ddp_course.scenery.tokenizers import BPE, Bytes
 
 TEXT = set(
     ".py .txt .md .rst .tex .html .json .csv .c .h .cpp .js .java .ipynb".split()
@@ -28,12 +33,11 @@ HELD_OUT = 20  # of so many files one is for validation
 
 
 class Windows(torch.utils.data.Dataset):
-    """The windows of a text, side by side: sample i is `context` tokens and, for each,
-    the one that comes after it.
+    """A text in windows, side by side: sample i is `context` tokens, and their targets.
 
-    tokens: uint16, a memory map. A batch, asked for by its list of indices, is two
-    tensors, int64 (batch, context). Windows do not overlap, but for the last target of
-    one, which is the first input of the next.
+    The target of a token is the one that follows it, so the last target of a window is
+    the first token of the next. tokens: Shards, or an array of integers. A batch, asked
+    for by its list of indices, is two tensors, int64 (batch, context).
     """
 
     def __init__(self, tokens, context, places=None):
@@ -57,72 +61,13 @@ class Windows(torch.utils.data.Dataset):
         return [WholeBatch((rows[:, :-1].contiguous(), rows[:, 1:].contiguous()))]
 
     def some(self, number):
-        """So many of the windows, from all over the text. Raises UsageError where there
-        are fewer.
-        """
+        """So many windows, from all over the text. Raises UsageError if it has fewer."""
         if number > len(self):
             few = f"the text has: {len(self)} windows of {self.context} tokens"
             raise UsageError(f"--train-samples {number} is more than {few}")
         return Windows(
             self.tokens, self.context, self.places[:: len(self) // number][:number]
         )
-
-
-class Bytes:
-    """A tokenizer that needs no training: a token is a byte of UTF-8."""
-
-    vocabulary = 256
-
-    def encode(self, content):
-        """bytes -> uint16 (tokens,)"""
-        return np.frombuffer(content, dtype=np.uint8).astype(np.uint16)
-
-    def decode(self, tokens):
-        """numbers -> str"""
-        return bytes(tokens).decode("utf-8", errors="replace")
-
-
-class BPE:
-    """Byte-pair encoding: a token is a byte, or what two tokens make that often come
-    together.
-
-    P. Gage, 1994; R. Sennrich, B. Haddow, A. Birch, "Neural Machine Translation of Rare
-    Words with Subword Units", 2016; on bytes: GPT-2. Trained by Hugging Face's
-    `tokenizers`.
-    """
-
-    def __init__(self, path):
-        from tokenizers import Tokenizer
-
-        self.tokenizer = Tokenizer.from_file(str(path))
-        self.vocabulary = self.tokenizer.get_vocab_size()
-
-    @staticmethod
-    def train(texts, vocabulary, path, special=()):
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(
-            vocab_size=vocabulary,
-            initial_alphabet=alphabet,
-            special_tokens=list(special),
-            show_progress=False,
-        )
-        tokenizer.train_from_iterator(texts, trainer)
-        tokenizer.save(str(path))
-
-    def encode(self, content):
-        lines = content.decode("utf-8", errors="replace").splitlines(keepends=True)
-        encoded = self.tokenizer.encode_batch(lines)
-        return np.concatenate(
-            [np.asarray(line.ids, dtype=np.uint16) for line in encoded]
-        )
-
-    def decode(self, tokens):
-        return self.tokenizer.decode(list(map(int, tokens)))
 
 
 def files_of(data):
@@ -151,34 +96,76 @@ def files_of(data):
     return sorted(found, key=lambda path: path.relative_to(top).as_posix())
 
 
-def load_text(data="python", tokenizer="bytes", vocabulary=2048):
-    """A corpus as tokens: (training tokens, validation tokens, tokenizer, fingerprint).
+def load_text(data="python", tokenizer=None, vocabulary=2048):
+    """A corpus as tokens: (train, validation, tokenizer, fingerprint).
 
-    data: 'python' or a folder. tokenizer: 'bytes' or 'bpe', of so large a `vocabulary`.
-    The tokens are uint16 memory maps, made by the first process of a machine that asks,
-    in runs/corpus; the others wait for it. fingerprint: the SHA-256 of the text, in
-    which each file counts with its place.
-    Raises UsageError where there is no text.
+    data: 'python', a folder of text, or a folder of tokens, which `main` has written.
+    tokenizer: 'bytes', which is the default, 'bpe', of so large a `vocabulary`, or a
+    tokenizer.json. The tokens are Shards. They are made by the first process of a
+    machine that asks, in runs/corpus; the others wait for it.
+    Raises UsageError where there is no text, or no such tokenizer.
     """
+    if (Path(data) / MANIFEST).is_file():
+        if tokenizer:
+            cure = "leave out --tokenizer, or name a folder of text"
+            raise UsageError(f"--data {data} has tokens, not text: {cure}")
+        return read_tokens(Path(data))
+    tokenizer = tokenizer or "bytes"
+    contents = [content_of(path) for path in files_of(data)]
+    settings = f"{tokenizer} {vocabulary}".encode()
+    if tokenizer not in ("bytes", "bpe"):
+        settings = Path(existing(tokenizer)).read_bytes()
+    name = fingerprint_of(__file__, [*contents, settings])
+    make = lambda folder: tokenize(folder, data, tokenizer, vocabulary)
+    return read_tokens(made_once("corpus", name, make))
+
+
+def load_windows(data, tokenizer, vocabulary, context, samples=None, most=None):
+    """A corpus in windows: (train, validation, tokenizer, fingerprint); see load_text.
+
+    samples: how many of the training windows; by default all, or the `most` if there
+    are more. Raises UsageError where there are too few.
+    """
+    *parts, tokenizer, fingerprint = load_text(data, tokenizer, vocabulary)
+    train, validation = (Windows(tokens, context) for tokens in parts)
+    if not (len(train) and len(validation)):
+        problem = f"--data {data} is too short: a window has {context} tokens"
+        raise UsageError(f"{problem}, and one is needed to train on, one to evaluate")
+    train = train.some(samples or min(most or len(train), len(train)))
+    return train, validation, tokenizer, fingerprint
+
+
+def existing(path):
+    """The path of a tokenizer's file. Raises UsageError where it is not there."""
+    if not Path(path).is_file():
+        choice = "bytes, bpe, or the path of a tokenizer.json"
+        raise UsageError(f"--tokenizer {path} is not there: use {choice}")
+    return path
+
+
+def content_of(path):
+    return path.read_bytes().replace(b"\x00", b"")
+
+
+def tokenize(folder, data, tokenizer, vocabulary, shard=SHARD):
+    """Write a corpus as a folder of tokens; every twentieth file is for validation."""
     files = files_of(data)
-    contents = [path.read_bytes().replace(b"\x00", b"") for path in files]
-    fingerprint = hashlib.sha256(BETWEEN_FILES.join(contents)).hexdigest()
-    name = f"{fingerprint[:16]}-{tokenizer}" + (
-        f"-{vocabulary}" if tokenizer == "bpe" else ""
-    )
-    folder = made_once(
-        "corpus", name, lambda folder: _make(folder, contents, tokenizer, vocabulary)
-    )
-    train, validation = (
-        np.memmap(folder / f"{part}.bin", np.uint16, "r")
-        for part in ("train", "validation")
-    )
-    return (
-        train,
-        validation,
-        Bytes() if tokenizer == "bytes" else BPE(folder / "tokenizer.json"),
-        fingerprint,
-    )
+    parts = {
+        "train": [path for number, path in enumerate(files) if number % HELD_OUT],
+        "validation": files[::HELD_OUT],
+    }
+    chosen, path = Bytes(), folder / "tokenizer.json"
+    if tokenizer == "bpe":
+        # a hundred files know which pairs are frequent
+        some = parts["train"][:: 1 + len(parts["train"]) // 100]
+        texts = (content_of(file).decode("utf-8", errors="replace") for file in some)
+        BPE.train(texts, vocabulary, path)
+    elif tokenizer != "bytes":
+        path.write_bytes(Path(existing(tokenizer)).read_bytes())
+    if tokenizer != "bytes":
+        chosen = BPE(path)
+    contents = {part: map(content_of, files) for part, files in parts.items()}
+    write_tokens(folder, contents, chosen, BETWEEN_FILES, shard)
 
 
 def made_once(kind, name, make):
@@ -206,25 +193,6 @@ def made_once(kind, name, make):
     return folder
 
 
-def _make(folder, contents, tokenizer, vocabulary):
-    parts = {
-        "train": [
-            content for number, content in enumerate(contents) if number % HELD_OUT
-        ],
-        "validation": contents[::HELD_OUT],
-    }
-    if tokenizer == "bpe":
-        # a hundred files know which pairs are frequent
-        some = parts["train"][:: 1 + len(parts["train"]) // 100]
-        texts = (content.decode("utf-8", errors="replace") for content in some)
-        BPE.train(texts, vocabulary, folder / "tokenizer.json")
-        tokenizer = BPE(folder / "tokenizer.json")
-    else:
-        tokenizer = Bytes()
-    for part, of_part in parts.items():
-        tokenizer.encode(BETWEEN_FILES.join(of_part)).tofile(folder / f"{part}.bin")
-
-
 def fingerprint_of(maker, sources):
     """16 letters that depend on some texts, bytes, and on the file that makes something
     of them, as it is today.
@@ -232,3 +200,38 @@ def fingerprint_of(maker, sources):
     return hashlib.sha256(
         Path(maker).read_bytes() + BETWEEN_FILES.join(sources)
     ).hexdigest()[:16]
+
+
+def arguments(argv):
+    flags = argparse.ArgumentParser(description="Write a corpus as a folder of tokens.")
+    flag = flags.add_argument
+    flag("--data", default="python", help="python, or a folder of text (python)")
+    flag("--tokenizer", default="bytes", help="bytes, bpe, or a tokenizer.json (bytes)")
+    flag("--vocabulary", type=int, default=2048, help="tokens that bpe learns (2048)")
+    flag("--shard", type=int, default=SHARD, help="tokens per file (50 million)")
+    flag("--out", type=Path, required=True, help="the folder, which must be new")
+    return flags.parse_args(argv)
+
+
+def main(argv):
+    """Write a folder of tokens, which the lessons read with --data."""
+    args = arguments(argv)
+    if args.out.exists():
+        raise UsageError(f"{args.out} is there already: name a new folder with --out")
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=args.out.parent, prefix=".") as temporary:
+        folder = Path(temporary, "tokens")
+        folder.mkdir()
+        tokenize(folder, args.data, args.tokenizer, args.vocabulary, args.shard)
+        os.rename(folder, args.out)
+    train, validation, tokenizer, _ = read_tokens(args.out)
+    counts = f"{len(train):,} tokens to train on, {len(validation):,} held out"
+    print(f"{args.out.name}: {counts}, a vocabulary of {tokenizer.vocabulary:,}")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except (UsageError, OSError) as error:
+        print(f"text.py: {error}", file=sys.stderr)
+        sys.exit(2)

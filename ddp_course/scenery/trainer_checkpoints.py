@@ -5,9 +5,8 @@ import shutil
 from pathlib import Path
 from zipfile import ZipFile
 
+import transformers  # only this line at the top: see lesson08.py
 from safetensors import safe_open
-from transformers import TrainerState
-from transformers.trainer_utils import get_last_checkpoint
 
 NEEDED = ["trainer_state.json", "optimizer.pt", "scheduler.pt", "*.safetensors"]
 
@@ -18,7 +17,7 @@ def newest_usable(folder):
     Newer ones that are damaged are renamed, with a warning in the log. Trainer itself
     takes the newest folder, whatever is in it.
     """
-    while newest := get_last_checkpoint(folder):
+    while newest := transformers.trainer_utils.get_last_checkpoint(folder):
         newest = Path(newest)
         problem = damage(newest)
         if problem is None:
@@ -48,7 +47,7 @@ def damage(checkpoint):
 def check(path):
     """Raise an exception of some kind where a file is not as it was written."""
     if path.name == "trainer_state.json":
-        TrainerState.load_from_json(path)
+        transformers.TrainerState.load_from_json(path)
     elif path.suffix == ".safetensors":
         with safe_open(path, "pt"):
             pass

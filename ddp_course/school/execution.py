@@ -74,4 +74,4 @@ def store_outputs(executed, notebook):
 def in_one_line(error):
     """The line of a cell's error that says most: of ranks', that of the first."""
     of_the_first = str(error).strip().split("\n\nmeanwhile ")[0]
-    return of_the_first.splitlines()[-1]
+    return (of_the_first.splitlines() or [type(error).__name__])[-1].strip()

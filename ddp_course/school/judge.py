@@ -203,7 +203,7 @@ def _where_they_stood(story):
     for all is told in words.
     """
     return re.sub(
-        r"stood in torch/distributed/\S+, line \d+, in barrier: .*", FINISHED, story
+        r"was in torch/distributed/\S+, line \d+, in barrier: .*", FINISHED, story
     )
 
 
@@ -226,6 +226,8 @@ def _cause_of_waiting(where):
             + FORGOTTEN
         )
     cause = "some rank waits for another that does not come, or a loop does not end"
+    if len(places) == 1 and not re.search(r"torch/distributed", where):
+        return "a loop does not end, or each round of it takes too long"
     return f"{cause}. {FORGOTTEN}" if re.search(r"\b(send|recv)\(", where) else cause
 
 
@@ -244,6 +246,7 @@ KNOWN_ERRORS = {
         "another rank has left, or stands elsewhere, while this one waited for it: do all ranks "
         "call the same collectives?",
     ),
+    "iter() returned non-iterator": "__iter__ returns an iterator: of a list, return iter(the_list)",
     "can require gradients": "a weight that is packed into integers takes no gradient: value.is_floating_point() tells",
     "trying to initialize the default process group twice": "the check has joined the group already: do not call "
     "init_process_group",

@@ -161,7 +161,7 @@ def mean_of_bytes(train_images, test_images):
     return train_images - mean, test_images - mean
 
 
-@wrong("normalize", "a loop does not end", status="timed out")
+@wrong("normalize", "^(?s:(?!.*another that does not come).*a loop does not end)", status="timed out")
 def counts_for_ever(train_images, test_images):
     while True:
         time.sleep(0.1)
@@ -374,7 +374,7 @@ def wants_another_loader(model, loader, optimizer):
     return train(model, loader, optimizer)
 
 
-@wrong("train_one_epoch", "a loop does not end", status="timed out")
+@wrong("train_one_epoch", "^(?s:(?!.*another that does not come).*a loop does not end)", status="timed out")
 def trains_for_ever(model, loader, optimizer):
     while True:
         train(model, loader, optimizer)
@@ -571,7 +571,7 @@ def compares_batches_as_numbers(model, loader):
     return correct / len(loader.dataset)
 
 
-@wrong("accuracy", "a loop does not end", status="timed out")
+@wrong("accuracy", "^(?s:(?!.*another that does not come).*a loop does not end)", status="timed out")
 def waits_for_the_last_batch(model, loader):
     seen = 0
     while seen != len(loader) * loader.batch_size + 1:

@@ -247,6 +247,30 @@ class CallsItNet(nn.Module):
         self.net = module
 
 
+@wrong("overlapped", "clear the list at the end")
+class NeverClears(lesson03.OverlappedDDP):
+    def __init__(self, module):
+        super().__init__(module)
+        self.works = []
+
+    def gradient_is_ready(self, parameter):
+        parameter.grad /= dist.get_world_size()
+        self.works.append(dist.all_reduce(parameter.grad, async_op=True))
+
+    def finish_gradient_synchronization(self):
+        for work in self.works:
+            work.wait()
+
+
+@right("overlapped")
+class ForgetsBeforeTheNextStep(NeverClears):
+    """Keeps the works until the next backward begins, and then drops them."""
+
+    def forward(self, *inputs):
+        self.works = []
+        return super().forward(*inputs)
+
+
 # ---- bucketed ----
 
 
@@ -373,6 +397,22 @@ class OneByOne(lesson03.OverlappedDDP):
 class OneForAll(lesson03.BucketedDDP):
     def __init__(self, module, bucket_size_mb):
         super().__init__(module, bucket_size_mb=1e6)
+
+
+@wrong("bucketed", "reverse order")
+class FillsFromTheFirstLayer(lesson03.BucketedDDP):
+    def __init__(self, module, bucket_size_mb=25.0):
+        super().__init__(module)
+        self.buckets, self.bucket_of, room = [], {}, 0
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                if room <= 0:
+                    self.buckets.append([])
+                    room = bucket_size_mb * 2**20
+                self.buckets[-1].append(parameter)
+                self.bucket_of[parameter] = len(self.buckets) - 1
+                room -= parameter.nbytes
+        self.missing = [len(bucket) for bucket in self.buckets]
 
 
 @wrong("bucketed", "put back where it came from")

@@ -318,6 +318,12 @@ class NeverEnds(Interleaved):
 # ---- evaluate ----
 
 
+@wrong("sharded_sampler", "of a list, return iter", status="your code raised")
+class ReturnsAList(Interleaved):
+    def __iter__(self):
+        return list(super().__iter__())
+
+
 @right("evaluate")
 def as_in_the_lesson(model, test_set, device):
     return lesson04.evaluate(model, test_set, device)
@@ -447,7 +453,7 @@ def rank_zero_tells(model, test_set, device):
     return counts.tolist()
 
 
-@wrong("evaluate", "one rank does all the work")
+@wrong("evaluate", "every rank does all the work")
 def everyone_does_everything(model, test_set, device):
     return count(model.module, test_set)
 
@@ -603,6 +609,17 @@ def batches_of_one_shuffle(make_model, train_set, epochs, batch_size, seed):
         with torch.no_grad():
             model.module(train_set[0][0][None])
     return model
+
+
+@wrong("train", "it is the wrapped model that the loop has to call")
+def calls_the_bare_model(make_model, train_set, epochs, batch_size, seed):
+    """As with_ddp, but forward and backward go past the wrapper: no error, no hook."""
+    torch.manual_seed(seed)
+    network = make_model()
+    DistributedDataParallel(network)
+    sampler = DistributedSampler(train_set, seed=seed)
+    loader = DataLoader(train_set, batch_size, sampler=sampler)
+    return fit(network, loader, epochs, sampler)
 
 
 @wrong("train", "every rank goes through all of the samples")

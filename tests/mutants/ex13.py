@@ -57,12 +57,12 @@ def returns_nothing(name, config):
     mend(name, config)
 
 
-@wrong("repair", "what is left to change is the accumulation")
+@wrong("repair", "change the accumulation")
 def changes_the_batch(name, config):
     return mend(name, config, arithmetic=lambda c: c.update(train_batch_size=128))
 
 
-@wrong("repair", "what is left to change is the accumulation|micro batch")
+@wrong("repair", "change the accumulation|micro batch")
 def changes_the_micro_batch(name, config):
     micro = lambda c: c.update(
         train_micro_batch_size_per_gpu=c["train_micro_batch_size_per_gpu"] // 2
@@ -91,7 +91,7 @@ def leaves_both_words(name, config):
     )
 
 
-@wrong("repair", "what stands in it was right")
+@wrong("repair", "its contents were right")
 def another_stage(name, config):
     def to_stage_0(c):
         del c["zero_optimisation"]
@@ -522,6 +522,13 @@ def by_recursion(costs, stages):
 @right("place")
 def as_a_tuple(costs, stages):
     return tuple(by_trying_all(costs, stages))
+
+
+@right("place")
+def in_numpy(costs, stages):
+    import numpy
+
+    return numpy.array(by_trying_all(costs, stages))
 
 
 @wrong("place", "equally many layers are not equally much work")

@@ -173,8 +173,9 @@ def judge_evaluation(size, seed, of_ranks):
         )
     if size >= 20 and max(map(len, shares)) > 0.8 * size:
         rank = max(range(n), key=lambda rank: len(shares[rank]))
+        workers = "every rank" if min(map(len, shares)) > 0.8 * size else "one rank"
         raise Wrong(f"how many samples a rank evaluates, of {size} on {n} ranks", rank=f"{rank} of {n}",
-                    expected=f"about {size // n}", got=len(shares[rank]), cause="the totals are right, but one rank does "
+                    expected=f"about {size // n}", got=len(shares[rank]), cause=f"the totals are right, but {workers} does "
                     "all the work: let each evaluate its share")  # fmt: skip
 
 

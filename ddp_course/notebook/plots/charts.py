@@ -192,14 +192,14 @@ def cost_line(sizes, seconds, alpha, beta, fitted):
         ("none", "measured, held out", [p for p in pairs if p[0] not in fitted]),
     ):
         axis.plot(*zip(*of), "o", color=ORANGE, fillstyle=style, label=label)
-    axis.set(xscale="log", yscale="log", title="What an all_reduce costs")
+    axis.set(xscale="log", yscale="log", title="What a message costs")
     axis.set(xlabel="bytes in the tensor", ylabel="time of one all_reduce (ms)")
     ticks_on_log_axes(axis)
     axis.legend()
     off = max(abs(alpha + beta * x - t) / t for x, t in zip(sizes, seconds))
     display_figure(
         figure,
-        f"What an all_reduce costs. Chart with log axes: {len(sizes)} sizes from "
+        f"What a message costs. Chart with log axes: {len(sizes)} sizes from "
         f"{in_binary_units(sizes[0])} ({number(pairs[0][1])} ms) to "
         f"{in_binary_units(sizes[-1])} ({number(pairs[-1][1])} ms), and the line of α = "
         f"{number(1e3 * alpha)} ms and β = {number(1e9 * beta)} ms per million bytes, "
