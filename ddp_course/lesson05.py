@@ -75,7 +75,7 @@ def sum_by_channel(x):
 
 
 def along_channels(vector, x):
-    """View a (channels,) vector so that it broadcasts over x, (batch, channels, ...)."""
+    """View a (channels,) vector so that it broadcasts over x (batch, channels, ...)."""
     return vector.view(1, -1, *[1] * (x.dim() - 2))
 
 

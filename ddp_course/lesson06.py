@@ -2,7 +2,7 @@
 
 torchrun --nproc_per_node 2 ddp_course/lesson06.py --accumulate 4 --batch-size 16
 torchrun --nproc_per_node 2 ddp_course/lesson06.py --precision bf16 --epochs 1
-python ddp_course/lesson06.py --precision fp16 --train-samples 128 --epochs 1
+python ddp_course/lesson06.py --precision fp16 --train-samples 64 --epochs 1
 """
 
 import itertools
@@ -31,7 +31,7 @@ def summed_loss(output, labels):
 
 
 def grouped(batches, size):
-    """Yield the micro-batches of each update, lists of `size`; the last may be short."""
+    """Yield a list of `size` batches for each update; the last list may be shorter."""
     batches = iter(batches)
     while micro_batches := list(itertools.islice(batches, size)):
         yield micro_batches

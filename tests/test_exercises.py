@@ -108,7 +108,7 @@ def test_cells_have_stable_ids_and_links_lead_somewhere(number):
         cell.source for cell in notebook.cells if cell.cell_type == "markdown"
     )
     lesson = path.name.replace("_solution_", "_")
-    assert f"(../lessons/{lesson})" in prose and f"ddp-course hint {number}" in prose
+    assert f"(../lessons/{lesson})" in prose and f"hint {number}" in prose
 
 
 @each_exercise

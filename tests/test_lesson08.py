@@ -135,8 +135,10 @@ def test_the_comparison_finds_planted_faults(fault, by_hand, tmp_path):
 
 def test_training_arguments_that_leave_the_processes_alone_are_refused(tmp_path):
     def forget_cpu(options):
-        original = transformers.TrainingArguments
-        transformers.TrainingArguments = lambda use_cpu, **others: original(**others)
+        original = lesson08.transformers.TrainingArguments
+        lesson08.transformers.TrainingArguments = lambda use_cpu, **others: original(
+            **others
+        )
         lesson08.main(options)
 
     with pytest.raises(RankError, match="assert settings.world_size == world_size"):
@@ -241,7 +243,7 @@ def stop_after_one_epoch(options):
             super().__init__(*arguments, **others)
             self.add_callback(Stop())
 
-    transformers.Trainer = Stopped
+    lesson08.transformers.Trainer = Stopped
     lesson08.main(options)
 
 
@@ -254,7 +256,7 @@ def main_that_counts_batches(flags):
             batches.append(1)
             return super().training_step(*args, **options)
 
-    transformers.Trainer = Counts
+    lesson08.transformers.Trainer = Counts
     return lesson08.main(flags), len(batches)
 
 

@@ -95,14 +95,12 @@ def outcome(out):
 
 
 def steps_of(out):
-    """The numbers of the updates of all attempts, in the order in which they were
-    made.
-    """
+    """The numbers of the updates of all attempts, in the order of time."""
     return [int(line) for line in (out / "steps.txt").read_text().split()]
 
 
 def repeated(steps):
-    """How many updates each attempt after the first had to make once more."""
+    """How many updates each attempt after the first had to redo."""
     return [before - now + 1 for before, now in zip(steps, steps[1:]) if now <= before]
 
 
@@ -122,12 +120,12 @@ def undisturbed(tmp_path_factory):
 
 
 def dies_writing(file, offset, checkpoint):
-    """Plant this: once `offset` bytes of `file` are written, in the so-manieth
-    checkpoint, the system kills the process.
+    """Plant this: the system kills the process when `offset` bytes of `file` have been
+    written, in the checkpoint of this number.
 
-    It is the kernel that does it, at exactly this byte: RLIMIT_FSIZE, and SIGXFSZ with
-    its default action. An offset of None is the moment when all is written, and nothing
-    renamed.
+    The kernel does so at exactly this byte: RLIMIT_FSIZE, and SIGXFSZ with its default
+    action. An offset of None is the moment when all bytes have been written, and the
+    file has not been renamed.
     """
 
     def plant(out):
@@ -183,7 +181,7 @@ def test_killed_at_spread_out_bytes_of_its_files_it_ends_bit_for_bit_the_same(
 
 
 def kill_later(out, attempt, rank, seconds):
-    """In a thread: wait for this rank to begin, and so long again, and kill it."""
+    """In a thread: wait until this rank begins, wait for some seconds, and kill it."""
     pid_file = out / f"{attempt}-{rank}.pid"
 
     def kill():
@@ -229,9 +227,7 @@ def test_killed_at_random_moments_on_any_rank_it_ends_bit_for_bit_the_same(
 
 
 def save_in_place(path, state, offset=None):
-    """The control: what every tutorial does. It dies when `offset` bytes are
-    written.
-    """
+    """The control, as in most tutorials. It is killed at byte `offset`, if given."""
     if offset is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -334,7 +330,7 @@ def test_on_three_ranks_the_bits_are_the_same_because_the_buckets_are_arranged_b
 
 
 def forgets(what):
-    """Plant this: a part of the checkpoint is not brought back."""
+    """Plant this: a part of the checkpoint is not restored."""
 
     def plant(out):
         load = lesson09.load_checkpoint
@@ -378,7 +374,7 @@ def forgets(what):
     ]
     + ["generator of its own"],
 )
-def test_the_comparison_finds_each_part_that_is_not_brought_back(
+def test_the_comparison_finds_each_part_that_is_not_restored(
     what, undisturbed, tmp_path
 ):
     stopped = tmp_path / "stopped"
@@ -798,7 +794,7 @@ def test_ranks_that_do_not_see_the_same_folder_are_told_so(tmp_path):
     )
 
 
-def test_the_content_and_then_the_name_reach_the_disk_before_anybody_relies_on_them(
+def test_the_content_and_then_the_name_reach_the_disk_before_it_returns(
     tmp_path, monkeypatch
 ):
     seen, fsync, replace = [], os.fsync, os.replace
@@ -825,9 +821,7 @@ def test_the_content_and_then_the_name_reach_the_disk_before_anybody_relies_on_t
 def test_torchrun_restarts_a_killed_job_by_itself_and_it_ends_bit_for_bit_the_same(
     tmp_path,
 ):
-    """The program as it is, killed from outside, with nobody there to start it
-    again.
-    """
+    """The program as it is; one of its ranks is killed from outside."""
     options = [
         "--data",
         "digits",

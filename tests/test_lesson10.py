@@ -658,7 +658,7 @@ def test_the_samples_losses_and_rates_are_written_as_it_learns(text, tmp_path):
         ),
         (["--tokenizer", "nothing"], "--tokenizer nothing is not there: use bytes"),
         (["--node-rank", "1"], "--node-rank 1 is none of 1 machines"),
-        (["--nproc", "2"], "torchrun has started the ranks already: leave out --nproc"),
+        (["--nproc", "2"], "torchrun has started the ranks: leave out --nproc"),
     ],
 )
 def test_wrong_use_gives_one_line(options, said, text, tmp_path):
@@ -788,3 +788,10 @@ def test_loss_is_that_of_cross_entropy():
     )
     loss = lesson10.loss_of(model, tokens, targets, torch.float32, torch.device("cpu"))
     torch.testing.assert_close(loss, expected.mean())
+
+
+def test_flops_are_six_per_parameter_of_a_matrix_and_twelve_for_attention():
+    with torch.device("meta"):
+        gpt2 = GPT(50257, **SHAPES["gpt2"])
+    expected = 6 * (124_439_808 - 1024 * 768) + 12 * 12 * 768 * 1024
+    assert gpt2.flops_per_token() == expected

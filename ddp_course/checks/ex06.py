@@ -1,5 +1,5 @@
-"""Exercise 06: one step for a window of micro-batches, no_sync in its place, and a hook
-that counts bytes.
+"""Exercise 06: one step for a window of micro-batches, where no_sync belongs, and a
+hook that counts bytes.
 """
 
 import re
@@ -25,16 +25,16 @@ from ddp_course.school.judge import Wrong, question, trying
 FEATURES, CLASSES, LEARNING_RATE = 4, 3, 0.1
 IGNORED = (
     -100
-)  # the label of an item that does not count; cross_entropy's own ignore_index
+)  # the label of an item without a loss; cross_entropy's default ignore_index
 
-# ---- what becomes of the micro-batches ----
+# ---- what happens to the micro-batches ----
 
 
 def follow(model):
-    """A list that gets an entry for each forward and backward of the network in a DDP
-    model, from now on.
+    """A list that gets an entry for each later forward and backward of the network in a
+    DDP model.
 
-    what: 'forward' or 'backward'; size: of the batch; alone: whether this was within
+    what: 'forward' or 'backward'; size: of the batch; alone: whether this was inside
     no_sync.
     """
     events = []
@@ -57,8 +57,8 @@ def only(what, events):
 
 
 def judge_memory(checked, where, window, events):
-    """Raise Wrong where a rank had several micro-batches in memory at once; all of the
-    window hold items.
+    """Raise Wrong if a rank had several micro-batches in memory at once; all
+    micro-batches of the window have items.
     """
     expected = "forward and backward of one micro-batch, then of the next"
     forwards, largest = (
@@ -67,25 +67,26 @@ def judge_memory(checked, where, window, events):
     )
     for event in forwards:
         if event["size"] > largest:
-            cause = "micro-batches were joined, and there is no memory for that: take them one by one"
-            got = f"a forward of {event['size']} at once, where no micro-batch has more than {largest}"
+            cause = "micro-batches were joined, which takes too much memory: process them one by one"
+            got = f"a forward of {event['size']} at once, but the largest micro-batch has {largest}"
             raise Wrong(checked, rank=where, expected=expected, got=got, cause=cause)
     if len(forwards) > 1 and events[: len(forwards)] == forwards:
-        cause = "a forward keeps its activations until its backward, so here all are in memory at once: call "
+        cause = (
+            "a forward keeps its activations until its backward, so here the activations of all micro-batches are "
+            "in memory: call "
+        )
         cause += "backward for each micro-batch before the forward of the next"
         got = f"{len(forwards)} forwards, and only then backward"
         raise Wrong(checked, rank=where, expected=expected, got=got, cause=cause)
 
 
 def joined(tensors):
-    """Their numbers in a row."""
+    """Their values as one vector."""
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
 def agree(got, expected, tolerance=1e-5):
-    """Whether two tensors are equal as a whole, even where some factor was a number of
-    32 bits.
-    """
+    """Whether two tensors are equal up to the rounding of a factor in 32 bits."""
     return (
         got.shape == expected.shape
         and (got - expected).norm() <= tolerance * expected.norm()
@@ -106,16 +107,16 @@ def the_likely(looks, got, otherwise):
     )
 
 
-# ---- 1: a step for a window ----
+# ---- 1: one step per window ----
 
 
 def items_of_windows(draw, n):
-    """How many items count, in each of four windows: on each of n ranks, in each
+    """The number of items with a loss in each of four windows: per rank, per
     micro-batch.
     """
     lengths = [draw.choice([5, 6]), 3, 2, 1]
-    # Of 4 or more items, to which a_window adds 4 at most: not twice as many labels, as
-    # n is 2 at least.
+    # At least 4 items, to which a_window adds at most 4: fewer than twice as many
+    # labels, because n is at least 2.
     items = [
         [[draw.randint(4, 10) for _ in range(length)] for _ in range(n)]
         for length in lengths
@@ -125,7 +126,7 @@ def items_of_windows(draw, n):
         if len(set(numbers)) < 2:
             return items_of_windows(
                 draw, n
-            )  # where all have equally many, a mean of means is right
+            )  # if all have the same number, a mean of means is right
     one, other = draw.sample(range(n), 2)
     second[one][draw.randrange(2)] = second[other][2] = 0
     third[draw.randrange(n)] = [0, 0]
@@ -133,7 +134,7 @@ def items_of_windows(draw, n):
 
 
 def a_window(items, seed):
-    """Micro-batches with so many items that count, and a few more that do not."""
+    """Micro-batches with these numbers of items with a loss, and a few items without."""
     generator, window = torch.Generator().manual_seed(seed), []
     for number in items:
         size = number + int(torch.randint(2, 5, (), generator=generator))
@@ -158,8 +159,8 @@ def a_classifier(seed):
 
 
 def steps_of_windows(window_step, items, seed, stop_at_gap=False):
-    """Train on windows, one after the other; of each, where it led, and what was done
-    for it.
+    """Train on the windows in order; return for each the parameters after it and what
+    happened in it.
     """
     with process_group(timeout=4) as (rank, _):
         model = DistributedDataParallel(a_classifier(seed))
@@ -191,20 +192,20 @@ GAP = "fewer backwards than micro-batches"
 
 
 @question(
-    "Sums can be added up, means cannot: take the sum of the losses of each micro-batch, that is "
-    "F.cross_entropy(..., reduction='sum'), and divide it by one number that is the same in all "
-    "micro-batches of all ranks.",
-    "That number is how many labels of the whole window, on all ranks, are not -100: count your own, then "
-    "one dist.all_reduce, before the first backward. DDP divides the sum over the ranks by their number: "
-    "undo that. A rank without items takes part in everything.",
+    "Sums can be added up, but means cannot: compute the sum of the losses of each micro-batch with "
+    "F.cross_entropy(..., reduction='sum'), and divide it by one number that is the same in all micro-batches of "
+    "all ranks.",
+    "That number is the count of labels other than -100 in the whole window, on all ranks: count your own, then "
+    "call dist.all_reduce once, before the first backward. DDP divides the sum over the ranks by the number of "
+    "ranks: undo this division. A rank without items must take part in everything.",
     "optimizer.zero_grad(); items = sum((labels != -100).sum() for _, labels in window); "
     "dist.all_reduce(items). For each micro-batch: loss = F.cross_entropy(model(inputs), labels, "
     "reduction='sum'), and (loss * dist.get_world_size() / items).backward(). After the last one, "
     "optimizer.step().",
 )
 def check_window_step(answer, draw):
-    """After each of several windows, the parameters are those of one process with all
-    items in one batch.
+    """After each of several windows, the parameters must be those of one process with
+    all items in one batch.
     """
     for n in (2, 3):
         items, seed = items_of_windows(draw, n), draw.randrange(10**6)
@@ -212,8 +213,8 @@ def check_window_step(answer, draw):
 
 
 def stepped(answer, items, seed, n):
-    """`steps_of_windows` on n ranks. Where they wait for one that left something out,
-    say so.
+    """`steps_of_windows` on n ranks. If they wait for a rank that left something out,
+    name that cause.
     """
     try:
         return answer.on_ranks(steps_of_windows, items, seed, nproc=n)
@@ -226,10 +227,8 @@ def stepped(answer, items, seed, n):
                 answer.on_ranks(steps_of_windows, items, seed, True, nproc=n)
             except RankError as other:
                 if GAP in other.message:
-                    cause = "a micro-batch without items is left out, and the other ranks wait in its "
-                    cause += (
-                        "backward: all that it adds are zeros, but it has to take part"
-                    )
+                    cause = "a micro-batch without items was left out, so the other ranks wait in its "
+                    cause += "backward: it adds only zeros, but it must take part"
                     raise Wrong(f"window_step with {len(items)} windows in a row, {n} ranks", cause=cause,
                                 rank=f"{other.rank} of {n}", expected="a backward for each micro-batch",
                                 got=other.message.removeprefix("RuntimeError: ")) from None  # fmt: skip
@@ -243,9 +242,9 @@ def judge_windows(seen, items, seed):
         checked = f"window {number + 1}, of {length} micro-batch{'es' * (length > 1)}, {n} ranks"
         for rank, of_rank in reversed(list(enumerate(seen))):
             if (steps := of_rank[number]["steps"]) != 1:
-                cause = "the step is missing: every rank takes it, at the end of the window: optimizer.step()"
+                cause = "the step is missing: every rank must call optimizer.step() at the end of the window"
                 if steps > 1:
-                    cause = "the optimizer steps within the window: let the gradients add up, and step once"
+                    cause = "the optimizer steps inside the window: let the gradients add up, and step once"
                 raise Wrong(f"{checked}: steps of the optimizer", rank=f"{rank} of {n}", expected=1,
                             got=steps, cause=cause)  # fmt: skip
         start = joined(network.parameters())
@@ -259,7 +258,7 @@ def judge_windows(seen, items, seed):
             if not agree(got, truth):
                 labels = sum(len(labels) for window in windows for _, labels in window)
                 cause = cause_of_step(got, rank, gradients, of_ranks, labels, before)
-                raise Wrong(f"{checked}: the gradient of the step, for all parameters in a row",
+                raise Wrong(f"{checked}: the gradient of the step, for all parameters",
                             rank=f"{rank} of {n}", expected=truth, got=got, cause=cause)  # fmt: skip
         before = before + truth
         nn.utils.vector_to_parameters(
@@ -268,15 +267,13 @@ def judge_windows(seen, items, seed):
     for rank, of_rank in enumerate(seen):
         window = windows_of(rank, items, seed)[0]
         checked = (
-            f"what was done with the {len(window)} micro-batches of window 1, {n} ranks"
+            f"the calls for the {len(window)} micro-batches of window 1, {n} ranks"
         )
         judge_memory(checked, f"{rank} of {n}", window, of_rank[0]["events"])
 
 
 def gradient_of_sum(network, inputs, labels):
-    """Of the sum of the losses of those items that count, for all parameters in a
-    row.
-    """
+    """The gradient of the sum of all items' losses, for all parameters as one vector."""
     loss = F.cross_entropy(
         network(inputs), labels, ignore_index=IGNORED, reduction="sum"
     )
@@ -284,11 +281,11 @@ def gradient_of_sum(network, inputs, labels):
 
 
 def cause_of_step(got, rank, gradients, items, labels, before):
-    """What a wrong step looks like.
+    """The likely cause of a wrong step.
 
-    gradients: of each rank, of the sum of each micro-batch; items: how many count
-    there; labels: how many there are in all; before: the sum of the gradients of the
-    windows before.
+    gradients: of each rank, of the sum of each micro-batch; items: how many of its
+    items have a loss; labels: how many labels it has; before: the sum of the gradients
+    of the windows before.
     """
     if got.isnan().any():
         return "a micro-batch without items has no mean: 0/0 is nan, and nan times 0 is nan. Its sum is 0"
@@ -299,27 +296,27 @@ def cause_of_step(got, rank, gradients, items, labels, before):
     means = sum(sum(map(mean_of, *of_rank)) for of_rank in zip(gradients, items)) / n
     means_of_ranks = sum(map(mean_of, own, map(sum, items))) / n
     one_by_one = sum(map(mean_of, of_micro_batches, map(sum, zip(*items))))
-    few = "so an item counts for more where there are few"
+    few = "so an item counts for more in a micro-batch with few items"
     looks = [
         ([truth / n], f"{n} times too small: DDP divides the sum over all ranks by {n}, so "
          "multiply the loss by it"),
         ([truth / n**2], f"{n * n} times too small: DDP divides by {n} anyway, so multiply the loss by it"),
-        ([truth * n], f"{n} times too large: divide by the items of all ranks, not by their mean"),
-        ([truth / length], f"{length} times too small: the number of items is that of the whole window, so "
-         f"do not divide by the {length} micro-batches, too"),
-        ([truth * total / labels], "labels of -100 were counted: they have no loss, and are no items"),
-        ([of_micro_batches[-1] / total], "only the last micro-batch is in it: zero_grad once in a window"),
-        ([truth + before], "the gradients of the windows before are still in it: zero_grad"),
-        ([means, means / length], f"it is a mean of means of micro-batches, {few}: take sums, and "
-         "divide by all items"),
-        ([means_of_ranks, means_of_ranks * n], f"each rank divides by its own number of items, {few}: sum "
-         "that number over the ranks, before the first backward"),
-        ([one_by_one, one_by_one / length], f"each micro-batch is divided by its own number of items, {few}: "
-         "count those of the whole window"),
-        ([n * own[rank] / total], "each rank follows its own gradients, nobody has averaged them: the last "
-         "micro-batch, at least, goes through the DDP model, outside of no_sync"),
+        ([truth * n], f"{n} times too large: divide by the number of items on all ranks, not by its mean"),
+        ([truth / length], f"{length} times too small: the number of items already covers the whole window, so do "
+         f"not divide by the {length} micro-batches, too"),
+        ([truth * total / labels], "labels of -100 were counted: they have no loss and are not items"),
+        ([of_micro_batches[-1] / total], "it contains only the last micro-batch: call zero_grad once per window"),
+        ([truth + before], "it still contains the gradients of earlier windows: call zero_grad"),
+        ([means, means / length], f"it is a mean of the micro-batches' means, {few}: use sums, and divide by the "
+         "number of all items"),
+        ([means_of_ranks, means_of_ranks * n], f"each rank divides by its own number of items, {few}: sum this "
+         "number over the ranks before the first backward"),
+        ([one_by_one, one_by_one / length], f"each micro-batch is divided by its own number of items, {few}: count "
+         "the items of the whole window"),
+        ([n * own[rank] / total], "each rank uses its own gradients, which were not averaged: at least the last "
+         "micro-batch must go through the DDP model, outside no_sync"),
     ]  # fmt: skip
-    otherwise = "is the loss of each item that counts in it once, divided by the items of the whole window?"
+    otherwise = "does it contain the loss of each item once, divided by the number of items of the whole window?"
     return the_likely(looks, got, otherwise)
 
 
@@ -327,7 +324,7 @@ def mean_of(gradient, items):
     return gradient / max(1, items)
 
 
-# ---- 2: where no_sync goes ----
+# ---- 2: where no_sync belongs ----
 
 
 def pairs_of(sizes, width, seed):
@@ -348,9 +345,9 @@ def loss_of(output, target):
 
 
 def accumulations(accumulate, sizes, width, layers, seed):
-    """Accumulate windows of these sizes, one after the other. Say what one plain
-    backward sends; and of each window what was sent, what was done, and the
-    gradients."""
+    """Accumulate windows of these sizes in order. Return what one plain backward sends,
+    and for each window what was sent, the calls, and the gradients.
+    """
     with process_group() as (rank, _):
         layer = 8 * width**2  # its bytes
         model = DistributedDataParallel(
@@ -358,7 +355,7 @@ def accumulations(accumulate, sizes, width, layers, seed):
         )
         for _ in range(
             2
-        ):  # only after its first step does DDP know in which order gradients come
+        ):  # DDP knows the order of the gradients only after its first step
             loss = model(a_batch(2, width, seed)).sum()
             with Watch() as watch:
                 loss.backward()
@@ -388,16 +385,16 @@ def sent(watch):
 
 
 @question(
-    "Within `with model.no_sync():` gradients add up on each rank, and nothing is sent. The first "
-    "micro-batch outside of it sends all that has added up. Which one should that be?",
-    "Whether DDP sends is decided in the forward, so all of `loss_of(model(inputs), target).backward()` "
-    "belongs inside. In a window of one micro-batch, nothing does.",
-    "*others, last = window. Within model.no_sync(), forward and backward for each of the others; then, "
-    "outside of it, forward and backward for the last.",
+    "Inside `with model.no_sync():`, gradients add up on each rank and nothing is sent. The first micro-batch "
+    "outside it sends the accumulated gradients. Which micro-batch should that be?",
+    "DDP decides in the forward whether it sends, so all of `loss_of(model(inputs), target).backward()` belongs "
+    "inside. In a window of one micro-batch, nothing belongs inside.",
+    "*others, last = window. Inside model.no_sync(), call forward and backward for each of the others; then, "
+    "outside it, call forward and backward for the last.",
 )
 def check_accumulate(answer, draw):
-    """The gradients of a window are averaged over the ranks, and each of DDP's buckets
-    was sent once.
+    """The gradients of a window must be averaged over the ranks, and each of DDP's
+    buckets sent once.
     """
     for n in (2, 3):
         width, layers, seed = draw.randint(4, 7), 6, draw.randrange(10**6)
@@ -425,7 +422,7 @@ def judge_accumulation(network, windows, once, seen):
     truth = sum(map(sum, own)) / n
     for rank, of_rank in reversed(list(enumerate(seen))):
         if not agree(got := of_rank["gradients"], truth):
-            raise Wrong(f"the gradients after {checked}, all in a row", rank=f"{rank} of {n}", expected=truth,
+            raise Wrong(f"the gradients after {checked}, as one vector", rank=f"{rank} of {n}", expected=truth,
                         got=got, cause=cause_of_gradients(got, rank, own))  # fmt: skip
     for rank, of_rank in enumerate(seen):
         if of_rank["sent"] != once:
@@ -434,7 +431,7 @@ def judge_accumulation(network, windows, once, seen):
                         got=in_words(of_rank["sent"]), cause=cause)  # fmt: skip
     for rank, of_rank in enumerate(seen):
         judge_memory(
-            f"what was done in {checked}",
+            f"the calls in {checked}",
             f"{rank} of {n}",
             windows[rank],
             of_rank["events"],
@@ -458,34 +455,35 @@ def in_words(log):
 
 
 def cause_of_gradients(got, rank, own):
-    """What wrong gradients look like. own: of each rank, of each micro-batch."""
+    """The likely cause of wrong gradients. own: per rank, per micro-batch."""
     n, length, mine = len(own), len(own[0]), own[rank]
     means = [sum(of_ranks) / n for of_ranks in zip(*own)]
     looks = [
-        ([sum(mine)], "each rank still has its own gradients: the last micro-batch stands outside of "
-         "no_sync, and sends what has added up"),
-        ([sum(mine[:-1]), sum(means[:-1])], "the last micro-batch is missing: it stands outside of no_sync, "
-         "but it is not left out"),
-        *(([sum(means[:k] + mine[k:])], f"they were sent with micro-batch {k} of {length}, and what came "
-           "later has stayed on its rank: it is the last one that has to send") for k in range(1, length)),
-        ([means[-1]], "only the last micro-batch is in them: they are to add up, so no zero_grad in between"),
-        ([sum(means) * n], f"{n} times too large: DDP has averaged them; do not sum over the ranks, too"),
-        ([sum(means) / length], f"{length} times too small: the loss that loss_of gives is scaled already"),
+        ([sum(mine)], "each rank still has its own gradients: the last micro-batch must be outside no_sync, and "
+         "sends the accumulated gradients"),
+        ([sum(mine[:-1]), sum(means[:-1])], "the last micro-batch is missing: it belongs outside no_sync, but it "
+         "needs a forward and backward, too"),
+        *(([sum(means[:k] + mine[k:])], f"they were sent with micro-batch {k} of {length}, and later gradients "
+           "stayed on their rank: the last micro-batch must send") for k in range(1, length)),
+        ([means[-1]], "they contain only the last micro-batch: gradients must add up, so do not call zero_grad in "
+                      "between"),
+        ([sum(means) * n], f"{n} times too large: DDP already averages them; do not sum over the ranks, too"),
+        ([sum(means) / length], f"{length} times too small: loss_of already scales the loss"),
     ]  # fmt: skip
     return the_likely(
         looks,
         got,
-        "does each micro-batch go through forward and backward, exactly once?",
+        "does each micro-batch go through forward and backward exactly once?",
     )
 
 
 def cause_of_sending(of_rank, once, length):
-    """Why something else was sent than in one backward, though the gradients are
+    """Why the ranks sent more or less than in one backward, though the gradients are
     right.
     """
     times = len(of_rank["sent"]) // len(once)
     if of_rank["sent"] != sorted(once * times):
-        return "not all of it was sent by DDP, which averages by itself: call no collective of your own"
+        return "not all of it was sent by DDP, which averages on its own: do not call collectives yourself"
     forwards, backwards = (
         only("forward", of_rank["events"]),
         only("backward", of_rank["events"]),
@@ -493,8 +491,8 @@ def cause_of_sending(of_rank, once, length):
     if any(event["alone"] for event in backwards) and not any(
         event["alone"] for event in forwards
     ):
-        return "no_sync stands around backward only, but it is the forward that decides: put both inside"
-    return f"{times} of {length} micro-batches were sent: all but the last belong within no_sync"
+        return "no_sync is around backward only, but the forward decides whether DDP sends: put both inside"
+    return f"{times} of {length} micro-batches were sent: all but the last belong inside no_sync"
 
 
 # ---- 3: a hook that counts ----
@@ -503,8 +501,8 @@ DTYPES = [torch.float64, torch.float32]
 
 
 def hooked_trainings(hook, width, layers, seed, batches, lateness):
-    """Train a network of each dtype with the hook, each with its own dict. Rank 0 is
-    late for backward.
+    """Train a network of each dtype with the hook, each with its own dict. Rank 0
+    starts backward late.
     """
     with process_group() as (rank, world_size):
         seen = []
@@ -518,8 +516,8 @@ def hooked_trainings(hook, width, layers, seed, batches, lateness):
 
 
 def hooked_training(hook, network, batches, lateness):
-    """The first gradients, the `state` after each step, what the hook counted, and what
-    there was.
+    """The first gradients, the `state` after each step, the hook's counts, and the true
+    counts.
     """
     layer = next(network.parameters()).nbytes
     model = DistributedDataParallel(network, bucket_cap_mb=1.5 * layer / 2**20)
@@ -535,7 +533,9 @@ def hooked_training(hook, network, batches, lateness):
         truth["numbers"] += buffer.numel()
         truth["last"] = buffer.nbytes
         future = hook(state, bucket)
-        if not isinstance(future, torch._C.Future):  # of None, torch would die
+        if not isinstance(
+            future, torch._C.Future
+        ):  # a hook that returns None would crash torch
             raise TypeError(f"{NO_FUTURE} {type(future).__name__}")
         return future.then(looked_at)
 
@@ -563,17 +563,17 @@ NO_FUTURE, NO_TENSOR = "the hook returned a", "the future's value is a"
 
 
 @question(
-    "bucket.buffer() is one tensor with all gradients of the bucket: numel() numbers of element_size() "
-    "bytes each. state['calls'] += 1 changes the dict that DDP brings.",
-    "dist.all_reduce(tensor, async_op=True) returns a work, and its get_future() a future, whose value is a "
-    "list of one tensor. future.then(function) is a future of what function(future) returns. And who "
-    "divides?",
+    "bucket.buffer() is one tensor with all gradients of the bucket: numel() numbers of element_size() bytes each. "
+    "state['calls'] += 1 changes the dict that DDP passes in.",
+    "dist.all_reduce(tensor, async_op=True) returns a work. Its get_future() returns a future whose value is a list "
+    "of one tensor. future.then(function) returns a future with the value of function(future). And where do you "
+    "divide?",
     "Count. Then buffer = bucket.buffer() / dist.get_world_size(); future = dist.all_reduce(buffer, "
     "async_op=True).get_future(); return future.then(lambda future: future.value()[0]).",
 )
 def check_counting_hook(answer, draw):
-    """DDP trains with the hook as it does without one, and every rank has counted its
-    calls and bytes.
+    """DDP must train with the hook as without it, and every rank must count its calls
+    and bytes.
     """
     for n, lateness in ((2, 0.3), (3, 0.0)):
         width, layers, seed = (
@@ -594,8 +594,8 @@ def check_counting_hook(answer, draw):
 
 
 def hooked(answer, n, *arguments):
-    """`hooked_trainings` on n ranks. Where DDP cannot use what the hook returns, raise
-    Wrong and say so.
+    """`hooked_trainings` on n ranks. If DDP cannot use the hook's return value, raise
+    Wrong with that cause.
     """
     checked, expected = (
         f"a backward with counting_hook, {n} ranks",
@@ -605,18 +605,18 @@ def hooked(answer, n, *arguments):
         return answer.on_ranks(hooked_trainings, *arguments, nproc=n)
     except RankTimeout as late:
         if str(late).count("_engine_run_backward") == n:
-            cause = "DDP waits for the future, and nobody completes it: return the work's, or set_result"
+            cause = "DDP waits for the future, but nothing completes it: return the work's future, or call set_result"
             raise Wrong(
                 checked, expected=expected, got="one that never completes", cause=cause
             ) from None
         raise
     except RankError as error:
         said = next(iter(error.message.splitlines()), "")
-        a_list = "the value of a work's future is a list of one tensor: use then, and value()[0]"
+        a_list = "the value of a work's future is a list of one tensor: use then and value()[0]"
         causes = {
-            f"{NO_FUTURE} NoneType": "return something: DDP waits for a future of the averaged gradients",
-            f"{NO_FUTURE} Work": "a work is no future, but work.get_future() gives one",
-            NO_FUTURE: "DDP goes on with backward and asks for the tensor later: return a future of it",
+            f"{NO_FUTURE} NoneType": "return a future of the averaged gradients: DDP waits for it",
+            f"{NO_FUTURE} Work": "a work is not a future, but work.get_future() returns one",
+            NO_FUTURE: "DDP continues with backward and needs the tensor later: return a future of it",
             NO_TENSOR: a_list,
             "running the callback.*'list'": a_list,
         }
@@ -628,8 +628,8 @@ def hooked(answer, n, *arguments):
 
 
 def judge_averages(checked, of_ranks, network, batches, tolerance):
-    """Raise Wrong unless the first gradients are means over the ranks, and training is
-    one process's.
+    """Raise Wrong unless the first gradients are means over the ranks and training
+    equals one process.
     """
     n, own = len(of_ranks), []
     for part in batches[0].chunk(n):
@@ -637,35 +637,35 @@ def judge_averages(checked, of_ranks, network, batches, tolerance):
         network(part).pow(2).mean().backward()
         own.append(gradients_of(network))
     network.zero_grad()
-    # Not rank 0 first: it is late, and finds that the others have sent theirs already.
+    # Rank 0 does not come first: it is late, and the others have already sent their
+    # gradients.
     for rank, of_rank in reversed(list(enumerate(of_ranks))):
         for name, got in of_rank["gradients"].items():
             mean, mine = sum(gradients[name] for gradients in own) / n, own[rank][name]
             looks = [
-                ([mean * n], "it is the sum over the ranks: with a hook of yours DDP does not divide; do it"),
+                ([mean * n], "it is the sum over the ranks: with your own hook, DDP does not divide, so divide in "
+                             "the hook"),
                 ([mean / n], "it was divided by the number of ranks twice"),
-                ([mine], "it is still this rank's own gradient: the future has to give what all_reduce gave"),
-                ([mine / n], "it is this rank's own gradient, divided, and nothing was added yet: the future "
-                 "may complete only when the all-reduce has, as work.get_future() does"),
+                ([mine], "it is still this rank's own gradient: the value of the future must be the result of all_reduce"),
+                ([mine / n], "it is this rank's own gradient, divided, without the other ranks' gradients: the "
+                 "future must complete only after the all-reduce, like work.get_future()"),
             ]  # fmt: skip
             if not agree(got, mean, tolerance):
-                otherwise = "it is no sum or mean of the ranks' gradients: what else happens to them?"
+                otherwise = "it is neither the sum nor the mean of the ranks' gradients: what else happens to them?"
                 raise Wrong(f"{checked}: the gradient of {name} after one backward", rank=f"{rank} of {n}",
                             expected=mean, got=got, cause=the_likely(looks, got, otherwise))  # fmt: skip
     for step, expected in enumerate(take_steps(network, batches)):
         for rank, of_rank in enumerate(of_ranks):
             for name, got in of_rank["history"][step].items():
                 if not agree(got, expected[name], tolerance):
-                    cause = "the first backward, in one bucket, was right; this one, in several, is not: "
-                    cause += "is each bucket averaged?"
+                    cause = "the first backward, with one bucket, was right, but this one, with several, is not: "
+                    cause += "do you average each bucket?"
                     raise Wrong(f"{checked}: {name} after step {step + 1}", rank=f"{rank} of {n}",
                                 expected=expected[name], got=got, cause=cause)  # fmt: skip
 
 
 def judge_counts(checked, of_ranks, dtype):
-    """Raise Wrong unless each rank has counted the calls of its hook, and the bytes of
-    its buckets.
-    """
+    """Raise Wrong unless each rank has counted its hook's calls and its buckets' bytes."""
     n, counts = len(of_ranks), [in_numbers(of_rank["counts"]) for of_rank in of_ranks]
     for rank, of_rank in reversed(list(enumerate(of_ranks))):
         truth, got = of_rank["truth"], counts[rank]
@@ -673,25 +673,25 @@ def judge_counts(checked, of_ranks, dtype):
         of_numbers = f"a number of {dtype} has {size} bytes: buffer.numel() * buffer.element_size()"
         looks = {
             truth["bytes"]
-            * n: "each rank counts its own buckets, and not those of all ranks: no world_size",
+            * n: "each rank must count only its own buckets, not those of all ranks: do not multiply by world_size",
             **dict.fromkeys((numbers, 4 * numbers, 8 * numbers), of_numbers),
             truth[
                 "last"
-            ]: "only the last call is in it: add to what state has already, +=",
+            ]: "it contains only the last call: add to the value in state with +=",
         }
-        threads = "count in the hook itself: callbacks run in several threads at once, and lose counts"
-        bytes_of_all = (
-            f"it is the bytes of bucket.buffer(), added up over all calls; {threads}"
-        )
+        threads = "count in the hook itself: callbacks run in several threads at once, so counts get lost"
+        bytes_of_all = f"it must be the sum of the bytes of bucket.buffer() over all calls; {threads}"
         likely = {
             "bytes": looks.get(got["bytes"], bytes_of_all),
-            "calls": f"it is how often DDP calls the hook, once for each bucket of each backward; {threads}",
+            "calls": f"it must be the number of times that DDP calls the hook, once per bucket per backward; {threads}",
         }
         for what, cause in likely.items():
             if got[what] == truth[what]:
                 continue
             if got == UNTOUCHED:
-                cause = "state has not changed: change the dict that comes, state['calls'] += 1"
+                cause = (
+                    "state has not changed: change the given dict, state['calls'] += 1"
+                )
                 if counts[0] != UNTOUCHED:
                     cause = "only rank 0 has counted: the hook runs on every rank, each with its own state"
             raise Wrong(f"state[{what!r}] after {checked}", rank=f"{rank} of {n}", expected=truth[what],
@@ -702,7 +702,7 @@ UNTOUCHED = {"calls": 0, "bytes": 0}
 
 
 def in_numbers(counts):
-    """The two counts; None for what is no number."""
+    """The two counts; None for a value that is not a number."""
     found = {}
     for what in UNTOUCHED:
         value = counts.get(what)

@@ -1,5 +1,5 @@
-"""Exercise 07: a DDP loop in Accelerate, an exact metric, and copies that were meant to
-train as one.
+"""Exercise 07: a DDP loop in Accelerate, an exact metric, and processes that each train
+their own copy.
 """
 
 import math
@@ -15,24 +15,25 @@ from ddp_course.checks.training import a_look, equal, fill, state, unwrapped
 from ddp_course.ranks.launch import start_server
 from ddp_course.school.judge import Wrong, question, trying
 
-# Accelerate is imported on the ranks only: the process that judges need not wait for
-# it. They begin with it, and with what it imports on the way, where that is installed.
+# Accelerate is imported on the ranks only, so that the judging process need not wait
+# for it. The fork server imports it for the ranks, with those of its dependencies that
+# are installed.
 PRELOADED = ["accelerate", "datasets", "deepspeed"]
 
 LEARNING_RATE = 0.1  # in question 3
 
-# ---- what the answers are tried on ----
+# ---- the networks that the answers are tested with ----
 
-# what the networks of this process write down; not in the network, or a copy would have
+# the record of this process's networks; not in the network, because a copy would have
 # its own
 PAGES = []
 
 
 class Diary(nn.Module):
     """A small network, in 64 bits, that ignores its first input, a sample's number, but
-    writes it down.
+    records it.
 
-    mixing: with BatchNorm and Dropout, which do in training something else than in
+    mixing: with BatchNorm and Dropout, which behave differently in training and in
     evaluation.
     """
 
@@ -71,8 +72,8 @@ def in_words(returned):
 
 
 def judge_samples(checked, trained, samples, batch_size, epochs=1, window=1):
-    """Raise Wrong unless the ranks shared the samples, and took in each update those
-    that come next.
+    """Raise Wrong unless the ranks divided the samples, and each update used the next
+    samples in order.
 
     trained: for each rank, the samples of each of its batches; window: how many of
     these make an update.
@@ -89,14 +90,14 @@ def judge_samples(checked, trained, samples, batch_size, epochs=1, window=1):
     for rank, count in enumerate(counts):
         if count == 0:
             raise wrong_count(
-                rank, "nothing has gone through the network that is to be trained"
+                rank, "no samples went through the network that should be trained"
             )
         if len(seen[rank]) == samples and count >= epochs * samples:
-            cause = "every process goes through all of the samples: prepare the loader, too, and loop over what "
+            cause = "every process goes through all samples: prepare the loader, too, and loop over what "
             raise wrong_count(rank, cause + "prepare returns")
     sizes = sorted({len(batch) for batches in trained for batch in batches})
     if sizes != [batch_size]:
-        cause = "batch_size is what each process takes at a time: the accelerator leaves it as it is, and so "
+        cause = "batch_size is the batch size per process: the accelerator leaves it unchanged, and so "
         cause += "should you"
         raise Wrong(f"the sizes of the batches in {checked}", expected=batch_size,
                     got=", ".join(map(str, sizes)), cause=cause)  # fmt: skip
@@ -108,10 +109,10 @@ def judge_samples(checked, trained, samples, batch_size, epochs=1, window=1):
         ):
             raise wrong_count(rank, "that is one epoch only")
         if count < epochs * share:
-            cause = "samples are left out: where a sampler shares them out, and then prepare does, too, each "
+            cause = "samples are left out: if a sampler divides them, and then prepare does, too, each "
             raise wrong_count(rank, cause + "process has a share of a share")
         if count > epochs * share:
-            cause = "each sample is for one process, and goes through the network once in each epoch"
+            cause = "each sample must go through the network once in each epoch, on one process"
             raise wrong_count(rank, cause)
     joined = n * batch_size * window
     for update in range(epochs * samples // joined):
@@ -122,10 +123,10 @@ def judge_samples(checked, trained, samples, batch_size, epochs=1, window=1):
         ]
         together = sorted(sum(of_ranks, []))
         if together != list(range(begin, begin + joined)):
-            cause = "the samples come in another order: without a shuffle, and dealt out batch by batch, "
-            cause += "those that come next in the data make the next update"
+            cause = "the samples come in a different order: without a shuffle, and distributed batch by batch, "
+            cause += "each update must use the next samples of the data"
             if len(set(together)) < len(together):
-                cause = "several processes are trained on the same samples: each sample is for one of them"
+                cause = "several processes are trained on the same samples: each sample must go to one process"
             got = ", ".join(
                 f"{numbers} on rank {rank}" for rank, numbers in enumerate(of_ranks)
             )
@@ -137,14 +138,13 @@ def judge_samples(checked, trained, samples, batch_size, epochs=1, window=1):
 def ends(
     networks, data, trained, rate, window=1, averaged=True, each=False, clears="after"
 ):
-    """Where the networks of all ranks end that go through these batches with SGD: their
-    states.
+    """The states of all ranks' networks after SGD on these batches.
 
     trained: for each rank, the samples of each of its batches; window: how many of
-    these make an update. And what may go wrong. averaged=False: nobody averages
-    gradients. each: there is a step after each batch, though gradients are averaged
-    only at the end of a window. clears: gradients are cleared 'after' a step, or
-    'before' the backward of the last batch of a window, or 'never'.
+    these make an update. The other arguments are mistakes. averaged=False: gradients
+    are not averaged. each: there is a step after each batch, though gradients are
+    averaged only at the end of a window. clears: gradients are cleared 'after' a step,
+    or 'before' the backward of the last batch of a window, or 'never'.
     """
     for place, batches in enumerate(zip(*trained), 1):
         full = place % window == 0
@@ -189,16 +189,16 @@ def judge_ends(checked, got, start, those_that, looks):
     for rank, end in enumerate(got):
         if equal(end, truth):
             continue
-        cause = "is it plain SGD with the given learning rate, on the mean cross entropy of the batch?"
+        cause = "do you use plain SGD with the given learning rate, on the mean cross entropy of the batch?"
         if not all(equal(other, got[0]) for other in got):
-            cause = "the processes have ended with different networks: does each of them take every step?"
+            cause = "the processes end with different networks: does each of them take every step?"
         elif equal(end, start):
-            cause = "the network is as it was: does the optimizer step, and does it hold these parameters?"
+            cause = "the network has not changed: does the optimizer step, and does it have these parameters?"
         for mistakes, likely in looks:
             if any(all(map(equal, got, those_that(**mistake))) for mistake in mistakes):
                 cause = likely
                 break
-        checked = f"the parameters after {checked}, next to one process with the joined batches"
+        checked = f"the parameters after {checked}, compared with one process on the joined batches"
         raise Wrong(checked, rank=f"{rank} of {len(got)}", expected=a_look(truth), got=a_look(end),
                     cause=cause)  # fmt: skip
 
@@ -207,15 +207,15 @@ def judge_ends(checked, got, start, those_that, looks):
 
 
 def trainings(train, cases, batch_size, epochs, rate, seed):
-    """Train for each case, (samples, gradient_accumulation_steps); say what came back,
-    and who saw what.
+    """Train for each case, (samples, gradient_accumulation_steps); return the result,
+    and which rank saw which samples.
     """
     from accelerate import Accelerator
 
     seen = []
     for samples, window in cases:
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=window)
-        # or a rank might leave while another is still connecting to it
+        # otherwise a rank might leave while another is still connecting to it
         accelerator.wait_for_everyone()
         data, network = Numbered(samples, seed), Diary(seed)
         PAGES.clear()
@@ -234,17 +234,17 @@ def trainings(train, cases, batch_size, epochs, rate, seed):
 
 @question(
     "Make loader and optimizer as in the loop above, but without sampler and wrapper, and give all three to "
-    "accelerator.prepare. From then on use only what it returns, in the order in which you gave it.",
-    "The whole body of the inner loop belongs into `with accelerator.accumulate(model):`. In it, "
-    "accelerator.backward(loss) takes the place of loss.backward(). And look up when a prepared optimizer "
-    "obeys zero_grad(): number 5 under `Break it` in the lesson.",
+    "accelerator.prepare. From then on, use only what it returns, in the order of its arguments.",
+    "The whole body of the inner loop belongs inside `with accelerator.accumulate(model):`. There, "
+    "accelerator.backward(loss) replaces loss.backward(). When does a prepared optimizer execute zero_grad()? See "
+    "number 5 under `Break it` in the lesson.",
     "model, optimizer, loader = accelerator.prepare(network, optimizer, loader). For each batch, within "
     "accumulate: loss = F.cross_entropy(model(inputs), targets), accelerator.backward(loss), "
     "optimizer.step(), optimizer.zero_grad(). At the end, return accelerator.unwrap_model(model).",
 )
 def check_train(answer, draw):
-    """All ranks end where one process does that takes the joined batches of each
-    update, in any window.
+    """All ranks must end with the parameters of one process on the joined batches of
+    each update, for any window.
     """
     start_server(*PRELOADED)  # where none runs yet
     for n in (2, 3):
@@ -268,9 +268,9 @@ def judge_training(of_ranks, samples, window, batch_size, epochs, rate, seed):
     judge_samples(checked, trained, samples, batch_size, epochs, window)
     for rank, of_rank in enumerate(of_ranks):
         if of_rank["end"] is None or of_rank["wrapped"]:
-            cause = "return the network that was trained, and on every process"
+            cause = "return the trained network, on every process"
             if of_rank["end"] is not None:
-                cause = "it is still in what prepare has wrapped it in: accelerator.unwrap_model(model)"
+                cause = "it is still wrapped by prepare: return accelerator.unwrap_model(model)"
             raise Wrong(f"what comes back from {checked}", rank=f"{rank} of {n}", expected="the network",
                         got=of_rank["returned"], cause=cause)  # fmt: skip
 
@@ -283,23 +283,23 @@ def judge_training(of_ranks, samples, window, batch_size, epochs, rate, seed):
         f"accelerator.backward(loss) divides by the {window} batches of an update"
     )
     looks = [
-        ([{"averaged": False}], "each process has trained a network of its own, and nobody averaged "
-         "gradients: prepare the network, and call what prepare returns"),
-        ([{"each": True}], "there is a step after each batch, before gradients are averaged: prepare the "
-         "optimizer, too, and its step() does nothing until an update is complete"),
-        ([{"window": 1}, {"window": 1, "rate": rate / window}], "each batch makes an update of its own, not "
-         f"{window} together: the body of the loop belongs into `with accelerator.accumulate(model):`"),
+        ([{"averaged": False}], "each process has trained its own network, without averaging gradients: prepare the "
+         "network, and call what prepare returns"),
+        ([{"each": True}], "there is a step after each batch, before the gradients are averaged: prepare the "
+         "optimizer, too; then its step() does nothing until an update is complete"),
+        ([{"window": 1}, {"window": 1, "rate": rate / window}], "each batch makes its own update, instead of "
+         f"{window} together: the body of the loop belongs inside `with accelerator.accumulate(model):`"),
         ([{"clears": "before"}], "only the last batch of each update counts: a prepared optimizer ignores "
-         "zero_grad() until that one, and there it comes before backward, and clears the gradients of those "
-         "before: call it after step()"),
-        ([{"clears": "never"}], "the gradients of the updates before are still there: zero_grad()"),
+         "zero_grad() until the last batch, where your zero_grad() comes before backward and clears the gradients "
+         "of the earlier batches: call it after step()"),
+        ([{"clears": "never"}], "the gradients of earlier updates are still there: call zero_grad()"),
         ([{"rate": rate * window}], f"every step is {window} times too long: {by_window}, loss.backward() "
          "does not"),
         ([{"rate": rate / window}], f"every step is {window} times too short: {by_window} already"),
-        ([{"rate": rate * n}], f"every step is {n} times too long: the gradients are averaged over the "
-         "processes, and not summed, so leave the learning rate as it is"),
-        ([{"rate": rate / n}], f"every step is {n} times too short: the gradients are averaged over the "
-         "processes already"),
+        ([{"rate": rate * n}], f"every step is {n} times too long: the gradients are averaged over the processes, "
+         "not summed, so leave the learning rate unchanged"),
+        ([{"rate": rate / n}], f"every step is {n} times too short: the gradients are already averaged over the "
+         "processes"),
     ]  # fmt: skip
     judge_ends(
         checked,
@@ -314,8 +314,8 @@ def judge_training(of_ranks, samples, window, batch_size, epochs, rate, seed):
 
 
 def metrics(accuracy, sizes, batch_size, seed):
-    """Count on data sets of these sizes; of each, what came back, and what the network
-    saw and became.
+    """Count on data sets of these sizes; return for each the result, and what the
+    network saw and how it changed.
     """
     from accelerate import Accelerator
 
@@ -342,8 +342,9 @@ def comes_in_training(place):
 
 
 def half_known(size, seed, joined):
-    """Samples of which the network gets the first `joined` ones right, which are those
-    that may be repeated, and half of the others, but not the last."""
+    """Samples for which the network is right on the first `joined` ones, which may be
+    repeated, and on half of the others, but not on the last.
+    """
     data, generator = Numbered(size, seed + size), torch.Generator().manual_seed(seed)
     guesses = guesses_of(data, seed)
     data.labels = guesses.clone()
@@ -360,25 +361,26 @@ def guesses_of(data, seed):
 
 
 @question(
-    "A prepared loader gives every process equally many full batches. Where the samples do not suffice, some "
-    "come again. Which of the accelerator's functions knows how many those are?",
-    "accelerator.gather_for_metrics takes what there is for each sample, predictions and labels, but not "
-    "counts or means, and gives every process those of all. Before the loop: note network.training, call "
-    "network.eval(), and begin torch.no_grad().",
-    "loader = accelerator.prepare(DataLoader(TensorDataset(samples, labels), batch_size)). For each batch: "
-    "guesses, targets = accelerator.gather_for_metrics((network(inputs).argmax(dim=1), targets)); "
-    "right += (guesses == targets).sum().item(); counted += len(targets). At the end, network.train(mode), "
-    "where mode is what network.training was.",
+    "A prepared loader gives every process the same number of full batches. If there are not enough samples, it "
+    "repeats some. Which function of the accelerator knows how many samples are repeated?",
+    "accelerator.gather_for_metrics takes tensors with one entry per sample, such as predictions and labels, but "
+    "not counts or means, and returns those of all processes on every process. Before the loop, store "
+    "network.training, call network.eval(), and use torch.no_grad().",
+    "loader = accelerator.prepare(DataLoader(TensorDataset(samples, labels), batch_size)). For each batch: guesses, "
+    "targets = accelerator.gather_for_metrics((network(inputs).argmax(dim=1), targets)); right += (guesses == "
+    "targets).sum().item(); counted += len(targets). At the end, call network.train(mode), where mode is the stored "
+    "network.training.",
 )
 def check_accuracy(answer, draw):
-    """Exactly how many are right, of exactly all samples, on every process; the network
-    stays as it was.
+    """Every process must return the exact number of correct predictions and of samples,
+    and leave the network unchanged.
     """
     start_server(*PRELOADED)  # where none runs yet
     for n in (2, 3):
         batch_size, seed = draw.randint(5, 7), draw.randrange(10**6)
         joined = n * batch_size
-        # First, one process has to fill up a batch, and others repeat whole ones.
+        # In the first case, one process fills up a batch and others repeat whole
+        # batches.
         sizes = [
             4 * joined + draw.randint(n + 1, batch_size - 1),
             2 * joined + 1,
@@ -401,18 +403,18 @@ def judge_metric(place, size, batch_size, seed, of_ranks):
     for rank, of_rank in enumerate(of_ranks):
         where = f"{rank} of {n}"
         if any(page["training"] for page in of_rank["pages"]):
-            cause = "in training mode Dropout leaves out numbers at random, and BatchNorm looks at the other "
+            cause = "in training mode, Dropout removes values at random, and BatchNorm uses the other "
             cause += "samples of the batch: network.eval() first"
             raise Wrong(f"the network in {checked}", rank=where, expected="evaluation mode",
                         got="training mode", cause=cause)  # fmt: skip
         if any(page["gradient"] for page in of_rank["pages"]):
-            cause = "nothing is trained here, so nothing needs to be kept for backward: with torch.no_grad()"
-            raise Wrong(f"the network's outputs in {checked}", rank=where, expected="no gradients wanted",
+            cause = "this does not train, so autograd need not record anything: use with torch.no_grad()"
+            raise Wrong(f"the network's outputs in {checked}", rank=where, expected="outputs without gradients",
                         got="outputs that require gradients", cause=cause)  # fmt: skip
         if of_rank["modes"] != [comes_in_training(place)]:
-            cause = "it had come in evaluation mode: note network.training first, and give train() that"
+            cause = "it was in evaluation mode before: store network.training first, and pass it to train()"
             if comes_in_training(place):
-                cause = "training would go on without Dropout now: put the network back into its mode"
+                cause = "training would continue without Dropout: restore the mode of the network"
             raise Wrong(f"the network after {checked}", rank=where, expected=mode, got=other,
                         cause=cause)  # fmt: skip
 
@@ -438,23 +440,23 @@ def judge_metric(place, size, batch_size, seed, of_ranks):
                     got=got, cause=cause_of_totals(totals, wrong, right, seen, batch_size))  # fmt: skip
     if size > 4 * n * batch_size and max(map(len, seen)) > 0.8 * size:
         rank = max(range(n), key=lambda rank: len(seen[rank]))
-        cause = "the numbers are right, but one process does all of the work: prepare the loader"
-        raise Wrong(f"how many samples go through the network in {checked}", rank=f"{rank} of {n}",
+        cause = "the numbers are right, but one process does all the work: prepare the loader"
+        raise Wrong(f"the number of samples that go through the network in {checked}", rank=f"{rank} of {n}",
                     expected=f"about {size // n}", got=len(seen[rank]), cause=cause)  # fmt: skip
 
 
 def cause_of_totals(totals, wrong, right, seen, batch_size):
-    """What wrong totals look like. right: which samples are; seen: those that went
-    through each process.
+    """The likely cause of wrong totals. right: which predictions are correct; seen: the
+    samples that went through each process.
     """
     n, size, correct = len(seen), len(right), int(right.sum())
     if 0 not in wrong:
-        return "only process 0 knows the numbers: every process is to return them"
+        return "only process 0 has the numbers: every process must return them"
     if any(total is None for total in totals):
-        return "return two numbers, on every process: how many are right, and how many there are"
+        return "return two numbers, on every process: the correct predictions and the samples"
     filled = (
         math.ceil(size / (n * batch_size)) * n * batch_size
-    )  # with those repeated, which are all right
+    )  # with the repeated samples, which are all right
 
     def all_are(first, second):
         return all(
@@ -465,11 +467,11 @@ def cause_of_totals(totals, wrong, right, seen, batch_size):
     if len(seen[0]) < size and all(
         (pair - mine).abs().max() < 1e-6 for pair, mine in zip(totals, own)
     ):
-        return "each process tells of the samples that it has gone through itself: gather those of all"
+        return "each process counts only its own samples: gather those of all processes"
     if all_are(size, correct):
-        return "the two numbers have changed places: first how many are right"
+        return "the two numbers are swapped: first the correct predictions, then the samples"
     if all_are(n * correct, n * size) and len(seen[0]) >= size:
-        return "every process has gone through all samples, and they were gathered: prepare the loader"
+        return "every process went through all samples, and then they were gathered: prepare the loader"
     if all_are(n * correct, n * size):
         return (
             "summed twice: after gather_for_metrics each process has the results of all"
@@ -477,34 +479,36 @@ def cause_of_totals(totals, wrong, right, seen, batch_size):
     if all_are(correct + filled - size, filled) or all_are(
         correct + filled - size, size
     ):
-        cause = "samples that prepare repeats, to fill the last batches, are counted again: "
+        cause = "samples that prepare repeats, to fill the last batches, are counted twice: "
         return (
             cause
-            + "gather_for_metrics leaves them out, if it is given something for each sample, no sums"
+            + "gather_for_metrics leaves them out, if you pass it one entry per sample and no sums"
         )
     if all_are((correct + filled - size) / n, filled / n):
-        return "the counts are averaged over the processes: they are to be summed"
+        return "the counts are averaged over the processes: sum them"
     if all(pair[1] < size for pair in totals):
-        return "samples are left out: the last batch counts, too, though it need not be full"
+        return "samples are left out: include the last batch, which need not be full"
     if all(0 < pair[0] <= 1 for pair in totals):
-        return "an accuracy is a share; what is asked for is how many are right, a whole number"
+        return (
+            "this is an accuracy; return the number of correct predictions, an integer"
+        )
     means = [part.double().mean() for part in right.split(n * batch_size)]
     accuracies = [sum(means) / len(means), (correct + filled - size) / filled]
     if any(all_are(size * accuracy, size) for accuracy in accuracies):
-        cause = "it is made of a mean of accuracies, in which the few samples of a last batch weigh as much as "
+        cause = "it comes from a mean of accuracies, in which the few samples of a last batch count as much as "
         return (
             cause
-            + "those of a full one, or repeated ones count: sum up how many are right"
+            + "those of a full batch, or repeated samples count: sum the correct predictions"
         )
-    return "is the place of a sample's largest output compared with its own label, and counted once?"
+    return "do you compare the argmax of each sample with its own label, and count it once?"
 
 
 # ---- 3: two copies ----
 
 
 def copies(together, samples, batch_size, seed):
-    """What came back, how many processes Accelerate counts, and what the network saw.
-    No GPU is seen here.
+    """The result, Accelerate's number of processes, and what the network saw. No GPU is
+    seen here.
     """
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_TORCH_DEVICE": "cpu"}
     from accelerate import PartialState
@@ -531,16 +535,16 @@ def copies(together, samples, batch_size, seed):
 
 
 @question(
-    "Print accelerator.num_processes in the function, run the check, and read what it says under `printed`. "
-    "How many should there be? Number 1 under `Break it` in the lesson has the reason.",
-    "The other two show only where there are several processes. Follow the three things that training needs, "
-    "network, loader and optimizer: does each go through prepare, and is what comes back what the loop uses?",
+    "Print accelerator.num_processes in the function, run the check, and read what it says under `printed`. How "
+    "many should there be? The reason is number 1 under `Break it` in the lesson.",
+    "The other two bugs appear only with several processes. Follow the network, the loader and the optimizer: does "
+    "each go through prepare, and does the loop use what prepare returns?",
     "accelerator = Accelerator(cpu=True); model, optimizer, loader = accelerator.prepare(network, optimizer, "
-    "loader); and in the loop model(inputs): network(inputs) goes around what averages gradients.",
+    "loader); and in the loop model(inputs): network(inputs) bypasses the averaging of gradients.",
 )
 def check_together(answer, draw):
-    """The accelerator counts all processes, they share the samples, and end where one
-    process does.
+    """The accelerator must count all processes; they must divide the samples and end
+    with the parameters of one process.
     """
     start_server(*PRELOADED)  # where none runs yet
     for n in (2, 3):
@@ -558,12 +562,12 @@ def judge_copies(seen, samples, batch_size, seed):
     for rank, of_rank in enumerate(seen):
         where = f"{rank} of {n}"
         if of_rank["counted"] != n:
-            cause = "Accelerator() looks for GPUs: where there are none, each process believes that it is alone, "
-            cause += "and trains a copy of its own, unless it is told cpu=True"
+            cause = "Accelerator() looks for GPUs: without GPUs, each process runs as if it were alone, "
+            cause += "and trains its own copy, unless you pass cpu=True"
             raise Wrong(f"the accelerator's num_processes in {checked}", rank=where, expected=n,
                         got=of_rank["counted"], cause=cause)  # fmt: skip
         if of_rank["end"] is None or of_rank["returned"] != n:
-            cause = "return both, as in the program that you were given: network, accelerator.num_processes"
+            cause = "return both, as in the given program: network, accelerator.num_processes"
             raise Wrong(f"what comes back from {checked}", rank=where, expected=f"the network, and {n}",
                         got=of_rank["returned"], cause=cause)  # fmt: skip
     trained = [of_rank["trained"] for of_rank in seen]
@@ -575,10 +579,10 @@ def judge_copies(seen, samples, batch_size, seed):
         )
 
     looks = [
-        ([{"averaged": False}], "the processes begin alike, but nobody averages gradients: call the "
-         "model that prepare returns, and not the network that is in it"),
-        ([{"averaged": False, "seeds": range(seed, seed + n)}], "each process trains a network of its own, "
-         "from the beginning: prepare the network, too, and call what prepare returns"),
+        ([{"averaged": False}], "the processes start from the same parameters, but do not average gradients: call "
+         "the model that prepare returns, not the network inside it"),
+        ([{"averaged": False, "seeds": range(seed, seed + n)}], "each process trains its own network from the "
+         "beginning: prepare the network, too, and call what prepare returns"),
     ]  # fmt: skip
     judge_ends(
         checked,

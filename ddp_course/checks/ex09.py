@@ -1,5 +1,5 @@
-"""Exercise 09: the newest good checkpoint, the rest of an epoch, and a file that cannot
-be torn.
+"""Exercise 09: the newest good checkpoint, the rest of an epoch, and writing a file
+atomically.
 """
 
 import hashlib
@@ -69,7 +69,7 @@ DAMAGES = {
 
 def plant(folder, whole, damaged, seed):
     """A folder of checkpoints. whole: steps; damaged: {step: what is wrong with it};
-    beside them, things that are none.
+    the folder also has entries that are not checkpoints.
     """
     for step in [*whole, *damaged]:
         checkpoint = make_checkpoint(folder, step, seed)
@@ -81,7 +81,7 @@ def plant(folder, whole, damaged, seed):
 
 
 def found_in(newest_good, cases, seed):
-    """For each case what the answer returned, and whether the folder is as it was."""
+    """For each case, what the answer returned, and whether the folder is unchanged."""
     found = []
     with tempfile.TemporaryDirectory() as top:
         for number, (whole, damaged) in enumerate(cases):
@@ -117,18 +117,18 @@ def in_words(whole, damaged):
 
 
 @question(
-    "Read each manifest with json.loads, and hash each file that it names: hashlib.sha256(path.read_bytes())"
-    ".hexdigest(). Whatever goes wrong on the way means: not this one.",
-    "The number in the name decides what is newer, not the alphabet: step-90 is older than step-100. "
-    "int(path.name.removeprefix('step-')) as the key of sorted(), for the folders that glob('step-*') finds and "
-    "whose rest is all digits.",
+    "Read each manifest with json.loads, and hash each file that it names: "
+    "hashlib.sha256(path.read_bytes()).hexdigest(). Any error on the way means that this checkpoint is damaged.",
+    "The number in the name decides which checkpoint is newer, not the alphabet: step-90 is older than step-100. "
+    "Use int(path.name.removeprefix('step-')) as the key of sorted(), for the folders that glob('step-*') finds and "
+    "whose name ends in digits only.",
     "Go through the folders from the largest number down. In a try: manifest = json.loads((path / 'manifest.json')"
     ".read_text()), and return path if all(hashlib.sha256((path / name).read_bytes()).hexdigest() == expected for "
     "name, expected in manifest.items()). except (OSError, ValueError): go on. At the end, return None.",
 )
 def check_newest_good(answer, draw):
-    """Of several folders, each with whole and damaged checkpoints, it finds the newest
-    whole one, or none.
+    """In each of several folders with whole and damaged checkpoints, it must find the
+    newest whole one, or none.
     """
     steps = sorted(draw.sample(range(2, 9), 2)) + [
         draw.randrange(10, 90),
@@ -149,42 +149,42 @@ def check_newest_good(answer, draw):
             rows = {"expected": expected, "got": repr(got) if got is None else got}
             raise Wrong(checked, cause=cause_of_choice(got, whole, damaged), **rows)
         if not seen["untouched"]:
-            cause = "something in the folder is another now: who looks for a checkpoint changes none"
+            cause = "the folder has changed: a search for a checkpoint must not change anything"
             raise Wrong(
-                checked, expected="the folder as it was", got="another", cause=cause
+                checked, expected="an unchanged folder", got="another", cause=cause
             )
 
 
 def cause_of_choice(got, whole, damaged):
-    """What a wrong choice looks like."""
+    """The likely cause of a wrong choice."""
     names = {f"step-{step}": why for step, why in damaged.items()}
     if got in names:
         return {
-            "no manifest": "this one was never finished: the manifest comes last, and is not there",
-            "half a manifest": "its manifest is cut short, and names nothing that one could trust",
-            "a file missing": "its manifest names a file that is not there",
+            "no manifest": "this checkpoint was never finished: its manifest, which is written last, is missing",
+            "half a manifest": "its manifest is cut short, so it cannot be trusted",
+            "a file missing": "its manifest names a file that is missing",
             "a file cut short": "a file is shorter than it was: compare its checksum, not only its name",
-            "a flipped bit": "all files are there, of the right length, but one has another content: compare its "
-            "checksum with the manifest's",
-            "a flipped bit in its last file": "one file is right, and another is not: compare all of them",
+            "a flipped bit": "all files exist and have the right length, but the content of one has changed: "
+            "compare its checksum with the manifest's",
+            "a flipped bit in its last file": "one file is right, but another is not: compare all of them",
         }[names[got]]
     if got in ("step-999999.tar", "notes.txt"):
-        return "that is a file and no checkpoint: take folders named step- and a number"
+        return "that is a file, not a checkpoint: use only folders named step- and a number"
     if got is None:
-        return "there is a whole one: where one checkpoint is damaged, go on with the next older one"
+        return "there is a whole checkpoint: if one is damaged, try the next older one"
     if whole and got in [f"step-{step}" for step in whole]:
         by_name = max(f"step-{step}" for step in whole)
         if got == by_name:
             return "as texts, step-9 comes after step-10: compare the numbers"
-        return "it is whole, but there is a newer one: go from the largest number down"
-    return "return the folder's Path, or None where no checkpoint is whole"
+        return "it is whole, but there is a newer one: start with the largest number"
+    return "return the folder's Path, or None if no checkpoint is whole"
 
 
 # ---- 2: the rest of an epoch ----
 
 
 def rests(rest_of_epoch, cases):
-    """What the answer gives to each rank, for each case; and the order of the whole
+    """What the answer returns on each rank, for each case; and the order of the whole
     epoch.
     """
     seen = []
@@ -200,25 +200,23 @@ def rests(rest_of_epoch, cases):
 
 
 def order_of(length, seed, epoch):
-    """The order of an epoch, as DistributedSampler has it: asked of a sampler for one
-    rank.
-    """
+    """The order of an epoch, from a DistributedSampler for one rank."""
     sampler = DistributedSampler(range(length), 1, 0, seed=seed)
     sampler.set_epoch(epoch)
     return list(sampler)
 
 
 @question(
-    "All ranks together have walked along one order, each taking every n-th place. So what has been seen is the "
-    "beginning of that order; how long is it?",
-    "Each of the old ranks has done batches_done batches of batch_size: old_ranks * batches_done * batch_size places "
-    "are done. What comes after is dealt out anew, to the ranks that are there now.",
+    "All ranks follow one order, and each takes every n-th place. So the samples that were seen are the beginning "
+    "of that order. How long is it?",
+    "Each of the old ranks has done batches_done batches of batch_size, so old_ranks * batches_done * batch_size "
+    "places are done. Divide the remaining places among the current ranks.",
     "order = torch.randperm(length, generator=torch.Generator().manual_seed(seed + epoch)).tolist(); "
     "rest = order[old_ranks * batches_done * batch_size :]; return rest[rank::ranks].",
 )
 def check_rest_of_epoch(answer, draw):
-    """Nothing is seen twice and nothing is left out, in the epoch's own order, also
-    where the number of ranks changes.
+    """No sample may be seen twice or left out, in the epoch's own order, even if the
+    number of ranks changes.
     """
     cases = []
     for old_ranks, ranks in [(2, 2), (3, 2), (2, 3), (1, 4), (3, 1)]:
@@ -253,12 +251,12 @@ def judge_rest(case, of_ranks):
             continue
         checked = f"{case['length']} samples, epoch {case['epoch']}, of which {case['old_ranks']} ranks have done "
         checked += f"{case['batches_done']} batches of {case['batch_size']}; now there are {ranks} ranks"
-        raise Wrong(checked, rank=f"{rank} of {ranks}", expected=expected or "nothing: all has been seen",
+        raise Wrong(checked, rank=f"{rank} of {ranks}", expected=expected or "nothing: all samples have been seen",
                     got=got or "nothing", cause=cause_of_rest(case, of_ranks, rank, order, skipped))  # fmt: skip
 
 
 def cause_of_rest(case, of_ranks, rank, order, skipped):
-    """What a wrong rest of an epoch looks like."""
+    """The likely cause of a wrong rest of an epoch."""
     got, ranks, done = (
         of_ranks[rank],
         case["ranks"],
@@ -266,14 +264,14 @@ def cause_of_rest(case, of_ranks, rank, order, skipped):
     )
     first = order_of(case["length"], case["seed"], 0)
     looks = [
-        (order[rank::ranks], "that is the whole epoch from its beginning: leave out what has been seen"),
-        (order[rank::ranks][done:], "the ranks of now have not walked so far: what has been seen depends on how many "
-         "ranks there were"),
-        (order[done * ranks :][rank::ranks], "what has been seen depends on old_ranks, not on ranks"),
-        (order[done:][rank::ranks], "so many places have been done by each of the old ranks, not by all together"),
+        (order[rank::ranks], "that is the whole epoch from its beginning: leave out the samples that have been seen"),
+        (order[rank::ranks][done:], "the samples that have been seen depend on the old number of ranks, not on the "
+         "current one"),
+        (order[done * ranks :][rank::ranks], "the samples that have been seen depend on old_ranks, not on ranks"),
+        (order[done:][rank::ranks], "each of the old ranks has done this many places, not all of them together"),
         (order[case["old_ranks"] * case["batches_done"] :][rank::ranks], "batches_done counts batches, not samples"),
-        (order[skipped:], "that is the rest for all ranks: each takes its own part of it"),
-        (first[skipped:][rank::ranks], "every epoch has the order of epoch 0: the shuffle's seed is seed + epoch"),
+        (order[skipped:], "that is the rest for all ranks: each rank must take its own part of it"),
+        (first[skipped:][rank::ranks], "every epoch has the order of epoch 0: the shuffle's seed must be seed + epoch"),
         (list(range(case["length"]))[skipped:][rank::ranks], "the samples are in the data set's order, not shuffled"),
     ]  # fmt: skip
     for value, cause in looks:
@@ -282,15 +280,15 @@ def cause_of_rest(case, of_ranks, rank, order, skipped):
     everybody = sorted(index for of_rank in of_ranks for index in of_rank)
     rest = sorted(order[skipped:])
     if everybody == rest:
-        return "nothing is lost or doubled, but the order is another: place p of the rest goes to rank p % ranks"
+        return "no sample is missing or repeated, but the order is wrong: place p of the rest belongs to rank p % ranks"
     if len(everybody) > len(set(everybody)):
-        return "some samples come twice: deal out the rest without padding; ranks may differ by one"
+        return "some samples come twice: divide the rest without padding; the ranks' shares may differ by one"
     if set(everybody) < set(rest):
-        return "some samples are left out that nobody has seen"
-    return "is the order DistributedSampler's, torch.randperm with a generator of seed + epoch?"
+        return "some samples are left out that no rank has seen"
+    return "do you use DistributedSampler's order, torch.randperm with a generator of seed + epoch?"
 
 
-# ---- 3: a file that cannot be torn ----
+# ---- 3: writing a file atomically ----
 
 
 def a_state(seed, numbers=20_000):
@@ -329,7 +327,7 @@ def watching(path):
             else ""
         )
         events.append(["flush", place, os.fstat(number).st_size])
-        time.sleep(0.2)  # so that a rank that does not wait for this one is seen
+        time.sleep(0.2)  # so that a rank that does not wait for this one is detected
         original(descriptor)
 
     sys.addaudithook(hook)
@@ -337,7 +335,7 @@ def watching(path):
     try:
         yield events
     finally:
-        on.clear()  # an audit hook stays for good
+        on.clear()  # an audit hook cannot be removed
         os.fsync = original
 
 
@@ -348,8 +346,8 @@ def writes(mode, flags):
 
 
 def save_on_ranks(save_whole, path, seed):
-    """Have all ranks save over an older file, rank 0 later than the others; say what
-    each did, and what it found after.
+    """Let all ranks save over an older file, rank 0 later than the others; return what
+    each did, and what it found afterwards.
     """
     path = Path(path)
     with process_group(timeout=4) as (rank, _):
@@ -380,7 +378,7 @@ def reading(path):
 
 
 def save_and_die(save_whole, path, seed, offset):
-    """Save, and be killed by the system as soon as `offset` bytes are in a file."""
+    """Save; the system kills the process as soon as `offset` bytes are in a file."""
     with process_group(timeout=4):
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -392,17 +390,18 @@ def save_and_die(save_whole, path, seed, offset):
 
 
 @question(
-    "Write to another name in the same folder. Renaming is done at once or not at all, and the old file stays "
-    "until then: os.replace(temporary, path).",
-    "What a program has written may still be in memory, Python's or the system's: file.flush(), then "
-    "os.fsync(file.fileno()), and only then the rename. One rank writes; the others must not go on before it has.",
+    "Write to another name in the same folder. Renaming is atomic, and the old file stays until then: "
+    "os.replace(temporary, path).",
+    "Data that a program has written may still be in memory, in Python's buffer or the system's: call file.flush(), "
+    "then os.fsync(file.fileno()), and only then rename. One rank writes; the others must wait until it has "
+    "finished.",
     "if dist.get_rank() == 0: temporary = path.with_name(path.name + '.tmp'); with open(temporary, 'wb') as file: "
     "torch.save(state, file); file.flush(); os.fsync(file.fileno()). After the with: os.replace(temporary, path). "
     "Then, on all ranks: dist.barrier().",
 )
 def check_save_whole(answer, draw):
-    """Killed at any byte it leaves the old file as it was; and rank 0 alone writes,
-    flushes and renames, while all wait.
+    """If it is killed at any byte, the old file must be unchanged; only rank 0 may
+    write, flush and rename, and all ranks must wait.
     """
     seed = 2 * draw.randrange(10**6)
     with tempfile.TemporaryDirectory() as folder:
@@ -420,7 +419,7 @@ def check_save_whole(answer, draw):
             if (found := reading(path)) != seed:
                 checked = f"a file that is saved for the second time, by a process that is killed after {offset:,} "
                 checked += f"of {size:,} bytes"
-                cause = "the good file has been overwritten in its own place: write under another name, then rename"
+                cause = "the good file was overwritten in place: write under another name, then rename"
                 raise Wrong(
                     checked, expected="the first one, whole", got=found, cause=cause
                 )
@@ -431,21 +430,24 @@ def judge_saving(of_ranks, path, seed):
     checked = f"what happens in save_whole('{path.name}', state), on {n} ranks"
     for rank, seen in enumerate(of_ranks[1:], 1):
         if written := [event for event in seen["events"] if event[0] != "flush"]:
-            cause = "all ranks write, and to one place: only rank 0 may"
-            raise Wrong(checked, rank=f"{rank} of {n}", expected="nothing is written or renamed", cause=cause,
+            cause = "all ranks write to the same place: only rank 0 may write"
+            raise Wrong(checked, rank=f"{rank} of {n}", expected="no write and no rename", cause=cause,
                         got=f"{Path(written[0][-1]).name} is")  # fmt: skip
     for rank, seen in enumerate(of_ranks):
         if seen["found"] != seed:
-            cause = "this rank goes on before the file is there: all wait for rank 0, dist.barrier() at the end"
+            cause = (
+                "this rank continues before the file exists: all ranks must wait for rank 0, with dist.barrier() at "
+                "the end"
+            )
             if rank == 0:
-                cause = "rank 0 writes the state with torch.save, and renames the file to `path`"
+                cause = "rank 0 must write the state with torch.save, and rename the file to `path`"
             raise Wrong(f"the file, when save_whole has returned, on {n} ranks", rank=f"{rank} of {n}",
                         expected="the new state", cause=cause,
-                        got="still the old one" if seen["found"] == seed + 1 else seen["found"])  # fmt: skip
+                        got="still the old state" if seen["found"] == seed + 1 else seen["found"])  # fmt: skip
     judge_order(checked, of_ranks[0], path, n)
     if of_ranks[0]["left"] != [path.name]:
         more = [name for name in of_ranks[0]["left"] if name != path.name]
-        cause = "a file is left behind, at each checkpoint another one: rename it, with os.replace, and copy nothing"
+        cause = "a file is left behind, one more at each checkpoint: rename it with os.replace instead of copying"
         raise Wrong(
             checked,
             rank=f"0 of {n}",
@@ -456,8 +458,8 @@ def judge_saving(of_ranks, path, seed):
 
 
 def judge_order(checked, seen, path, n):
-    """Raise Wrong unless rank 0 wrote to another name, had all of it flushed, and then
-    renamed it, in one folder.
+    """Raise Wrong unless rank 0 wrote to another name in the same folder, flushed
+    everything, and then renamed it.
     """
     where, events = f"0 of {n}", seen["events"]
     expected = "write another name, flush, fsync, rename"
@@ -467,28 +469,34 @@ def judge_order(checked, seen, path, n):
         if event[0] == "rename" and Path(event[2]) == path
     ]
     if not renames:
-        cause = "it is written in its own place: whoever is killed there has lost the old one and not yet the new"
+        cause = (
+            "the file is written in place: a process that is killed meanwhile has lost the old file and has not "
+            "finished the new one"
+        )
         raise Wrong(
             checked, rank=where, expected=expected, got="no rename", cause=cause
         )
     source = Path(events[renames[-1]][1])
     if source.parent != path.parent:
-        cause = "that folder may be on another disk, where a rename is a copy, byte by byte: take the same folder"
+        cause = "that folder may be on another disk, where a rename is a copy, byte by byte: use the same folder"
         raise Wrong(checked, rank=where, expected=f"a temporary name in {path.parent.name}", cause=cause,
                     got=f"one in {source.parent}")  # fmt: skip
     flushes = [place for place, event in enumerate(events) if event[0] == "flush" and Path(event[1]).name in
                (source.name, path.name, "")]  # fmt: skip
     if not flushes:
-        cause = "the name is on the disk at once, but the content may be only in memory: after a power cut the file "
-        cause += "is there and empty. os.fsync(file.fileno()) before the rename"
+        cause = "the name is on the disk immediately, but the content may be only in memory: after a power cut, the file "
+        cause += "exists and is empty. Call os.fsync(file.fileno()) before the rename"
         raise Wrong(checked, rank=where, expected=expected, got="no fsync", cause=cause)
     if flushes[0] > renames[-1]:
-        cause = "fsync comes after the rename: for a moment the new name stands for what is only in memory"
+        cause = "fsync comes after the rename: for a moment, the new name belongs to data that is only in memory"
         raise Wrong(
             checked, rank=where, expected=expected, got="rename, fsync", cause=cause
         )
     flushed = max(events[place][2] for place in flushes if place < renames[-1])
     if flushed < seen["size"]:
-        cause = "fsync flushes what the system has; the rest was still in Python's own buffer: file.flush() first"
+        cause = (
+            "fsync flushes only the system's buffer; the rest was still in Python's own buffer: call file.flush() "
+            "first"
+        )
         raise Wrong(checked, rank=where, expected=f"{seen['size']:,} bytes flushed", got=f"{flushed:,} bytes",
                     cause=cause)  # fmt: skip

@@ -1,5 +1,5 @@
-"""Exercise 10: a learning rate's schedule, groups for weight decay, and a stream of
-tokens dealt out to ranks.
+"""Exercise 10: a learning rate schedule, groups for weight decay, and a stream of
+tokens divided among the ranks.
 """
 
 import math
@@ -32,16 +32,17 @@ def true_rate(step, steps, warmup, first, peak, last):
 
 
 @question(
-    "Two parts: before `warmup` a line, from there on a cosine. For each, find a number that goes from 0 to 1 while the "
-    "part lasts.",
-    "The line has gone step / warmup of its way from `first` to `peak`. The cosine has gone done = (step - warmup) / "
-    "(steps - 1 - warmup) of its way, and cos(pi * done) goes from 1 to -1: (1 + cos(pi * done)) / 2 goes from 1 to 0.",
-    "if step < warmup: return first + (peak - first) * step / warmup. Then done as above, with max(1, ...) around what "
-    "it is divided by, and return last + (peak - last) * (1 + math.cos(math.pi * done)) / 2.",
+    "There are two parts: a line before `warmup`, and then a cosine. For each part, find a number that goes from 0 to "
+    "1 during it.",
+    "On the line, step / warmup goes from 0 to 1, from `first` to `peak`. On the cosine, done = (step - warmup) / "
+    "(steps - 1 - warmup) goes from 0 to 1, and cos(pi * done) goes from 1 to -1: (1 + cos(pi * done)) / 2 goes from "
+    "1 to 0.",
+    "if step < warmup: return first + (peak - first) * step / warmup. Then done as above, with max(1, ...) around the "
+    "divisor, and return last + (peak - last) * (1 + math.cos(math.pi * done)) / 2.",
 )
 def check_learning_rate(answer, draw):
-    """Every update of several runs has its rate: also without a warm-up, and where the
-    warm-up is nearly all.
+    """The rates of all updates of several runs: also without a warm-up, and with a
+    warm-up of nearly the whole run.
     """
     cases = []
     for warmup, more in [
@@ -72,7 +73,7 @@ def check_learning_rate(answer, draw):
 
 
 def cause_of_rate(case, got, expected, step):
-    """What a wrong schedule looks like, from its first wrong rate on."""
+    """The likely cause of a wrong schedule, from its first wrong rate."""
     first, peak, last, warmup, steps = (
         case[name] for name in ("first", "peak", "last", "warmup", "steps")
     )
@@ -93,14 +94,14 @@ def cause_of_rate(case, got, expected, step):
         "updates count from 0: the first one has `first`, and update number `warmup` has `peak`":
             lambda n: first + (peak - first) * (n + 1) / warmup if n < warmup else expected[n],
         "the warm-up begins at `first`, not at 0": lambda n: peak * n / warmup if n < warmup else expected[n],
-        "the cosine begins at the end of the warm-up: its way is steps - 1 - warmup long, from update `warmup` on":
+        "the cosine begins at the end of the warm-up: it starts at update `warmup` and is steps - 1 - warmup long":
             lambda n: line(n) if n < warmup else cosine(n / max(1, steps - 1)),
-        "the last update, number steps - 1, has `last`; yours would come there one update later":
+        "the last update, number steps - 1, must have `last`; yours would reach it one update later":
             lambda n: line(n) if n < warmup else cosine((n - warmup) / (steps - warmup)),
         "the cosine ends at `last`, not at 0":
             lambda n: line(n) if n < warmup else cosine((n - warmup) / max(1, steps - 1 - warmup)) * peak / (peak - last)
             - last * peak / (peak - last),
-        "from peak to last it is a straight line: take (1 + cos(pi * done)) / 2":
+        "from peak to last it is a straight line: use (1 + cos(pi * done)) / 2":
             lambda n: line(n) if n < warmup else peak + (last - peak) * (n - warmup) / max(1, steps - 1 - warmup),
         "the cosine goes half a period, from cos(0) to cos(pi)":
             lambda n: line(n) if n < warmup else last + (peak - last)
@@ -111,7 +112,7 @@ def cause_of_rate(case, got, expected, step):
         if warmup and is_like(rule):
             return cause
     if step < warmup:
-        return "in the warm-up the rate is on a line: first + (peak - first) * step / warmup"
+        return "in the warm-up, the rate must be on a line: first + (peak - first) * step / warmup"
     return "after the warm-up: last + (peak - last) * (1 + cos(pi * done)) / 2, with done from 0 to 1"
 
 
@@ -119,8 +120,8 @@ def cause_of_rate(case, got, expected, step):
 
 
 class Odd(nn.Module):
-    """A network with what comes up in real ones: a convolution, a frozen matrix, a
-    scale of one number, a tied head.
+    """A network with parts of real ones: a convolution, a frozen matrix, a scale of one
+    number, a tied head.
     """
 
     def __init__(self):
@@ -172,15 +173,15 @@ def groups_of(parameter_groups, decay):
 
 
 @question(
-    "What tells a matrix from a vector is its number of dimensions: parameter.dim(). A convolution's weight has three or "
-    "four, and counts as a matrix.",
+    "The number of dimensions, parameter.dim(), distinguishes a matrix from a vector. A convolution's weight has three "
+    "or four dimensions, and counts as a matrix.",
     "model.parameters() gives a tied parameter once. Go through it, leave out those with requires_grad=False, and put "
     "each into one of two lists.",
     "trained = [p for p in model.parameters() if p.requires_grad]; return [{'params': [p for p in trained if p.dim() >= "
     "2], 'weight_decay': weight_decay}, {'params': [p for p in trained if p.dim() < 2], 'weight_decay': 0.0}]",
 )
 def check_parameter_groups(answer, draw):
-    """Each trained parameter is in one group, once; matrices are decayed, and vectors
+    """Each trained parameter must be in one group, once; matrices are decayed, vectors
     are not.
     """
     decay = round(draw.uniform(0.05, 0.3), 3)
@@ -197,9 +198,11 @@ def judge_groups(words, network, decay, found):
     }
     for name in sorted(set(names)):
         if name not in trained:
-            cause = "a frozen parameter has no gradient, and no place in an optimizer: look at requires_grad"
+            cause = "a frozen parameter has no gradient, so leave it out of the optimizer: check requires_grad"
             if name == "a stranger":
-                cause = "put the parameters themselves into the groups, and no copies of them"
+                cause = (
+                    "put the parameters themselves into the groups, not copies of them"
+                )
             raise Wrong(
                 checked,
                 expected="the parameters that are trained",
@@ -207,7 +210,7 @@ def judge_groups(words, network, decay, found):
                 cause=cause,
             )
         if (times := names.count(name)) > 1:
-            cause = "a parameter in two groups, or twice in one, is refused by AdamW, or stepped twice"
+            cause = "if a parameter is in two groups, or twice in one, AdamW refuses it or updates it twice"
             raise Wrong(
                 checked, expected=f"{name} once", got=f"{times} times", cause=cause
             )
@@ -216,19 +219,22 @@ def judge_groups(words, network, decay, found):
         if name not in decays:
             cause = "this parameter is in no group, so it would never be trained"
             raise Wrong(
-                checked, expected=f"{name} in a group", got="it is in none", cause=cause
+                checked,
+                expected=f"{name} in a group",
+                got="it is in no group",
+                cause=cause,
             )
         truth = decay if value.dim() >= 2 else 0.0
         if decays[name] is None:
-            cause = "the group has no 'weight_decay', so it gets AdamW's own, which is 0.01: say 0.0"
+            cause = "the group has no 'weight_decay', so it gets AdamW's default of 0.01: set 0.0"
         elif value.dim() < 2:
-            cause = "a bias, a norm's factor, a single number: these set a level, and are not to be pulled towards 0"
+            cause = "a bias, a norm's factor or a single number sets a level, so it must not be pulled towards 0"
         elif "norm" in name or "bias" in name:
-            cause = "look at its dimensions, not at its name"
+            cause = "check its number of dimensions, not its name"
         elif "embedding" in name:
             cause = "an embedding is a matrix, too, and here it is also the head"
         else:
-            cause = "a weight with two dimensions or more is decayed: a Linear's, and also a convolution's"
+            cause = "a weight with two or more dimensions must be decayed, for example that of a Linear or a convolution"
         if decays[name] is None or not abs(decays[name] - truth) < 1e-12:
             raise Wrong(checked, expected=f"{name} {tuple(value.shape)}: weight_decay {truth}",
                         got=f"weight_decay {decays[name]}", cause=cause)  # fmt: skip
@@ -238,12 +244,12 @@ def judge_groups(words, network, decay, found):
 
 
 def dealt(deal_out, cases):
-    """What the answer gives to each rank, for each case: lists of (tokens, targets)."""
+    """What the answer returns on each rank, for each case: lists of (tokens, targets)."""
     seen = []
     for case in cases:
         stream = (
             torch.arange(case["length"]) + 1000
-        )  # token i is 1000 + i, so each tells its place
+        )  # token i is 1000 + i, so each token shows its place
         of_ranks = []
         for rank in range(case["ranks"]):
             with trying(
@@ -258,16 +264,16 @@ def dealt(deal_out, cases):
 
 
 @question(
-    "Window w begins at place w * context of the stream, whatever its rank. Of the last one you need context + 1 tokens, "
-    "since its last target comes after it. How many windows are there, then?",
-    "(length - 1) // context of them. All ranks must have equally many, or one would wait for the others in its last "
-    "update: each has count // ranks, and rank r takes windows r, r + ranks, and so on.",
+    "Window w begins at place w * context of the stream, on any rank. The last window needs context + 1 tokens, because "
+    "its last target comes after it. So how many windows are there?",
+    "(length - 1) // context of them. All ranks must have the same number, otherwise one would wait for the others "
+    "in its last update: each has count // ranks windows, and rank r takes windows r, r + ranks, and so on.",
     "count = (len(stream) - 1) // context // ranks * ranks; starts = range(rank * context, count * context, ranks * "
     "context); return [(stream[s : s + context], stream[s + 1 : s + context + 1]) for s in starts]",
 )
 def check_deal_out(answer, draw):
-    """Every window is some rank's, none is two ranks', all have equally many, and
-    targets are one place further on.
+    """Each window must be on exactly one rank, all ranks have the same number, and
+    targets are one place later.
     """
     cases = []
     for ranks in (1, 2, 3, 4):
@@ -297,7 +303,7 @@ def judge_dealing(case, of_ranks):
             if len(pair) != 2 or len(pair[0]) != context or len(pair[1]) != context:
                 lengths = [len(one) for one in pair]
                 cause = "each window is a pair of tokens and targets, both of them `context` long: the last target is "
-                cause += "the token after the window, so the stream has to reach so far"
+                cause += "the token after the window, so the stream must be long enough to include it"
                 raise Wrong(
                     checked,
                     rank=where,
@@ -306,10 +312,10 @@ def judge_dealing(case, of_ranks):
                     cause=cause,
                 )
             if [token + 1 for token in pair[0]] != pair[1]:
-                cause = "targets are the same text one place further on: stream[start + 1 : start + context + 1]"
+                cause = "targets are the same text one place later: stream[start + 1 : start + context + 1]"
                 if pair[0] == pair[1]:
                     cause = (
-                        "targets and tokens are the same: nothing would be left to guess. "
+                        "targets and tokens are the same, so there is nothing to predict. "
                         + cause
                     )
                 raise Wrong(
@@ -324,8 +330,8 @@ def judge_dealing(case, of_ranks):
 
 
 def judge_windows(checked, case, places, each):
-    """Raise Wrong unless the ranks' windows, by where they begin, are those side by
-    side, equally many on each rank.
+    """Raise Wrong unless the ranks' windows, by their starts, are adjacent and as many
+    on each rank.
     """
     context, ranks = case["context"], case["ranks"]
     counts = [len(of_rank) for of_rank in places]
@@ -333,18 +339,21 @@ def judge_windows(checked, case, places, each):
     for before, now in zip(everything, everything[1:]):
         if now - before < context:
             rank = next(rank for rank, of_rank in enumerate(places) if now in of_rank)
-            cause = "windows overlap, so some tokens are learnt twice: one begins where another ends"
+            cause = "windows overlap, so some tokens are learnt twice: a window must begin where the last one ends"
             if now == before:
-                cause = "two ranks, or one twice, have the same window: rank r takes windows r, r + ranks, ..."
+                cause = "two ranks have the same window, or one rank has it twice: rank r takes windows r, r + ranks, ..."
             raise Wrong(checked, rank=f"{rank} of {ranks}", expected=f"windows that begin {context} apart",
                         got=f"at {before} and {now}", cause=cause)  # fmt: skip
     if len(set(counts)) > 1:
-        cause = "a rank with one more would wait for the others in its last update: give all as many as the poorest has"
+        cause = (
+            "a rank with one more window would wait for the others in its last update: give all ranks the smallest "
+            "number"
+        )
         raise Wrong(
             checked, expected=f"{each} windows on each rank", got=counts, cause=cause
         )
     if counts[0] != each:
-        cause = "the last target needs one token more than the windows: (length - 1) // context windows fit"
+        cause = "the last target needs one more token than the windows: (length - 1) // context windows fit"
         if counts[0] < each:
             cause = "tokens are lost: (length - 1) // context windows fit, and each rank takes that // ranks of them"
         raise Wrong(
@@ -352,7 +361,7 @@ def judge_windows(checked, case, places, each):
         )
     expected = list(range(0, each * ranks * context, context))
     if everything != expected:
-        cause = "some windows in the middle are nobody's: they begin at 0, and lie side by side"
+        cause = "some windows in the middle are on no rank: windows begin at 0 and are adjacent"
         raise Wrong(
             checked, expected=f"windows at {expected}", got=everything, cause=cause
         )

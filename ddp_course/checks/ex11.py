@@ -1,4 +1,4 @@
-"""Exercise 11: a LoRA layer and its merge, which parameters may train, and a loss of
+"""Exercise 11: a LoRA layer and its merge, which parameters may train, and a loss over
 answers only.
 """
 
@@ -33,8 +33,8 @@ def trained_of(module):
 
 
 def observe_layers(kind, cases):
-    """For each case: which parameters train, what the layer computes at first, with
-    other numbers, and when merged.
+    """For each case: which parameters train, and the outputs at first, with other
+    weights, and when merged.
     """
     seen = []
     for case in cases:
@@ -82,8 +82,8 @@ def observe_numbers(lora, layer, x, case):
 
 
 def observe_training(kind, case, steps):
-    """Train on ranks with DDP; where the two matrices began, and what the merged layer
-    computes at the end.
+    """Train on ranks with DDP; return the initial matrices, and the merged layer's
+    output at the end.
     """
     with process_group(timeout=4) as (rank, n):
         lora = kind(a_layer(case), case["r"], case["alpha"]).double()
@@ -100,16 +100,17 @@ def observe_training(kind, case, steps):
 
 
 @question(
-    "Keep the layer as a submodule and freeze its parameters. Two nn.Parameters are new: A of shape (r, inputs), and B of "
-    "shape (outputs, r). layer.in_features and layer.out_features tell the sizes.",
-    "One of A and B begins as zeros, so that the layer begins as it was; the other must not, or neither would ever get a "
-    "gradient. forward: self.layer(x) + alpha / r * (x @ A.T @ B.T).",
-    "merged: make a nn.Linear of the same sizes, with a bias if the layer has one; its weight is layer.weight + alpha / r * "
-    "B @ A, its bias a copy. Do it under torch.no_grad(), and leave self as it is: copy.deepcopy(self.layer) is a start.",
+    "Keep the layer as a submodule and freeze its parameters. Add two nn.Parameters: A of shape (r, inputs), and B "
+    "of shape (outputs, r). layer.in_features and layer.out_features are the sizes.",
+    "One of A and B starts as zeros, so that the layer starts unchanged; the other must not, otherwise neither would "
+    "ever get a gradient. forward: self.layer(x) + alpha / r * (x @ A.T @ B.T).",
+    "merged: make an nn.Linear of the same sizes, with a bias if the layer has one; its weight is layer.weight + alpha "
+    "/ r * B @ A, its bias a copy. Do this under torch.no_grad(), and leave self unchanged: copy.deepcopy(self.layer) "
+    "is a start.",
 )
 def check_lora_layer(answer, draw):
-    """It begins as the layer, only two thin matrices train, it computes W x + b + alpha
-    / r B A x, also when merged.
+    """It starts like the layer, trains only A and B, and computes W x + b + alpha / r B
+    A x, also when merged.
     """
     cases = []
     for bias in (True, False):
@@ -133,7 +134,7 @@ def check_lora_layer(answer, draw):
     expected = trained_by_hand(cases[0], of_ranks[0]["begin"], steps, n)
     for rank, of_rank in enumerate(of_ranks):
         if not close(of_rank["end"], expected):
-            cause = "after DDP has trained it, the merged layer is not that of one process with all the batches"
+            cause = "after training with DDP, the merged layer is not that of one process on all batches"
             raise Wrong(
                 f"{steps} steps with DDP",
                 rank=f"{rank} of {n}",
@@ -187,14 +188,14 @@ def judge_layer(case, seen):
             ", ".join(f"{name} {tuple(shape)}" for name, shape in seen["trained"])
             or "none"
         )
-        cause = "the two new matrices train, and nothing else"
+        cause = "only the two new matrices may train"
         if any(
             list(shape) in ([outputs, inputs], [outputs])
             for _, shape in seen["trained"]
         ):
             cause = "the layer's own weight and bias are frozen: layer.requires_grad_(False)"
         elif not seen["trained"]:
-            cause = "A and B are to be nn.Parameters, kept as attributes of the module, and they require a gradient"
+            cause = "A and B must be nn.Parameters that require a gradient, stored as attributes of the module"
         raise Wrong(
             checked,
             expected=f"parameters that train: A {(r, inputs)} and B {(outputs, r)}",
@@ -202,10 +203,13 @@ def judge_layer(case, seen):
             cause=cause,
         )
     if not close(seen["begin"], layer(x)):
-        cause = "it has to begin as the layer that it was: let B begin as zeros, so that B A is zero"
+        cause = "it must start with the output of the given layer: initialise B with zeros, so that B A is zero"
         raise Wrong(checked, expected=layer(x), got=seen["begin"], cause=cause)
     if seen["all zeros"]:
-        cause = "where A and B both begin as zeros, each one's gradient is a product with the other, and zero for ever"
+        cause = (
+            "if A and B both start as zeros, the gradient of each is a product with the other, so it stays zero "
+            "forever"
+        )
         raise Wrong(
             checked, expected="a gradient in the first step", got="zeros", cause=cause
         )
@@ -220,10 +224,10 @@ def judge_layer(case, seen):
                 alpha / r**0.5,
                 r / alpha,
             ],
-            "what it adds has the wrong sign": [-alpha / r],
+            "the added term has the wrong sign": [-alpha / r],
             "B A x is missing: the new matrices have no effect": [0],
         }
-        cause = "the layer computes W x + b + (alpha / r) B A x"
+        cause = "the layer must compute W x + b + (alpha / r) B A x"
         for likely, scales in looks.items():
             if any(
                 close(seen["output"], layer(x) + scale * x @ change.T)
@@ -231,12 +235,10 @@ def judge_layer(case, seen):
             ):
                 cause = likely
         if close(seen["output"], alpha / r * x @ change.T):
-            cause = (
-                "W x + b is missing: what A and B give is added to what the layer gives"
-            )
+            cause = "W x + b is missing: add the output of A and B to the output of the layer"
         raise Wrong(checked, expected=truth, got=seen["output"], cause=cause)
     if not seen["flows"]:
-        cause = "no gradient comes to A and B: forward detaches what they give, or computes it under no_grad"
+        cause = "no gradient reaches A and B: forward detaches their output, or computes it under no_grad"
         raise Wrong(
             checked,
             expected="a gradient in the first step",
@@ -249,7 +251,7 @@ def judge_layer(case, seen):
             if seen["kind"] != "Linear"
             else "the layer that it was given, changed"
         )
-        cause = "merged() gives a new nn.Linear, which can do without this class; the LoRALinear stays as it is"
+        cause = "merged() must return a new nn.Linear that does not need this class; the LoRALinear must not change"
         raise Wrong(checked, expected="a new Linear", got=got, cause=cause)
     for what in ("merged", "afterwards", "again"):
         if not close(seen[what], truth):
@@ -263,14 +265,14 @@ def judge_layer(case, seen):
 
 MERGED = {
     "merged": "what the merged layer computes",
-    "afterwards": "what it computes itself, after merged()",
-    "again": "what comes of calling merged() once more",
+    "afterwards": "its own output after merged()",
+    "again": "the result of calling merged() a second time",
 }
 
 
 def cause_of_merge(what, seen, case):
     if what != "merged":
-        return "merged() changes the layer that it has, so B A counts twice from then on: work on a copy of it"
+        return "merged() changes its own layer, so B A counts twice afterwards: work on a copy of the layer"
     layer, x = a_layer(case), some(5, case["inputs"], seed=case["seed"] + 1)
     change, scale = thin(seen["values"], case), case["alpha"] / case["r"]
     if case["bias"] and close(
@@ -278,17 +280,17 @@ def cause_of_merge(what, seen, case):
     ):
         return "the merged layer has lost the bias"
     if close(seen["merged"], layer(x) + x @ change.T):
-        return "the merged layer has no alpha / r: it belongs into the weight, too"
+        return "the merged layer has no alpha / r: include it in the weight, too"
     if close(seen["merged"], layer(x)):
         return "the merged layer is the old one: B A is missing"
-    return "its weight is W + (alpha / r) B A"
+    return "its weight must be W + (alpha / r) B A"
 
 
 # ---- 2: which parameters may train ----
 
 
 class Packed(nn.Module):
-    """A linear layer as bitsandbytes keeps it, in integers, with adapters beside it."""
+    """A linear layer with integer weights, as in bitsandbytes, and adapters beside it."""
 
     def __init__(self):
         super().__init__()
@@ -302,8 +304,8 @@ class Packed(nn.Module):
 
 
 class Adapted(nn.Module):
-    """A network with adapters, a head that is tied to the embedding, names within
-    names, and something frozen.
+    """A network with adapters, a head that is tied to the embedding, names inside other
+    names, and a frozen part.
     """
 
     def __init__(self):
@@ -354,7 +356,7 @@ def observe_choices(train_only):
 
 
 def truth_of(parts):
-    """(names of what trains, (how many numbers train, how many there are))."""
+    """(names of the trained parameters, (the number that trains, the number of all))."""
     network = Adapted()
     named = list(network.named_parameters(remove_duplicate=False))
     chosen = {
@@ -370,17 +372,20 @@ def truth_of(parts):
 
 
 @question(
-    "Go through the names. name.split('.') gives the words between the dots: a parameter trains where one of them is in "
-    "parts. All others are frozen, whatever they were before.",
-    "A tied parameter has two names, and named_parameters() tells one of them only: named_parameters(remove_duplicate="
-    "False) tells both. Collect the id() of all that are chosen. Integers take no gradient: value.is_floating_point().",
-    "chosen = {id(value) for name, value in model.named_parameters(remove_duplicate=False) if set(name.split('.')) & "
-    "set(parts) and value.is_floating_point()}; then value.requires_grad_(id(value) in chosen) for each of "
-    "model.parameters(), which gives each of them once, and is right for both sums.",
+    "Go through the names. name.split('.') gives the words between the dots: a parameter trains if one of them is in "
+    "parts. All others must be frozen, even if they were trainable before.",
+    "A tied parameter has two names, but named_parameters() returns only one of them; "
+    "named_parameters(remove_duplicate=False) returns both. Collect the id() of all chosen parameters. Integers "
+    "cannot have a gradient: check value.is_floating_point().",
+    "chosen = "
+    "{id(value) for name, value in model.named_parameters(remove_duplicate=False) "
+    "if set(name.split('.')) & set(parts) and value.is_floating_point()}; "
+    "then value.requires_grad_(id(value) in chosen) for each of model.parameters(), which returns each parameter "
+    "once, as you need for both sums.",
 )
 def check_train_only(answer, draw):
-    """Just the chosen parameters train, by whole words, tied ones and all; integers
-    never; each is counted once.
+    """Only the chosen parameters may train, by whole words, also tied ones, never
+    integers; each counts once.
     """
     [seen] = answer.on_ranks(observe_choices)
     for (words, parts), of_choice in zip(CHOICES.items(), seen):
@@ -395,24 +400,34 @@ def judge_choice(words, parts, seen):
         dict(Adapted().named_parameters(remove_duplicate=False)),
     )
     if not seen["same"]:
-        cause = "freeze the parameters that the model has, and put no new ones in their place"
+        cause = (
+            "freeze the model's own parameters instead of replacing them with new ones"
+        )
         raise Wrong(checked, expected="the same parameters", got="others", cause=cause)
     for name in got:
         if name not in names:
-            cause = "a parameter that is not chosen is frozen: requires_grad_(False)"
+            cause = (
+                "a parameter that is not chosen must be frozen: requires_grad_(False)"
+            )
             if any(part in name for part in parts):
-                cause = "a word counts as a whole: 'head' is no part of 'overhead', nor 'A' of any other word; split at dots"
+                cause = (
+                    "compare whole words: 'head' does not match 'overhead', and 'A' matches no other word; split at "
+                    "dots"
+                )
             raise Wrong(
                 checked, expected=f"{name} frozen", got="it trains", cause=cause
             )
     for name in names:
         if name not in got:
-            cause = "one of the words between the dots of its name is chosen, so it trains: whichever word, and even where "
+            cause = (
+                "one of the words between the dots of its name is chosen, so it must train: any of the words, and "
+                "even if "
+            )
             cause += "it was frozen before"
             if name in ("embedding.weight", "head.weight"):
-                cause = "the head's weight is the embedding's: named_parameters() tells it under the first name only"
+                cause = "the head's weight is the embedding's: named_parameters() returns it under the first name only"
             elif name.startswith("norm."):
-                cause = "the norm at the end was frozen before, and is chosen now: requires_grad_(True)"
+                cause = "the norm at the end was frozen before, but is chosen now: requires_grad_(True)"
             raise Wrong(
                 checked, expected=f"{name} trains", got="it is frozen", cause=cause
             )
@@ -420,16 +435,16 @@ def judge_choice(words, parts, seen):
     if not (
         isinstance(returned, list) and len(returned) == 2 and tuple(returned) == counts
     ):
-        cause = "return two whole numbers: how many numbers train, and how many there are in all; numel() counts them"
+        cause = "return two integers: how many numbers train, and how many there are in total; numel() counts them"
         if isinstance(returned, list) and len(returned) == 2:
             twice = sum(value.numel() for value in values.values())
             trained_twice = sum(values[name].numel() for name in names)
             if returned[1] == twice or returned[0] == trained_twice != counts[0]:
                 cause = "the tied weight is one parameter with two names: count it once"
             elif tuple(returned) == (len(names), len(list(Adapted().parameters()))):
-                cause = "these are numbers of tensors: count what is in them, numel()"
+                cause = "you counted tensors: count their elements with numel()"
             elif tuple(returned) == counts[::-1]:
-                cause = "first the number that trains, then all"
+                cause = "the two are swapped: first the number that trains, then all"
         raise Wrong(checked, expected=counts, got=returned, cause=cause)
 
 
@@ -439,7 +454,7 @@ END, WORDS, WIDTH, FAR = 0, 7, 4, 10**6
 
 
 def a_batch(case, rank):
-    """Texts of a question and an answer, and an end; padded with the end's own token:
+    """Texts of a question, an answer and an end token, padded with the end token:
     (tokens, questions, lengths).
     """
     draw = torch.Generator().manual_seed(case["seed"] + rank)
@@ -505,16 +520,18 @@ def mean_of_all(case, n, **how):
 
 
 @question(
-    "The logits at one place guess the token at the next: compare logits[:, :-1] with tokens[:, 1:]. Such a target "
-    "counts where its own place is at or behind the end of the question, and before the end of the text.",
+    "The logits at one place predict the token at the next: compare logits[:, :-1] with tokens[:, 1:]. A target "
+    "counts if its own place is after the question and before the end of the text.",
     "places = torch.arange(1, tokens.shape[1]); counted = (places >= questions[:, None]) & (places < lengths[:, None]). "
-    "Set the other targets to -100, which cross_entropy leaves out. A mean over all ranks needs the number on all of them.",
-    "total = F.cross_entropy(..., reduction='sum'), which is 0 where nothing counts; number = counted.sum(), summed over "
-    "ranks with dist.all_reduce; return total * dist.get_world_size() / number, since DDP will take the mean over ranks.",
+    "Set the other targets to -100, which cross_entropy leaves out. A mean over all ranks needs the number of targets "
+    "on all ranks.",
+    "total = F.cross_entropy(..., reduction='sum'), which is 0 if no target counts; number = counted.sum(), summed over "
+    "ranks with dist.all_reduce; return total * dist.get_world_size() / number, because DDP takes the mean over the "
+    "ranks.",
 )
 def check_answer_loss(answer, draw):
-    """The gradient of the mean loss over all tokens of all answers, on 1 to 3 ranks,
-    also with none on one of them.
+    """The gradient of the mean loss over all answers' tokens, on 1 to 3 ranks, one of
+    them without any.
     """
     for n, empty in [(1, False), (2, False), (3, True)]:
         case = {"seed": draw.randrange(10**6)}
@@ -542,7 +559,10 @@ def judge_losses(case, n, of_ranks):
                         cause=cause_of_gradient(case, n, seen["gradient"]))  # fmt: skip
     mean = sum(seen["loss"] for seen in of_ranks) / n
     if not abs(mean - loss) <= 1e-6 * abs(loss):
-        cause = "the gradients are right, but the loss is not: their mean over ranks is to be the mean over all tokens"
+        cause = (
+            "the gradients are right, but the loss is not: the mean of the ranks' losses must be the mean over all "
+            "tokens"
+        )
         raise Wrong(
             checked,
             expected=f"{loss:.6f}, the mean of all ranks' losses",
@@ -553,31 +573,31 @@ def judge_losses(case, n, of_ranks):
 
 def cause_of_gradient(case, n, got):
     if got.isnan().any():
-        return "where a rank has no answer at all, a mean of nothing is not a number: divide the sum by all ranks' number"
+        return "a rank without any answer has a mean of 0/0, which is nan: divide the sum by the number on all ranks"
     of_ranks = [sums(case, rank) for rank in range(n)]
     total = sum(gradient for gradient, *_ in of_ranks)
     number = sum(number for *_, number in of_ranks)
     means = sum(gradient / max(1, count) for gradient, _, count in of_ranks) / n
     alike = [
-        ("each rank takes its own mean, so ranks with few tokens count as much as others: divide by the number on all "
-         "ranks, from an all_reduce", means),
-        ("DDP takes the mean over ranks of what you return: multiply by the number of ranks", total / number / n),
-        ("it is n times too large: DDP divides by the number of ranks, and by nothing else", total / number * n),
+        ("each rank computes its own mean, so a rank with few tokens counts as much as the others: divide by the "
+         "number on all ranks, from an all_reduce", means),
+        ("DDP takes the mean of the ranks' losses: multiply by the number of ranks", total / number / n),
+        ("it is n times too large: DDP divides only by the number of ranks", total / number * n),
         ("this is a sum: divide it by the number of tokens that count, on all ranks", total / n),
         ("this is a sum: divide it by the number of tokens that count, on all ranks", total),
     ]  # fmt: skip
     looks = {
-        "the question's tokens count, too: only those of the answer are targets":
+        "the question's tokens count, too: only the answer's tokens are targets":
             {"span": lambda begin, end: (0, end)},
         "everything counts, question and padding, too: only the answer's tokens are targets":
             {"span": lambda begin, end: (0, FAR)},
         "the padding counts, too: a text ends at its length": {"span": lambda begin, end: (begin, FAR)},
-        "the end of the answer does not count, so no model would learn to end: padding has the same number as the end, "
-        "so look at lengths, not at numbers": {"span": lambda begin, end: (begin, end - 1)},
-        "the first token of the answer does not count: it is what the question's last place has to guess":
+        "the end token of the answer does not count, so the model would not learn to stop: padding and end token are "
+        "the same, so use lengths, not token numbers": {"span": lambda begin, end: (begin, end - 1)},
+        "the first token of the answer does not count: the last place of the question must predict it":
             {"span": lambda begin, end: (begin + 1, end)},
         "the last token of the question counts, too": {"span": lambda begin, end: (begin - 1, end)},
-        "logits and tokens of the same place are compared: the logits at one place guess the next token": {"shift": 0},
+        "logits and tokens of the same place are compared: the logits at one place predict the next token": {"shift": 0},
     }  # fmt: skip
     for cause, how in looks.items():
         alike.append((cause, mean_of_all(case, n, **how)[0]))
@@ -591,4 +611,4 @@ def cause_of_gradient(case, n, got):
     for cause, gradient in alike:
         if close(got, gradient):
             return cause
-    return "the sum of the losses of all answers' tokens on all ranks, divided by how many these are"
+    return "the sum of the losses of all answers' tokens on all ranks, divided by the number of these tokens"

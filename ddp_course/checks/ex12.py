@@ -1,5 +1,5 @@
-"""Exercise 12: what a rank keeps, an optimizer that owns a share, and a layer that has
-its weight while it computes.
+"""Exercise 12: what a rank keeps, an optimizer that owns a shard, and a layer that
+gathers its weight to compute.
 """
 
 import time
@@ -15,17 +15,17 @@ from ddp_course.school.judge import Wrong, question, trying
 
 COSTS = {
     "allreduce": 2
-}  # what a ring sends, in units of what the ranks share; of all others once
+}  # what a ring sends, in units of the tensor's bytes; 1 for all other collectives
 ROOM = 1024  # bytes, for what is small: counters of steps, flags
 
 
 def least_in_use(timeline, enough):
-    """The bytes in use now; or in a moment, since a thread of gloo's may still hold
-    what it has just sent.
+    """The bytes in use, after a short wait, because a gloo thread may still hold what
+    it has just sent.
     """
     patience = time.monotonic() + 1
     while True:
-        torch.empty(0)  # one operation more, for the timeline
+        torch.empty(0)  # one more operation, for the timeline
         if timeline[-1] <= enough or time.monotonic() > patience:
             return timeline[-1]
         time.sleep(0.01)
@@ -72,15 +72,15 @@ def true_bytes(
 
 
 @question(
-    "Weights, gradients and the optimizer's state take three sizes for each parameter. Each of the three is either whole "
-    "on every rank, or a shard, and the stage says which.",
-    "A shard has parameters / ranks, rounded up: -(-parameters // ranks). The optimizer's state is a shard from stage 1 "
-    "on, gradients from stage 2, weights from stage 3. In mixed precision the sizes are 2, 2 and 12.",
+    "Weights, gradients and the optimizer's state take three sizes for each parameter. Each of the three is either "
+    "whole on every rank or a shard, depending on the stage.",
+    "A shard has parameters / ranks parameters, rounded up: -(-parameters // ranks). The optimizer's state is a shard "
+    "from stage 1 on, gradients from stage 2, weights from stage 3. In mixed precision the sizes are 2, 2 and 12.",
     "kept = weight * (shard if stage >= 3 else parameters), and so on for the others; buckets add gradient * parameters.",
 )
 def check_kept_bytes(answer, draw):
-    """All stages, on one rank and on many, in both precisions, with what does not
-    divide, and with DDP's buckets.
+    """All stages, on one rank and on many, in both precisions, also with remainders and
+    with DDP's buckets.
     """
     cases = []
     for stage in range(4):
@@ -102,13 +102,13 @@ def check_kept_bytes(answer, draw):
 
 
 def cause_of_bytes(cases, seen, case):
-    """What all answers have in common, or what this one has."""
+    """The mistake that explains all results, or this one."""
     looks = {
         "a shard is rounded up: 10 parameters on 4 ranks are shards of 3, the last one padded":
             lambda c: {"shard": c["parameters"] // c["ranks"]},
-        "shards are whole numbers of parameters: round up what does not divide":
+        "a shard has a whole number of parameters: round up":
             lambda c: {"shard": c["parameters"] / c["ranks"]},
-        "in mixed precision the optimizer also has the weights in fp32: 4 + 4 + 4 bytes":
+        "in mixed precision, the optimizer also has the master weights in fp32: 4 + 4 + 4 bytes":
             lambda c: {"sizes": (2, 2, 8) if c["mixed"] else None},
         "in mixed precision weights and gradients are in 16 bits, 2 bytes each, and only the optimizer's three in fp32":
             lambda c: {"sizes": (4, 4, 8)},
@@ -116,15 +116,15 @@ def cause_of_bytes(cases, seen, case):
             lambda c: {"sizes": (2, 4, 12) if c["mixed"] else None},
         "Adam has two averages for each parameter, 8 bytes in fp32":
             lambda c: {"sizes": (2, 2, 8) if c["mixed"] else (4, 4, 4)},
-        "stage 1 shards the optimizer's state, 2 gradients, too, and 3 weights, too: here something is sharded too early "
-        "or too late": lambda c: {"begin": (4, 3, 2)},
-        "stage 1 shards the optimizer's state, and not the gradients; they come with stage 2":
+        "stage 1 shards the optimizer's state, 2 gradients, too, and 3 weights, too: here one of them is sharded too "
+        "early or too late": lambda c: {"begin": (4, 3, 2)},
+        "stage 1 shards the optimizer's state but not the gradients; stage 2 shards them, too":
             lambda c: {"begin": (3, 1, 2)},
         "stage 2 shards the gradients as well as the optimizer's state, stage 3 all three: a stage adds to the one before":
             None,
-        "the buckets hold all gradients once more, whatever the number of ranks, in the gradients' own dtype":
+        "the buckets hold all gradients a second time, for any number of ranks, in the gradients' dtype":
             lambda c: {"again": 0},
-        "the buckets hold gradients, in the gradients' own dtype: 2 bytes each in mixed precision":
+        "the buckets hold gradients, in the gradients' dtype: 2 bytes each in mixed precision":
             lambda c: {"again": 4},
     }  # fmt: skip
     for cause, change in looks.items():
@@ -137,12 +137,12 @@ def cause_of_bytes(cases, seen, case):
         if alike:
             return cause
     if case["buckets"]:
-        return "the buckets hold all gradients once more: gradient * parameters bytes on each rank"
+        return "the buckets hold all gradients a second time: gradient * parameters bytes on each rank"
     return f"stage {case['stage']}: weights, gradients and the optimizer's state, each either whole or a shard"
 
 
 def one_at_a_time(case):
-    """The wrong answer in which each stage shards one thing only."""
+    """The wrong answer in which each stage shards only one of the three."""
     shard = -(-case["parameters"] // case["ranks"])
     sizes = (2, 2, 12) if case["mixed"] else (4, 4, 8)
     kept = sum(
@@ -167,15 +167,15 @@ def values(seed, number):
 
 def share_of(parameters, n):
     """The bytes of Adam's two averages, in 64 bits, that a rank may keep: those of its
-    share and of one parameter more.
+    share and one more parameter.
     """
     sizes = [value.numel() for value in parameters]
     return 2 * 8 * (sum(sizes) / n + max(sizes)) + ROOM
 
 
 def observe_optimizer(kind, seed, lr, steps):
-    """Take steps on ranks; the parameters after each, what is kept, what was sent, and
-    whether gradients are gone.
+    """Take steps on ranks; return the parameters after each, the bytes kept and sent,
+    and whether gradients are gone.
     """
     with process_group(timeout=4):
         parameters = [nn.Parameter(value) for value in values(seed, 0)]
@@ -203,16 +203,17 @@ def observe_optimizer(kind, seed, lr, steps):
 
 
 @question(
-    "In __init__: keep a list of all parameters, and decide for each which rank owns it, in the same way on all ranks: the "
-    "largest first, each to the rank that has least so far. A torch.optim.AdamW gets this rank's own only.",
-    "step(): first self.optimizer.step(), then for each parameter dist.broadcast(parameter.detach(), src=owner), on all "
-    "ranks and in the same order. The owner sends, the others receive into their parameter.",
+    "In __init__: keep a list of all parameters, and decide for each which rank owns it, in the same way on all ranks: "
+    "the largest first, each to the rank with the least so far. Give a torch.optim.AdamW only this rank's own "
+    "parameters.",
+    "step(): first self.optimizer.step(), then for each parameter dist.broadcast(parameter.detach(), src=owner), on "
+    "all ranks and in the same order. The owner sends, and the others receive into their parameter.",
     "load = [0] * n; for p in sorted(parameters, key=torch.numel, reverse=True): owner = load.index(min(load)); "
     "load[owner] += p.numel(). zero_grad: p.grad = None for all parameters.",
 )
 def check_sharded_adamw(answer, draw):
-    """After some steps, parameters are AdamW's on all ranks; none has kept more than
-    its share, or sent more than needed.
+    """After some steps, all ranks must have AdamW's parameters, and none may keep or
+    send more than needed.
     """
     seed, lr, steps = draw.randrange(10**6), draw.choice([0.01, 0.03]), 3
     expected = adamw(seed, lr, steps)
@@ -225,8 +226,8 @@ def check_sharded_adamw(answer, draw):
 
 
 def adamw(seed, lr, steps, mixed=lambda new, old: new):
-    """What torch's AdamW makes of the parameters. mixed: what becomes of a parameter
-    after a step, in wrong answers.
+    """The parameters after steps of torch's AdamW. mixed: what wrong answers do to a
+    parameter after a step.
     """
     parameters = [nn.Parameter(value) for value in values(seed, 0)]
     optimizer = torch.optim.AdamW(parameters, lr=lr)
@@ -248,16 +249,16 @@ def judge_optimizer(checked, rank, n, seen, expected, seed, lr, steps):
             continue
         cause = "these are not the numbers of torch.optim.AdamW(parameters, lr=lr)"
         if torch.equal(got, begin[number]):
-            cause = "this parameter has not moved here: after step(), its owner sends it to all others, with a broadcast"
+            cause = "this parameter has not changed here: after the step, its owner must broadcast it to all other ranks"
         elif close(
             got, adamw(seed, lr, steps, lambda new, old: new + (n - 1) * old)[number]
         ):
-            cause = "it has grown: a sum over ranks adds up what each of them has; take it from its owner"
+            cause = "it has grown: it is a sum of all ranks' values; use only the owner's value"
         elif close(
             got,
             adamw(seed, lr, steps, lambda new, old: (new + (n - 1) * old) / n)[number],
         ):
-            cause = "it is a mean of what the owner has updated and of what the others still had: take it from its owner"
+            cause = "it is a mean of the owner's updated value and the others' old values: use only the owner's value"
         raise Wrong(
             f"{checked}, parameter {number}",
             rank=where,
@@ -266,23 +267,26 @@ def judge_optimizer(checked, rank, n, seen, expected, seed, lr, steps):
             cause=cause,
         )
     if any(seen["left"]):
-        cause = "zero_grad is for all parameters: those of the others have gradients here, too"
+        cause = "zero_grad must clear all parameters: those of other owners have gradients here, too"
         raise Wrong(f"{checked}, after zero_grad()", rank=where, expected="no gradients",
                     got=f"{max(seen['left'])} parameters with one", cause=cause)  # fmt: skip
     sizes, share = [value.numel() for value in expected], share_of(expected, n)
     if seen["kept"] > share:
-        cause = "a rank keeps more than its share: parameters are to be shared out about evenly, by their sizes"
+        cause = "a rank keeps more than its share: divide the parameters about evenly, by their sizes"
         if seen["kept"] >= 2 * 8 * sum(sizes):
-            cause = "this rank keeps Adam's state of all parameters: give its AdamW only those that it owns"
+            cause = "this rank keeps Adam's state for all parameters: give its AdamW only the parameters that it owns"
         raise Wrong(f"{checked}: what is kept", rank=where, expected=f"at most {share:,.0f} bytes",
                     got=f"{seen['kept']:,} bytes", cause=cause)  # fmt: skip
     sent = sum(COSTS.get(name, 1) * size for name, size in seen["sent"])
     enough = steps * (8 * sum(sizes) * 1.1 + ROOM)
     if sent > enough:
         kinds = ", ".join(sorted({name for name, _ in seen["sent"]}))
-        cause = "more is sent than each weight once: no gradients, and no state of the optimizer"
+        cause = "the ranks send more than each weight once: do not send gradients or optimizer state"
         if "allreduce" in kinds:
-            cause = "an all_reduce sends everything twice, to the sum and back: a broadcast from the owner is enough"
+            cause = (
+                "an all_reduce sends everything twice, to compute the sum and to return it: a broadcast from the "
+                "owner is enough"
+            )
         raise Wrong(f"{checked}: what is sent", rank=where, expected=f"at most {enough:,.0f} bytes",
                     got=f"{sent:,} bytes, by {kinds}", cause=cause)  # fmt: skip
 
@@ -310,8 +314,8 @@ def layer_of(case, rank):
 
 
 def observe_layer(kind, case):
-    """Forward and backward on ranks: what comes out, what is kept between the two, and
-    what is sent in each.
+    """Forward and backward on ranks: return the outputs, what is kept between the two,
+    and what is sent in each.
     """
     with process_group(timeout=4) as (rank, n):
         weight, x, gradient = layer_of(case, rank)
@@ -337,14 +341,15 @@ def observe_layer(kind, case):
 @question(
     "forward: make room for n shards, dist.all_gather(rows, shard), weight = torch.cat(rows). For backward save x and the "
     "shard, with ctx.save_for_backward, and not the weight.",
-    "backward: gather once more. The gradient of x is gradient @ weight. The weight's is gradient.T @ x, on each rank of "
-    "its own batch: cut it into n parts by rows, and dist.reduce_scatter(own, parts) gives each rank the sum of its rows.",
+    "backward: gather again. The gradient of x is gradient @ weight. The gradient of the weight is gradient.T @ x, on "
+    "each rank for its own batch: cut it into n parts by rows, and dist.reduce_scatter(own, parts) gives each rank "
+    "the sum for its rows.",
     "of_weight = gradient.T @ x / n; own = torch.empty_like(shard); dist.reduce_scatter(own, list(of_weight.chunk(n))); "
     "return gradient @ weight, own.",
 )
 def check_gathered_linear(answer, draw):
-    """Output and gradients are the whole layer's; its weight is gone between the two,
-    and sent no more than needed.
+    """Output and gradients must be the whole layer's; its weight must be freed in
+    between, and sent no more than needed.
     """
     for n in draw.sample([2, 3], 2):
         case = {
@@ -371,10 +376,10 @@ def judge_layer(checked, case, rank, n, seen):
             f"{checked}: y", rank=where, expected=truth, got=seen["y"], cause=cause
         )
     if not close(seen["x"], gradient @ weight):
-        cause = "the gradient of x is gradient @ weight, with the whole weight, gathered again"
+        cause = "the gradient of x must be gradient @ weight, with the whole weight, gathered again"
         means = sum(g @ weight for _, _, g in all_of)
         if close(seen["x"], means) or close(seen["x"], means / n):
-            cause = "each rank has an x of its own, so its gradient is this rank's own, too: it is not averaged"
+            cause = "each rank has its own x, so the gradient of x must not be averaged"
         elif close(seen["x"], gradient @ weight / n):
             cause = "the gradient of x is this rank's own: only the weight's is divided by the number of ranks"
         raise Wrong(
@@ -388,16 +393,21 @@ def judge_layer(checked, case, rank, n, seen):
     needed = weight.nbytes
     allowed = seen["y"].nbytes + ROOM
     if seen["kept"] > allowed:
-        cause = "something is kept for backward that need not be: x and the shard are there anyway"
+        cause = (
+            "you keep more for backward than necessary: x and the shard exist anyway"
+        )
         if seen["kept"] >= allowed - ROOM + needed:
-            cause = "the whole weight is still there: save x and the shard, and gather again in backward"
+            cause = "the whole weight is still in memory: save x and the shard, and gather again in backward"
         raise Wrong(f"{checked}: what forward leaves", rank=where, expected=f"y, {seen['y'].nbytes:,} bytes",
                     got=f"{seen['kept']:,} bytes", cause=cause)  # fmt: skip
     for phase, times in {"forward": 1, "backward": 2}.items():
         sent = sum(COSTS.get(name, 1) * size for name, size in seen[phase])
         if sent > times * needed * 1.1 + ROOM:
             kinds = ", ".join(name for name, _ in seen[phase])
-            cause = "forward gathers the weight once, backward gathers it once and scatters its gradient once"
+            cause = (
+                "forward must gather the weight once; backward must gather it once and reduce-scatter its gradient "
+                "once"
+            )
             if "allreduce" in kinds:
                 cause = "an all_reduce gives all ranks all rows of the gradient: reduce_scatter sends half of that"
             elif (
@@ -405,7 +415,7 @@ def judge_layer(checked, case, rank, n, seen):
                 and kinds.count("allgather") > 1
                 and "reduce_scatter" not in kinds
             ):
-                cause = "gathering everybody's gradients sends n times as much as reduce_scatter, and keeps them all"
+                cause = "gathering all ranks' gradients sends n times as much as reduce_scatter, and keeps them all"
             raise Wrong(f"{checked}: what {phase} sends", rank=where, got=f"{sent:,} bytes, by {kinds}",
                         expected=f"{times} times the weight, {times * needed:,} bytes", cause=cause)  # fmt: skip
 
@@ -416,15 +426,13 @@ def judge_shard(checked, rank, n, got, all_of):
     if close(got, truth):
         return
     _, x, gradient = all_of[rank]
-    cause = (
-        "it is the mean over ranks of gradient.T @ x, of which this rank gets its rows"
-    )
+    cause = "it must be the mean over ranks of gradient.T @ x, of which this rank gets its rows"
     if close(got, n * truth):
-        cause = "this is the sum over ranks: divide by their number, as DDP does"
+        cause = "this is the sum over ranks: divide by the number of ranks, as DDP does"
     elif close(got, (gradient.T @ x).chunk(n)[rank]) or close(
         got, (gradient.T @ x).chunk(n)[rank] / n
     ):
-        cause = "this is of this rank's batch only: the other ranks' batches went through the same weight"
+        cause = "this is the gradient of this rank's batch only: the other ranks' batches used the same weight"
     elif any(close(got, part) for part in whole.chunk(n)):
         cause = "these are another rank's rows: rank r has the r-th part of the weight, and of its gradient"
     elif isinstance(got, torch.Tensor) and got.shape == truth.shape and not got.any():

@@ -1,5 +1,5 @@
-"""Samples that can be told apart, and counts of them: which ones each rank has had, how
-often, and what an answer says of them.
+"""Numbered samples, and counts of them: which samples each rank had, how often, and the
+counts that an answer returned.
 """
 
 from collections import Counter
@@ -12,7 +12,8 @@ WIDTH, CLASSES = 5, 3
 
 class Numbered(Dataset):
     """Random samples of CLASSES classes: inputs, float64 (1 + WIDTH,), and a label. The
-    first input is the sample's own number, from `first` on."""
+    first input is the sample's own number, starting with `first`.
+    """
 
     def __init__(self, samples, seed, first=0):
         generator = torch.Generator().manual_seed(seed)
@@ -31,7 +32,7 @@ class Numbered(Dataset):
 
 
 def how_often(given, samples):
-    """How many samples come how often: {1: 12, 2: 2} is 12 samples once, 2 samples
+    """How many samples occur how often: {1: 12, 2: 2} is 12 samples once, 2 samples
     twice.
     """
     counts = Counter(index for share in given for index in share)
@@ -49,7 +50,7 @@ def in_words(tally):
 
 
 def an_example(given, samples):
-    """The sample that most ranks have, and one that none has."""
+    """The sample that most ranks have, and up to two samples that no rank has."""
     owners = [
         [rank for rank, share in enumerate(given) if sample in share]
         for sample in range(samples)
@@ -69,7 +70,7 @@ def an_example(given, samples):
 
 
 def two_numbers(returned):
-    """(correct, seen) as a tensor, or None where it is anything but two numbers."""
+    """(correct, seen) as a tensor, or None if `returned` is not two numbers."""
     try:
         pair = torch.tensor([float(number) for number in returned], dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):

@@ -1,5 +1,5 @@
-"""Training by hand: what the checks do with small networks, to compare ranks with one
-process to the last digits.
+"""Training of small networks, with which the checks compare ranks and one process
+precisely.
 """
 
 import torch
@@ -71,9 +71,7 @@ def unwrapped(model):
 
 @torch.no_grad()
 def descend(network, learning_rate=LEARNING_RATE):
-    """A step of SGD. Not by torch.optim, which takes two seconds to import what it
-    needs here.
-    """
+    """A step of SGD, without torch.optim, which takes two seconds for its imports."""
     for parameter in network.parameters():
         if parameter.grad is not None:
             parameter -= learning_rate * parameter.grad
@@ -81,7 +79,7 @@ def descend(network, learning_rate=LEARNING_RATE):
 
 
 def take_steps(model, batches, finish=lambda: None):
-    """SGD, one step a batch, of the mean square of the outputs; return the `state`
+    """SGD on the mean square of the outputs, one step per batch; return the `state`
     after each step, a list.
 
     finish: called between backward and step.
@@ -104,7 +102,7 @@ def equal(some, others):
 
 
 def close(some, other):
-    """Whether something is a tensor of this shape with, to six digits, these
+    """Whether `some` is a tensor of the same shape with, to six digits, the same
     numbers.
     """
     if not isinstance(some, torch.Tensor) or some.shape != other.shape:

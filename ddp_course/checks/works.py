@@ -1,4 +1,4 @@
-"""Seeing whether an answer waits for what it has begun to send."""
+"""Records whether an answer waits for the transfers that it has started."""
 
 from contextlib import contextmanager
 
@@ -6,8 +6,8 @@ import torch.distributed as dist
 
 
 class NotedWork:
-    """What all_reduce(async_op=True) has returned, and whether anybody has waited for
-    it, and how often.
+    """The work that all_reduce(async_op=True) returned, and how many times it was
+    waited for.
     """
 
     def __init__(self, work):
@@ -27,7 +27,7 @@ class NotedWork:
 
 @contextmanager
 def noting_works():
-    """A list of the NotedWorks of each `dist.all_reduce` that is begun within."""
+    """A list of the NotedWorks of each `dist.all_reduce` that is started in the block."""
     original, noted = dist.all_reduce, []
 
     def all_reduce(*arguments, **options):

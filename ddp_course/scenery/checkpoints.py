@@ -54,7 +54,7 @@ def remove_all(folder):
 
 
 def remove_older(latest, keep):
-    """Of the checkpoints up to `latest`, leave the last `keep`; delete unfinished ones."""
+    """Delete unfinished checkpoints, and all but the last `keep` up to `latest`."""
     there = finished(latest.parent)
     older = [checkpoint for checkpoint in there if checkpoint <= latest][:-keep]
     for checkpoint in [*older, *set(checkpoints(latest.parent)).difference(there)]:

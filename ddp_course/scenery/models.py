@@ -95,7 +95,7 @@ class NormNet(nn.Sequential):
 
 
 class Attention(nn.Module):
-    """Causal self-attention with several heads: a token sees itself and those before it.
+    """Causal self-attention with heads: a token sees itself and those before it.
 
     Takes and returns float (batch, tokens, width). A. Vaswani et al., "Attention Is All
     You Need", 2017.

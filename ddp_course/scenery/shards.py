@@ -21,7 +21,7 @@ SHARD = 50_000_000  # tokens: 100 MB in 16 bits
 class Shards:
     """The tokens of several files as one long row, read from the disk when asked for.
 
-    files: {path: number of tokens}. Raises UsageError where one is not as it should be.
+    files: {path: number of tokens}. Raises UsageError if a file is damaged.
     """
 
     def __init__(self, files):
@@ -45,7 +45,7 @@ class Shards:
 
 
 def open_shard(path, length):
-    """A memory map of a file's tokens. Raises UsageError where they are not as many."""
+    """A memory map of a file's `length` tokens. Raises UsageError if it is damaged."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         if array.shape == (length,) and array.dtype in (np.uint16, np.uint32):

@@ -29,7 +29,7 @@ NOT_THE_LIBRARY = set(
     "site-packages dist-packages test tests idle_test lib2to3 encodings __pycache__".split()
 )
 BETWEEN_FILES = b"\n\x00\n"  # between two files: no text has a zero byte
-HELD_OUT = 20  # of so many files one is for validation
+HELD_OUT = 20  # one file of so many is for validation
 
 
 class Windows(torch.utils.data.Dataset):
@@ -61,7 +61,7 @@ class Windows(torch.utils.data.Dataset):
         return [WholeBatch((rows[:, :-1].contiguous(), rows[:, 1:].contiguous()))]
 
     def some(self, number):
-        """So many windows, from all over the text. Raises UsageError if it has fewer."""
+        """So many windows, from all over the text; UsageError if it has fewer."""
         if number > len(self):
             few = f"the text has: {len(self)} windows of {self.context} tokens"
             raise UsageError(f"--train-samples {number} is more than {few}")
@@ -71,8 +71,9 @@ class Windows(torch.utils.data.Dataset):
 
 
 def files_of(data):
-    """The files of a corpus, in order. data: 'python', or a folder. Raises UsageError
-    where there is none.
+    """The files of a corpus, in order. data: 'python', or a folder.
+
+    Raises UsageError if there are fewer than two.
     """
     top = Path(sysconfig.get_paths()["stdlib"] if data == "python" else data)
     wanted, left_out = (
@@ -100,10 +101,10 @@ def load_text(data="python", tokenizer=None, vocabulary=2048):
     """A corpus as tokens: (train, validation, tokenizer, fingerprint).
 
     data: 'python', a folder of text, or a folder of tokens, which `main` has written.
-    tokenizer: 'bytes', which is the default, 'bpe', of so large a `vocabulary`, or a
-    tokenizer.json. The tokens are Shards. They are made by the first process of a
-    machine that asks, in runs/corpus; the others wait for it.
-    Raises UsageError where there is no text, or no such tokenizer.
+    tokenizer: 'bytes' (the default), 'bpe', which learns `vocabulary` tokens, or the
+    path of a tokenizer.json. The tokens are Shards. The first process of a machine that
+    asks for them makes them, in runs/corpus, and the others wait.
+    Raises UsageError if there is no text, or no such tokenizer.
     """
     if (Path(data) / MANIFEST).is_file():
         if tokenizer:
@@ -136,7 +137,7 @@ def load_windows(data, tokenizer, vocabulary, context, samples=None, most=None):
 
 
 def existing(path):
-    """The path of a tokenizer's file. Raises UsageError where it is not there."""
+    """The path of a tokenizer's file. Raises UsageError if there is none."""
     if not Path(path).is_file():
         choice = "bytes, bpe, or the path of a tokenizer.json"
         raise UsageError(f"--tokenizer {path} is not there: use {choice}")
@@ -169,11 +170,10 @@ def tokenize(folder, data, tokenizer, vocabulary, shard=SHARD):
 
 
 def made_once(kind, name, make):
-    """The folder runs/<kind>/<name>, filled by make(folder): by the first process of a
-    machine that asks.
+    """The folder runs/<kind>/<name>, which the first process that asks fills.
 
-    It is there whole or not at all; the others wait for it. Raises UsageError where it
-    cannot be written.
+    make(folder) fills it; other processes of the machine wait. The folder is there
+    whole or not at all. Raises UsageError if it cannot be written.
     """
     from filelock import FileLock
 
@@ -194,9 +194,7 @@ def made_once(kind, name, make):
 
 
 def fingerprint_of(maker, sources):
-    """16 letters that depend on some texts, bytes, and on the file that makes something
-    of them, as it is today.
-    """
+    """16 letters that depend on some texts, bytes, and on the source file `maker`."""
     return hashlib.sha256(
         Path(maker).read_bytes() + BETWEEN_FILES.join(sources)
     ).hexdigest()[:16]

@@ -8,9 +8,14 @@ import papermill
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from traitlets.config import Config
 
 from ddp_course import UsageError, project_folder
 from ddp_course.school import exercises
+
+# Jupyter kills a kernel 5 s after it has asked it to end. On a busy machine, that is too
+# early for the kernel to remove its temporary folders.
+PATIENT = Config(KernelManager={"shutdown_wait_time": 60.0})
 
 
 def execute(notebooks, parameters, store):
@@ -42,6 +47,7 @@ def execute(notebooks, parameters, store):
                 coalesce_streams=True,
                 extra_arguments=["--IPKernelApp.log_level=40"],
                 progress_bar=sys.stderr.isatty(),
+                config=PATIENT,
             )
             verdict = "ran to its end"
             if store:

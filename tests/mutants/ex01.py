@@ -49,7 +49,10 @@ def in_place_on_copies(train_images, test_images):
     return train, test
 
 
-@wrong("normalize", r"test images (.|\n)*of its own: take those of the training images")
+@wrong(
+    "normalize",
+    r"test images (.|\n)*its own mean and standard deviation: use those of the training images",
+)
 def each_set_by_itself(train_images, test_images):
     train, test = scaled(train_images), scaled(test_images)
     return (train - train.mean()) / train.std(), (test - test.mean()) / test.std()
@@ -61,14 +64,14 @@ def test_set_with_its_own_mean(train_images, test_images):
     return (train - train.mean()) / train.std(), (test - test.mean()) / train.std()
 
 
-@wrong("normalize", "are of both sets")
+@wrong("normalize", "computed over both sets")
 def both_sets_together(train_images, test_images):
     train, test = scaled(train_images), scaled(test_images)
     pixels = torch.cat([train, test])
     return (train - pixels.mean()) / pixels.std(), (test - pixels.mean()) / pixels.std()
 
 
-@wrong("normalize", "each image has a mean")
+@wrong("normalize", "each image was normalised with its own mean")
 def image_by_image(train_images, test_images):
     def normal(images):
         return (images - images.mean((2, 3), keepdim=True)) / images.std(
@@ -78,7 +81,7 @@ def image_by_image(train_images, test_images):
     return normal(scaled(train_images)), normal(scaled(test_images))
 
 
-@wrong("normalize", "each pixel has a mean")
+@wrong("normalize", "each pixel was normalised with its own mean")
 def pixel_by_pixel(train_images, test_images):
     train, test = scaled(train_images), scaled(test_images)
     return (train - train.mean(0)) / train.std(0), (test - train.mean(0)) / train.std(0)
@@ -121,7 +124,7 @@ def what_everybody_copies(train_images, test_images):
     ) / 0.3081
 
 
-@wrong("normalize", "the channel is missing")
+@wrong("normalize", "the channel dimension is missing")
 def without_a_channel(train_images, test_images):
     train, test = train_images / 255, test_images / 255
     return (train - train.mean()) / train.std(), (test - train.mean()) / train.std()
@@ -133,7 +136,7 @@ def channel_first_of_all(train_images, test_images):
     return (train - train.mean()) / train.std(), (test - train.mean()) / train.std()
 
 
-@wrong("normalize", "no operations in place")
+@wrong("normalize", "do not use in-place operations")
 def changes_its_inputs(train_images, test_images):
     train, test = train_images.unsqueeze_(1) / 255, test_images.unsqueeze_(1) / 255
     return (train - train.mean()) / train.std(), (test - train.mean()) / train.std()
@@ -150,7 +153,7 @@ def test_set_first(train_images, test_images):
     return tuple(reversed(in_place_on_copies(train_images, test_images)))
 
 
-@wrong("normalize", "is there a return")
+@wrong("normalize", "is the return statement missing")
 def returns_nothing(train_images, test_images):
     in_place_on_copies(train_images, test_images)
 
@@ -161,7 +164,11 @@ def mean_of_bytes(train_images, test_images):
     return train_images - mean, test_images - mean
 
 
-@wrong("normalize", "^(?s:(?!.*another that does not come).*a loop does not end)", status="timed out")
+@wrong(
+    "normalize",
+    "^(?s:(?!.*another that does not come).*a loop does not end)",
+    status="timed out",
+)
 def counts_for_ever(train_images, test_images):
     while True:
         time.sleep(0.1)
@@ -226,7 +233,7 @@ def train(model, loader, optimizer, order="zero forward backward step", returned
     return losses
 
 
-@wrong("train_one_epoch", r"optimizer.zero_grad\(\), for each batch")
+@wrong("train_one_epoch", r"call optimizer.zero_grad\(\) for each batch")
 def never_resets(model, loader, optimizer):
     return train(model, loader, optimizer, "forward backward step")
 
@@ -287,14 +294,14 @@ def stays_in_eval_mode(model, loader, optimizer):
     return losses
 
 
-@wrong("train_one_epoch", "belongs within the loop")
+@wrong("train_one_epoch", "belongs inside the loop")
 def one_step_an_epoch(model, loader, optimizer):
     losses = train(model, loader, optimizer, "zero forward backward")
     optimizer.step()
     return losses
 
 
-@wrong("train_one_epoch", "does return stand within the loop")
+@wrong("train_one_epoch", "is the return inside the loop")
 def returns_too_soon(model, loader, optimizer):
     return train(model, [next(iter(loader))], optimizer)
 
@@ -321,7 +328,7 @@ def sums_the_loss(model, loader, optimizer):
     return losses
 
 
-@wrong("train_one_epoch", "the optimizer that it was given took no step")
+@wrong("train_one_epoch", "the given optimizer took no step")
 def brings_its_own_optimizer(model, loader, optimizer):
     return train(model, loader, torch.optim.SGD(model.parameters(), lr=0.1))
 
@@ -374,7 +381,11 @@ def wants_another_loader(model, loader, optimizer):
     return train(model, loader, optimizer)
 
 
-@wrong("train_one_epoch", "^(?s:(?!.*another that does not come).*a loop does not end)", status="timed out")
+@wrong(
+    "train_one_epoch",
+    "^(?s:(?!.*another that does not come).*a loop does not end)",
+    status="timed out",
+)
 def trains_for_ever(model, loader, optimizer):
     while True:
         train(model, loader, optimizer)
@@ -452,7 +463,7 @@ def drops_the_last_batch(model, loader):
     return sum(correct) / sum(seen)
 
 
-@wrong("accuracy", "right answers of the last batch were left out")
+@wrong("accuracy", "correct predictions of the last batch were left out")
 def drops_it_half(model, loader):
     correct, _ = hits(
         model, [batch for batch in loader if len(batch[1]) == loader.batch_size]
@@ -480,19 +491,19 @@ def records_gradients(model, loader):
     return correct / len(loader.dataset)
 
 
-@wrong("accuracy", "argmax goes over the samples, for each digit")
+@wrong("accuracy", "argmax is taken over the samples")
 def argmax_over_samples(model, loader):
     correct, seen = hits(model, loader, dim=0)
     return sum(correct) / sum(seen)
 
 
-@wrong("accuracy", "it is 0: are digits compared with the labels")
+@wrong("accuracy", "it is 0: do you compare the digits")
 def argmax_over_everything(model, loader):
     correct, seen = hits(model, loader, dim=None)
     return sum(correct) / sum(seen)
 
 
-@wrong("accuracy", "the samples, not the batches")
+@wrong("accuracy", "divide by the number of samples, not of batches")
 def divides_by_batches(model, loader):
     correct, seen = hits(model, loader)
     return sum(correct) / len(seen)
@@ -504,13 +515,13 @@ def divides_by_one_batch(model, loader):
     return sum(correct) / seen[-1]
 
 
-@wrong("accuracy", "before the loop, and add with")
+@wrong("accuracy", "before the loop, and add to them with")
 def starts_again_each_batch(model, loader):
     correct, seen = hits(model, loader)
     return correct[-1] / seen[-1]
 
 
-@wrong("accuracy", "does return stand within the loop")
+@wrong("accuracy", "is the return inside the loop")
 def stops_after_one_batch(model, loader):
     correct, seen = hits(model, loader)
     return correct[0] / seen[0]
@@ -522,19 +533,19 @@ def percentage(model, loader):
     return 100 * sum(correct) / sum(seen)
 
 
-@wrong("accuracy", "the number of right answers: divide")
+@wrong("accuracy", "the number of correct predictions: divide")
 def counts_only(model, loader):
     correct, _ = hits(model, loader)
     return sum(correct)
 
 
-@wrong("accuracy", "and not //")
+@wrong("accuracy", "not with //")
 def divides_whole_numbers(model, loader):
     correct, seen = hits(model, loader)
     return sum(correct) // sum(seen)
 
 
-@wrong("accuracy", "the share that the model gets wrong")
+@wrong("accuracy", "the share of wrong predictions")
 def error_rate(model, loader):
     correct, seen = hits(model, loader)
     return 1 - sum(correct) / sum(seen)
@@ -550,7 +561,7 @@ def returns_a_tensor(model, loader):
     return correct / len(loader.dataset)
 
 
-@wrong("accuracy", "is there a return")
+@wrong("accuracy", "is the return statement missing")
 def prints_it(model, loader):
     correct, seen = hits(model, loader)
     print(sum(correct) / sum(seen))
@@ -571,7 +582,11 @@ def compares_batches_as_numbers(model, loader):
     return correct / len(loader.dataset)
 
 
-@wrong("accuracy", "^(?s:(?!.*another that does not come).*a loop does not end)", status="timed out")
+@wrong(
+    "accuracy",
+    "^(?s:(?!.*another that does not come).*a loop does not end)",
+    status="timed out",
+)
 def waits_for_the_last_batch(model, loader):
     seen = 0
     while seen != len(loader) * loader.batch_size + 1:
@@ -600,7 +615,7 @@ def compares_scores(model, loader):
     return sum(hits) / len(loader.dataset)
 
 
-@wrong("normalize", "had been normalised before")
+@wrong("normalize", "were already normalised")
 def normalises_the_training_images_first(train_images, test_images):
     train, test = (
         images.unsqueeze(1).float() / 255 for images in (train_images, test_images)

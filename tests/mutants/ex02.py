@@ -58,7 +58,7 @@ def by_counting():
 
 @wrong(
     "rank_arithmetic",
-    "cause +node rank and local rank have changed places",
+    "cause +node rank and local rank are swapped",
     several=True,
 )
 def swaps_the_arguments():
@@ -77,7 +77,7 @@ def multiplies_by_the_number_of_nodes():
     )
 
 
-@wrong("rank_arithmetic", "1 too high: ranks begin at 0", several=True)
+@wrong("rank_arithmetic", "1 too high: all ranks are counted from 0", several=True)
 def counts_from_one():
     return (
         lambda node, local, per_node: node * per_node + local + 1,
@@ -85,7 +85,7 @@ def counts_from_one():
     )
 
 
-@wrong("rank_arithmetic", "a whole node too far", several=True)
+@wrong("rank_arithmetic", "a whole node too high", several=True)
 def counts_this_node_too():
     return (
         lambda node, local, per_node: (node + 1) * per_node + local,
@@ -98,7 +98,7 @@ def forgets_the_local_rank():
     return lambda node, local, per_node: node * per_node, our_node_and_local_rank
 
 
-@wrong("rank_arithmetic", "compute from the arguments", several=True)
+@wrong("rank_arithmetic", "compute it from the arguments", several=True)
 def asks_torch():
     return lambda node, local, per_node: dist.get_rank(), our_node_and_local_rank
 
@@ -110,12 +110,12 @@ def prints_and_does_not_return():
     ), our_node_and_local_rank
 
 
-@wrong("rank_arithmetic", "whole: divide with //", several=True)
+@wrong("rank_arithmetic", "an integer: divide with //", several=True)
 def divides_with_one_slash():
     return our_global_rank, lambda rank, per_node: (rank / per_node, rank % per_node)
 
 
-@wrong("rank_arithmetic", "the two have changed places", several=True)
+@wrong("rank_arithmetic", "the two are swapped", several=True)
 def returns_a_list_of_the_wrong_order():
     return our_global_rank, lambda rank, per_node: [rank % per_node, rank // per_node]
 
@@ -125,7 +125,7 @@ def subtracts_one_node():
     return our_global_rank, lambda rank, per_node: (rank // per_node, rank - per_node)
 
 
-@wrong("rank_arithmetic", "local ranks begin at 0 again", several=True)
+@wrong("rank_arithmetic", "local ranks begin at 0 on every node", several=True)
 def forgets_to_subtract():
     return our_global_rank, lambda rank, per_node: (rank // per_node, rank)
 
@@ -153,7 +153,7 @@ def returns_the_node_only():
 
 @wrong(
     "rank_arithmetic",
-    "the node rank is wrong, the other one is always right",
+    "the node rank is wrong, but the other one is always right",
     several=True,
 )
 def asks_for_the_nodes_name():
@@ -229,7 +229,7 @@ def by_bits(tensor):
         work.wait()
 
 
-@wrong("broadcast", "rank 0 sends to everybody itself")
+@wrong("broadcast", "rank 0 sends to all other ranks itself")
 def rank_zero_sends_to_all(tensor):
     rank, n = me()
     if rank == 0:
@@ -239,7 +239,7 @@ def rank_zero_sends_to_all(tensor):
         dist.recv(tensor, 0)
 
 
-@wrong("broadcast", "rank 0 sends to everybody itself")
+@wrong("broadcast", "rank 0 sends to all other ranks itself")
 def rank_zero_sends_to_all_at_once(tensor):
     rank, n = me()
     if rank == 0:
@@ -258,7 +258,7 @@ def passes_it_down_a_chain(tensor):
         dist.send(tensor, rank + 1)
 
 
-@wrong("broadcast", "serves those first who have nobody to pass it on to")
+@wrong("broadcast", "sends it first to ranks that cannot send it on")
 def smallest_branch_first(tensor):
     rank, n = me()
     bits = [1 << k for k in range(n.bit_length())]
@@ -269,7 +269,7 @@ def smallest_branch_first(tensor):
             dist.send(tensor, rank + bit)
 
 
-@wrong("broadcast", "messages, where .* are enough")
+@wrong("broadcast", "messages, but .* are enough")
 def everybody_sends_to_all_above(tensor):
     rank, n = me()
     for other in range(rank):
@@ -278,7 +278,7 @@ def everybody_sends_to_all_above(tensor):
         dist.send(tensor, other)
 
 
-@wrong("broadcast", "goes in one message")
+@wrong("broadcast", "one message is enough for the tensor")
 def sends_its_length_first(tensor):
     rank, n = me()
     length, have = torch.tensor([tensor.numel()]), 1
@@ -302,7 +302,10 @@ def waits_after_each_round(tensor):
     dist.barrier()
 
 
-@wrong("broadcast", "is not a power of two: .* a last one")
+@wrong(
+    "broadcast",
+    "is not a power of two: .* the last round, with fewer pairs, is missing",
+)
 def forgets_the_last_ranks(tensor):
     rank, n = me()
     for k in range(int(math.log2(n))):
@@ -312,20 +315,20 @@ def forgets_the_last_ranks(tensor):
             dist.recv(tensor, rank - 2**k)
 
 
-@wrong("broadcast", "something was received, but not into the tensor")
+@wrong("broadcast", "a message was received, but not into the tensor")
 def receives_into_a_copy(tensor):
     received = tensor.clone()
     doubling(received)
 
 
-@wrong("broadcast", "what you return is right")
+@wrong("broadcast", "you return the right values in another tensor")
 def returns_another_tensor(tensor):
     received = tensor.clone()
     doubling(received)
     return received
 
 
-@wrong("broadcast", "passed on its own tensor")
+@wrong("broadcast", "sent its own tensor")
 def passes_on_its_own(tensor):
     mine = tensor.clone()
     rank, n = me()
@@ -484,7 +487,7 @@ def ring(
         (add if step < n - 1 else copy)(incoming, came)
 
 
-@wrong("ring_all_reduce", "finished pieces must still go round")
+@wrong("ring_all_reduce", "finished pieces must still travel round the ring")
 def forgets_the_second_half(tensor):
     ring(tensor, steps=dist.get_world_size() - 1)
 
@@ -494,7 +497,7 @@ def adds_in_the_second_half(tensor):
     ring(tensor, copy=torch.Tensor.add_)
 
 
-@wrong("ring_all_reduce", "added in the first half")
+@wrong("ring_all_reduce", "add the received pieces in the first half")
 def copies_in_the_first_half(tensor):
     ring(tensor, add=torch.Tensor.copy_)
 
@@ -504,12 +507,12 @@ def off_by_one_in_the_piece(tensor):
     ring(tensor, first_index=1)
 
 
-@wrong("ring_all_reduce", "does the second half begin")
+@wrong("ring_all_reduce", "begin the second half by sending")
 def begins_the_second_half_with_another_piece(tensor):
     ring(tensor, second=-1)
 
 
-@wrong("ring_all_reduce", "the second half begins with sending that one")
+@wrong("ring_all_reduce", "the second half begins by sending it")
 def begins_the_second_half_one_too_late(tensor):
     ring(tensor, second=1)
 
@@ -527,7 +530,7 @@ def receives_into_numbers_of_another_type(tensor):
         incoming.copy_(incoming + came if step < n - 1 else came)
 
 
-@wrong("ring_all_reduce", "nobody has sent anything: .* empty")
+@wrong("ring_all_reduce", "no rank has sent anything: .* empty")
 def leaves_short_tensors_alone(tensor):
     if len(tensor) >= dist.get_world_size():
         ring(tensor)
@@ -539,12 +542,12 @@ def divides(tensor):
     tensor /= dist.get_world_size()
 
 
-@wrong("ring_all_reduce", "were the sums made in a copy")
+@wrong("ring_all_reduce", "did you add into a copy")
 def works_in_a_copy(tensor):
     ring(tensor.clone())
 
 
-@wrong("ring_all_reduce", "what you return is the sum")
+@wrong("ring_all_reduce", "you return the sum")
 def returns_the_sum(tensor):
     total = tensor.clone()
     ring(total)
@@ -563,7 +566,7 @@ def has_fewer_pieces_than_ranks(tensor):
     ring(tensor, pieces=tensor.chunk(dist.get_world_size()))
 
 
-@wrong("ring_all_reduce", "whole tensors go round")
+@wrong("ring_all_reduce", "whole tensors travel round the ring")
 def sends_whole_tensors_round(tensor):
     rank, n = me()
     outgoing = tensor.clone()
@@ -576,7 +579,7 @@ def sends_whole_tensors_round(tensor):
         outgoing = came
 
 
-@wrong("ring_all_reduce", "whole tensors go round")
+@wrong("ring_all_reduce", "whole tensors travel round the ring")
 def sums_up_the_ring_and_down_again(tensor):
     rank, n = me()
     if n == 1:
@@ -592,7 +595,7 @@ def sums_up_the_ring_and_down_again(tensor):
             dist.send(tensor, rank + 1)
 
 
-@wrong("ring_all_reduce", "all ranks send to all: an all_gather in disguise")
+@wrong("ring_all_reduce", "all ranks send to all: this is an all_gather")
 def gathers_from_all(tensor):
     rank, n = me()
     mine = tensor.clone()
@@ -606,7 +609,7 @@ def gathers_from_all(tensor):
         work.wait()
 
 
-@wrong("ring_all_reduce", "all send to rank 0, which sends back the sum")
+@wrong("ring_all_reduce", "all ranks send to rank 0, which sends the sum back")
 def reduces_to_rank_zero_and_broadcasts(tensor):
     rank, n = me()
     if rank == 0:
@@ -621,7 +624,7 @@ def reduces_to_rank_zero_and_broadcasts(tensor):
         dist.recv(tensor, 0)
 
 
-@wrong("ring_all_reduce", "steps, where 2 .n - 1. are enough")
+@wrong("ring_all_reduce", "steps, but 2 .n - 1. are enough")
 def goes_one_step_too_far(tensor):
     ring(tensor, steps=2 * dist.get_world_size() - 1)
 
@@ -666,7 +669,7 @@ def first_half_is_a_step_too_long(tensor):
             pieces[(rank - step - 1) % n].copy_(came)
 
 
-@wrong("ring_all_reduce", r"steps, where each half needs n - 1|n - 1 more steps")
+@wrong("ring_all_reduce", r"steps, but each half needs n - 1|n - 1 more steps")
 def second_half_is_a_step_too_short(tensor):
     rank, n = me()
     pieces = tensor.tensor_split(n)

@@ -51,7 +51,7 @@ def divides_twice(module):
 
 @wrong(
     "average_gradients",
-    "changes? parameter.grad, and leaves the parameters|is to change parameter.grad",
+    "changes? parameter.grad, and leaves the parameters|must change only parameter.grad",
 )
 def averages_the_parameters(module):
     for parameter in module.parameters():
@@ -145,7 +145,7 @@ class KeepsPairs(nn.Module):
             parameter.grad.div_(dist.get_world_size())
 
 
-@wrong("overlapped", "all-reduced, and not its gradient")
+@wrong("overlapped", "all-reduced instead of its gradient")
 class SendsTheParameter(lesson03.OverlappedDDP):
     def gradient_is_ready(self, parameter):
         self.in_flight[parameter] = dist.all_reduce(parameter.data, async_op=True)
@@ -188,7 +188,7 @@ class HooksTooEarly(lesson03.OverlappedDDP):
                 )
 
 
-@wrong("overlapped", "begin alike: broadcast every parameter")
+@wrong("overlapped", "same parameters and buffers: broadcast every parameter")
 class DoesNotBroadcast(lesson03.OverlappedDDP):
     def __init__(self, module):
         nn.Module.__init__(self)
@@ -198,7 +198,7 @@ class DoesNotBroadcast(lesson03.OverlappedDDP):
                 parameter.register_post_accumulate_grad_hook(self.gradient_is_ready)
 
 
-@wrong("overlapped", "begin alike: broadcast every buffer")
+@wrong("overlapped", "same parameters and buffers: broadcast every buffer")
 class ForgetsBuffers(DoesNotBroadcast):
     def __init__(self, module):
         super().__init__(module)
@@ -222,7 +222,7 @@ class AveragesAfterwards(lesson03.OverlappedDDP):
         lesson03.average_gradients(self.module)
 
 
-@wrong("overlapped", "sum over the ranks, and not the mean")
+@wrong("overlapped", "sum over the ranks, not the mean")
 class Sums(lesson03.OverlappedDDP):
     def gradient_is_ready(self, parameter):
         self.in_flight[parameter] = dist.all_reduce(parameter.grad, async_op=True)
@@ -247,7 +247,7 @@ class CallsItNet(nn.Module):
         self.net = module
 
 
-@wrong("overlapped", "clear the list at the end")
+@wrong("overlapped", "clear it at the end")
 class NeverClears(lesson03.OverlappedDDP):
     def __init__(self, module):
         super().__init__(module)
@@ -369,7 +369,7 @@ class FilledBeforeFull(nn.Module):
         self.sent, self.ready = [], set()
 
 
-@wrong("bucketed", "sent when it was complete")
+@wrong("bucketed", "send every gradient after it was complete")
 class SendsWithTheLastOfItsList(FilledBeforeFull):
     def is_ready(self, parameter):
         for bucket in self.buckets:
@@ -393,7 +393,7 @@ class OneByOne(lesson03.OverlappedDDP):
         super().__init__(module)
 
 
-@wrong("bucketed", "bucket_size_mb is not looked at|start the all-reduce in a hook")
+@wrong("bucketed", "bucket_size_mb is ignored|start the all-reduce in a hook")
 class OneForAll(lesson03.BucketedDDP):
     def __init__(self, module, bucket_size_mb):
         super().__init__(module, bucket_size_mb=1e6)
@@ -415,7 +415,7 @@ class FillsFromTheFirstLayer(lesson03.BucketedDDP):
         self.missing = [len(bucket) for bucket in self.buckets]
 
 
-@wrong("bucketed", "put back where it came from")
+@wrong("bucketed", "copy it back to its own parameter")
 class DropsTheLastBucket(lesson03.BucketedDDP):
     def __init__(self, module, bucket_size_mb):
         super().__init__(module, bucket_size_mb)
@@ -427,7 +427,7 @@ class DropsTheLastBucket(lesson03.BucketedDDP):
         self.missing[-1] += 10**6
 
 
-@wrong("bucketed", "put back where it came from")
+@wrong("bucketed", "copy it back to its own parameter")
 class ForgetsToPutBack(lesson03.BucketedDDP):
     def finish_gradient_synchronization(self):
         for work, _, _ in self.sent:
@@ -436,7 +436,7 @@ class ForgetsToPutBack(lesson03.BucketedDDP):
         self.missing = [len(bucket) for bucket in self.buckets]
 
 
-@wrong("bucketed", "by bytes")
+@wrong("bucketed", "measured in bytes")
 class CountsNumbersForBytes(lesson03.BucketedDDP):
     def __init__(self, module, bucket_size_mb):
         super().__init__(module, bucket_size_mb * 2)

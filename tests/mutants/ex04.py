@@ -100,7 +100,7 @@ class Torchs(DistributedSampler):
         super().__init__(range(samples), num_replicas, rank, **options)
 
 
-@wrong("sharded_sampler", "not equally long: a rank with a batch more would wait")
+@wrong("sharded_sampler", "different lengths: a rank with one more batch would wait")
 class DoesNotPad(Interleaved):
     def __iter__(self):
         return iter(self.order()[self.rank :: self.num_replicas])
@@ -119,7 +119,7 @@ class AlwaysDrops(Interleaved):
         return self.samples // self.num_replicas
 
 
-@wrong("sharded_sampler", "drop_last is not looked at")
+@wrong("sharded_sampler", "drop_last is ignored")
 class IgnoresDropLast(Interleaved):
     def __len__(self):
         return math.ceil(self.samples / self.num_replicas)
@@ -139,7 +139,7 @@ class SaysHowManyThereAre(Interleaved):
         return iter(order[self.rank : total : self.num_replicas])
 
 
-@wrong("sharded_sampler", "without gaps and overlaps")
+@wrong("sharded_sampler", "without gaps or overlaps")
 class BlocksThatOverlap(Interleaved):
     def __iter__(self):
         begin = self.rank * (self.samples // self.num_replicas)
@@ -152,13 +152,13 @@ class ForgetsTheRank(Interleaved):
         return iter(self.resized(self.order())[:: self.num_replicas])
 
 
-@wrong("sharded_sampler", "every rank gets all of the samples")
+@wrong("sharded_sampler", "every rank gets all samples")
 class DoesNotShare(Interleaved):
     def __iter__(self):
         return iter(self.order())
 
 
-@wrong("sharded_sampler", "the rank has no part in the seed")
+@wrong("sharded_sampler", "do not add the rank to the seed")
 class SeedsWithTheRank(Interleaved):
     def generator(self):
         return torch.Generator().manual_seed(self.seed + self.epoch + self.rank)
@@ -195,7 +195,7 @@ class IgnoresTheEpoch(Interleaved):
         return torch.Generator().manual_seed(self.seed)
 
 
-@wrong("sharded_sampler", "the order depends on what came before")
+@wrong("sharded_sampler", "the order depends on earlier epochs")
 class KeepsOneGenerator(Interleaved):
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
@@ -217,7 +217,7 @@ class AlwaysShuffles(Interleaved):
         return torch.randperm(self.samples, generator=self.generator()).tolist()
 
 
-@wrong("sharded_sampler", "each rank shuffles its own share only")
+@wrong("sharded_sampler", "each rank shuffles only its own share")
 class ShufflesItsOwnShare(Interleaved):
     def __iter__(self):
         mine = self.resized(list(range(self.samples)))[self.rank :: self.num_replicas]
@@ -232,7 +232,7 @@ class IgnoresTheSeed(Interleaved):
         return torch.Generator().manual_seed(self.epoch)
 
 
-@wrong("sharded_sampler", "whole, from 0 on")
+@wrong("sharded_sampler", "integers from 0")
 class CountsFromOne(Interleaved):
     def __iter__(self):
         return iter([index + 1 for index in super().__iter__()])
@@ -261,7 +261,7 @@ class MultipliesSeedAndEpoch(Interleaved):
         return torch.Generator().manual_seed(self.seed * self.epoch)
 
 
-@wrong("sharded_sampler", "the same ones are left out in every epoch")
+@wrong("sharded_sampler", "the same samples are left out in every epoch")
 class DropsBeforeItShuffles(Interleaved):
     def __iter__(self):
         total = len(self) * self.num_replicas
@@ -276,7 +276,7 @@ class DropsBeforeItShuffles(Interleaved):
         return iter(order[self.rank :: self.num_replicas])
 
 
-@wrong("sharded_sampler", "the same ones are repeated in every epoch")
+@wrong("sharded_sampler", "the same samples are repeated in every epoch")
 class RepeatsBeforeItShuffles(Interleaved):
     def __iter__(self):
         order = self.order() if self.drop_last else list(range(self.samples))
@@ -291,7 +291,7 @@ class RepeatsBeforeItShuffles(Interleaved):
         return iter(order[self.rank :: self.num_replicas])
 
 
-@wrong("sharded_sampler", "use a torch.Generator of your own")
+@wrong("sharded_sampler", "use your own torch.Generator")
 class SeedsTheProcess(Interleaved):
     def generator(self):
         return torch.manual_seed(self.seed + self.epoch)
@@ -404,21 +404,21 @@ def drops_the_tail(model, test_set, device):
     )
 
 
-@wrong("evaluate", "a mean of the ranks' accuracies")
+@wrong("evaluate", "the mean of the ranks' accuracies")
 def mean_of_means(model, test_set, device):
     correct, seen = count(model.module, my_part(test_set))
     [accuracy] = summed(correct / seen)
     return accuracy / dist.get_world_size() * len(test_set), len(test_set)
 
 
-@wrong("evaluate", "a mean of the ranks' accuracies")
+@wrong("evaluate", "the mean of the ranks' accuracies")
 def mean_of_means_rounded(model, test_set, device):
     correct, seen = count(model.module, my_part(test_set))
     [accuracy] = summed(correct / max(seen, 1))
     return round(accuracy / dist.get_world_size() * len(test_set)), len(test_set)
 
 
-@wrong("evaluate", "an accuracy is a share")
+@wrong("evaluate", "this is an accuracy")
 def returns_an_accuracy(model, test_set, device):
     correct, seen = summed(*count(model.module, my_part(test_set)))
     return correct / seen, seen
@@ -430,14 +430,14 @@ def returns_one_number(model, test_set, device):
     return correct / seen
 
 
-@wrong("evaluate", "only rank 0 knows the totals")
+@wrong("evaluate", "only rank 0 has the totals")
 def reduces_to_rank_zero(model, test_set, device):
     counts = torch.tensor(count(model.module, my_part(test_set)))
     dist.reduce(counts, dst=0)
     return counts.tolist()
 
 
-@wrong("evaluate", "only rank 0 knows the totals")
+@wrong("evaluate", "only rank 0 has the totals")
 def rank_zero_alone(model, test_set, device):
     counts = count(model.module, test_set) if dist.get_rank() == 0 else (0, 0)
     dist.barrier()
@@ -611,7 +611,7 @@ def batches_of_one_shuffle(make_model, train_set, epochs, batch_size, seed):
     return model
 
 
-@wrong("train", "it is the wrapped model that the loop has to call")
+@wrong("train", "call the wrapped model in the loop")
 def calls_the_bare_model(make_model, train_set, epochs, batch_size, seed):
     """As with_ddp, but forward and backward go past the wrapper: no error, no hook."""
     torch.manual_seed(seed)
@@ -622,7 +622,7 @@ def calls_the_bare_model(make_model, train_set, epochs, batch_size, seed):
     return fit(network, loader, epochs, sampler)
 
 
-@wrong("train", "every rank goes through all of the samples")
+@wrong("train", "every rank goes through all samples")
 def as_it_was_given(make_model, train_set, epochs, batch_size, seed):
     torch.manual_seed(seed)
     model = make_model()
@@ -638,7 +638,7 @@ def as_it_was_given(make_model, train_set, epochs, batch_size, seed):
     return model
 
 
-@wrong("train", "every rank goes through all of the samples")
+@wrong("train", "every rank goes through all samples")
 def without_a_sampler(make_model, train_set, epochs, batch_size, seed):
     torch.manual_seed(seed + dist.get_rank())
     return fit(
@@ -670,7 +670,7 @@ def without_shuffle(make_model, train_set, epochs, batch_size, seed):
     return fit(DistributedDataParallel(make_model()), loader, epochs, sampler)
 
 
-@wrong("train", "nobody averaged the gradients")
+@wrong("train", "without averaging gradients")
 def not_wrapped(make_model, train_set, epochs, batch_size, seed):
     torch.manual_seed(seed)
     sampler = DistributedSampler(train_set, seed=seed)
@@ -682,7 +682,7 @@ def not_wrapped(make_model, train_set, epochs, batch_size, seed):
     )
 
 
-@wrong("train", "begin with the same parameters")
+@wrong("train", "start from the same parameters")
 def not_wrapped_nor_seeded(make_model, train_set, epochs, batch_size, seed):
     sampler = DistributedSampler(train_set, seed=seed)
     return fit(
@@ -693,7 +693,7 @@ def not_wrapped_nor_seeded(make_model, train_set, epochs, batch_size, seed):
     )
 
 
-@wrong("train", "nobody averaged the gradients")
+@wrong("train", "without averaging gradients")
 def calls_the_inner_model(make_model, train_set, epochs, batch_size, seed):
     sampler = DistributedSampler(train_set, seed=seed)
     model = DistributedDataParallel(make_model())
@@ -701,7 +701,7 @@ def calls_the_inner_model(make_model, train_set, epochs, batch_size, seed):
     return fit(model, loader, epochs, sampler, called=model.module)
 
 
-@wrong("train", "does the optimizer hold the parameters")
+@wrong("train", "does the optimizer have the parameters")
 def optimizer_of_another_model(make_model, train_set, epochs, batch_size, seed):
     model, wrapped = make_model(), DistributedDataParallel(make_model())
     sampler = DistributedSampler(train_set, seed=seed)
@@ -715,7 +715,7 @@ def optimizer_of_another_model(make_model, train_set, epochs, batch_size, seed):
     return wrapped.module
 
 
-@wrong("train", "return the network that the loop has trained")
+@wrong("train", "return the network that the loop trains")
 def returns_another_model(make_model, train_set, epochs, batch_size, seed):
     model = make_model()
     wrapped = DistributedDataParallel(make_model())
@@ -724,19 +724,19 @@ def returns_another_model(make_model, train_set, epochs, batch_size, seed):
     return model
 
 
-@wrong("train", "return the network that the loop has trained")
+@wrong("train", "return the network that the loop trains")
 def returns_nothing(make_model, train_set, epochs, batch_size, seed):
     with_ddp(make_model, train_set, epochs, batch_size, seed)
 
 
-@wrong("train", "from one shuffle, that is from one seed")
+@wrong("train", "from one shuffle, so from one seed")
 def shuffles_by_rank(make_model, train_set, epochs, batch_size, seed):
     sampler = DistributedSampler(train_set, seed=seed + dist.get_rank())
     loader = DataLoader(train_set, batch_size, sampler=sampler)
     return fit(DistributedDataParallel(make_model()), loader, epochs, sampler)
 
 
-@wrong("train", "as many times too short")
+@wrong("train", "too short by a factor of the number of ranks")
 def divides_the_loss_again(make_model, train_set, epochs, batch_size, seed):
     sampler = DistributedSampler(train_set, seed=seed)
     loader = DataLoader(train_set, batch_size, sampler=sampler)
@@ -744,7 +744,7 @@ def divides_the_loss_again(make_model, train_set, epochs, batch_size, seed):
     return fit(model, loader, epochs, sampler, factor=1 / dist.get_world_size())
 
 
-@wrong("train", "as many times too long")
+@wrong("train", "too long by a factor of the number of ranks")
 def scales_the_learning_rate(make_model, train_set, epochs, batch_size, seed):
     sampler = DistributedSampler(train_set, seed=seed)
     loader = DataLoader(train_set, batch_size, sampler=sampler)
@@ -757,7 +757,7 @@ def scales_the_learning_rate(make_model, train_set, epochs, batch_size, seed):
     )
 
 
-@wrong("train", "leave it as it is")
+@wrong("train", "leave it unchanged")
 def divides_the_batch(make_model, train_set, epochs, batch_size, seed):
     sampler = DistributedSampler(train_set, seed=seed)
     loader = DataLoader(
@@ -832,7 +832,7 @@ class AsGiven(AveragesGradients):
         self.send(parameter.data)
 
 
-@wrong("find_the_bug_1", "backward itself has changed the parameters")
+@wrong("find_the_bug_1", "backward has changed the parameters")
 class SumsTheParameters(AveragesGradients):
     def gradient_is_ready(self, parameter):
         self.send(parameter.data, dist.ReduceOp.SUM)
@@ -858,13 +858,13 @@ class SendsACopy(AveragesGradients):
         self.send(parameter.grad.clone())
 
 
-@wrong("find_the_bug_1", "other ranks' samples do not count")
+@wrong("find_the_bug_1", "other ranks' samples are ignored")
 class BroadcastsGradients(AveragesGradients):
     def gradient_is_ready(self, parameter):
         self.in_flight.append(dist.broadcast(parameter.grad, 0, async_op=True))
 
 
-@wrong("find_the_bug_1", "the ranks do not begin alike")
+@wrong("find_the_bug_1", "the ranks do not start from the same parameters")
 class TakesTheBroadcastAway(AveragesGradients):
     def __init__(self, module):
         nn.Module.__init__(self)
@@ -927,7 +927,7 @@ def probabilities_first(train_set, epochs, batch_size):
     return fit_two_classes(train_set, epochs, batch_size, loss_of)
 
 
-@wrong("find_the_bug_2", "the loss is zero from the first step on")
+@wrong("find_the_bug_2", "the loss is zero from the first step")
 def one_logit_with_cross_entropy(train_set, epochs, batch_size):
     return fit_two_classes(train_set, epochs, batch_size, F.cross_entropy)
 
@@ -938,12 +938,12 @@ def labels_made_whole(train_set, epochs, batch_size):
     return fit_two_classes(train_set, epochs, batch_size, loss_of)
 
 
-@wrong("find_the_bug_2", "training blows up")
+@wrong("find_the_bug_2", "training diverges")
 def squared_error(train_set, epochs, batch_size):
     return fit_two_classes(train_set, epochs, batch_size, F.mse_loss)
 
 
-@wrong("find_the_bug_2", "it cannot come near 0")
+@wrong("find_the_bug_2", "this loss cannot approach 0")
 def two_sigmoids(train_set, epochs, batch_size):
     loss_of = lambda outputs, labels: F.binary_cross_entropy_with_logits(
         torch.sigmoid(outputs), labels
@@ -970,13 +970,13 @@ def takes_the_wrapper_away(train_set, epochs, batch_size):
     )
 
 
-@wrong("find_the_bug_2", "one output, above 0 for label 1, or one for each class")
+@wrong("find_the_bug_2", "one output, above 0 for label 1, or one output per class")
 def ten_classes(train_set, epochs, batch_size):
     loss_of = lambda outputs, labels: F.cross_entropy(outputs, labels[:, 0].long())
     return fit_two_classes(train_set, epochs, batch_size, loss_of, outputs=10)
 
 
-@wrong("find_the_bug_2", "return both, as the program")
+@wrong("find_the_bug_2", "return both, as the given program")
 def without_the_losses(train_set, epochs, batch_size):
     return binary_cross_entropy(train_set, epochs, batch_size)[0]
 
@@ -1023,14 +1023,14 @@ def every_rank_tests_all(*arguments):
 
 @wrong(
     "find_the_bug_3",
-    "every epoch goes through the samples in one and the same order, so the same samples",
+    "every epoch has the same order, so the same samples",
 )
 def bug_as_given(make_model, train_set, *others):
     evaluate = lambda model, test_set: exactly(model, train_set)
     return report(make_model, train_set, *others, lambda sampler, epoch: None, evaluate)
 
 
-@wrong("find_the_bug_3", "judged by samples that it was trained on")
+@wrong("find_the_bug_3", "tested on samples that it was trained on")
 def only_the_order_repaired(make_model, train_set, *others):
     return report(
         make_model,
@@ -1041,12 +1041,12 @@ def only_the_order_repaired(make_model, train_set, *others):
     )
 
 
-@wrong("find_the_bug_3", "one and the same order")
+@wrong("find_the_bug_3", "every epoch has the same order")
 def only_the_test_repaired(*arguments):
     return report(*arguments, lambda sampler, epoch: None, exactly)
 
 
-@wrong("find_the_bug_3", "one and the same order")
+@wrong("find_the_bug_3", "every epoch has the same order")
 def tells_it_once(*arguments):
     return report(*arguments, lambda sampler, epoch: sampler.set_epoch(0), exactly)
 
@@ -1059,7 +1059,7 @@ def tests_with_padding(*arguments):
     return report(*arguments, set_epoch, evaluate)
 
 
-@wrong("find_the_bug_3", "its own share of the test set only")
+@wrong("find_the_bug_3", "only its own share of the test set")
 def forgets_to_sum(*arguments):
     return report(
         *arguments,
@@ -1068,7 +1068,7 @@ def forgets_to_sum(*arguments):
     )
 
 
-@wrong("find_the_bug_3", "trained on the samples that it is then tested on")
+@wrong("find_the_bug_3", "trained on the samples that it is later tested on")
 def trains_on_the_test_set_too(make_model, train_set, test_set, *others):
     return report(
         make_model, train_set + test_set, test_set, *others, set_epoch, exactly

@@ -116,7 +116,7 @@ def averages_means_and_squares(x, eps):
     return apply(x, mean, squares - mean**2, eps)
 
 
-@wrong("normalize", "divided by the count of this rank only")
+@wrong("normalize", "divided by this rank's count")
 def divides_by_its_own_count(x, eps):
     values = by_channel(x.double())
     total, squares = summed(values.sum(1), values.square().sum(1))
@@ -141,7 +141,7 @@ def divides_by_the_world_size(x, eps):
     return apply(x, total / n, squares / n - (total / n) ** 2, eps)
 
 
-@wrong("normalize", "mean of the ranks' variances, and leaves out")
+@wrong("normalize", "mean of the ranks' variances, which ignores")
 def averages_variances(x, eps):
     count, mean, _ = statistics(x)
     values = by_channel(x.double())
@@ -149,7 +149,7 @@ def averages_variances(x, eps):
     return apply(x, mean, variance / dist.get_world_size(), eps)
 
 
-@wrong("normalize", "mean of the ranks' variances, and leaves out")
+@wrong("normalize", "mean of the ranks' variances, which ignores")
 def weighs_variances(x, eps):
     values = by_channel(x.double())
     total, variance, count = summed(
@@ -175,7 +175,7 @@ def takes_the_mean_of_the_squares(x, eps):
     return apply(x, mean, variance + mean**2, eps)
 
 
-@wrong("normalize", "the deviation, the root of the variance")
+@wrong("normalize", "the standard deviation, the root of the variance")
 def returns_the_deviation(x, eps):
     count, mean, variance = statistics(x)
     normalized, *_ = apply(x, mean, variance, eps)
@@ -189,13 +189,13 @@ def takes_absolute_deviations(x, eps):
     return apply(x, mean, total / count, eps)
 
 
-@wrong("normalize", "eps is forgotten")
+@wrong("normalize", "eps is missing")
 def forgets_eps(x, eps):
     count, mean, variance = statistics(x)
     return apply(x, mean, variance, 0.0)
 
 
-@wrong("normalize", "eps is added to the root: it belongs under it")
+@wrong("normalize", "eps is added to the root: add it to the variance")
 def adds_eps_to_the_root(x, eps):
     count, mean, variance = statistics(x)
     return (x - like(mean, x)) / (like(variance, x).sqrt() + eps), mean, variance
@@ -207,7 +207,10 @@ def forgets_the_root(x, eps):
     return (x - like(mean, x)) / (like(variance, x) + eps), mean, variance
 
 
-@wrong("normalize", "the variance is unbiased, though the biased one is returned")
+@wrong(
+    "normalize",
+    "uses the unbiased variance, though the returned variance is the biased one",
+)
 def divides_by_the_unbiased_one(x, eps):
     count, mean, variance = statistics(x)
     normalized, *_ = apply(x, mean, variance * count / (count - 1), eps)
@@ -216,7 +219,7 @@ def divides_by_the_unbiased_one(x, eps):
 
 @wrong(
     "normalize",
-    "of this rank's own part, though those of the joined batch are returned",
+    "of this rank's own part, though the returned ones are those of the joined batch",
 )
 def normalizes_with_its_own(x, eps):
     count, mean, variance = statistics(x)
@@ -241,7 +244,7 @@ def forgets_to_reshape(x, eps):
     return (x - mean) / (variance + eps).sqrt(), mean, variance
 
 
-@wrong("normalize", "one number for each channel")
+@wrong("normalize", "one number per channel")
 def only_over_the_samples(x, eps):
     wide = x.double()
     count = torch.tensor([len(x)]).double()
@@ -251,7 +254,7 @@ def only_over_the_samples(x, eps):
     return (x - mean) / (variance + eps).sqrt(), mean, variance
 
 
-@wrong("normalize", "one number for each channel")
+@wrong("normalize", "one number per channel")
 def keeps_the_dimensions(x, eps):
     count, mean, variance = statistics(x)
     normalized, *_ = apply(x, mean, variance, eps)
@@ -264,14 +267,14 @@ def returns_one_tensor(x, eps):
     return apply(x, mean, variance, eps)[0]
 
 
-@wrong("normalize", "one number for each channel")
+@wrong("normalize", "one number per channel")
 def returns_them_in_another_order(x, eps):
     count, mean, variance = statistics(x)
     normalized, *_ = apply(x, mean, variance, eps)
     return mean, variance, normalized
 
 
-@wrong("normalize", "stays nan whatever is added")
+@wrong("normalize", "adding to nan gives nan")
 def weighs_means_by_hand(x, eps):
     values = by_channel(x.double())
     count = values.shape[1]
@@ -283,7 +286,7 @@ def weighs_means_by_hand(x, eps):
     return apply(x, total / count, squares / count - (total / count) ** 2, eps)
 
 
-@wrong("normalize", "calls the same collectives, with zeros")
+@wrong("normalize", "must call the same collectives, with zeros")
 def leaves_where_nothing_is_to_do(x, eps):
     if len(x) == 0:
         return x, torch.zeros(x.shape[1]), torch.ones(x.shape[1])
@@ -307,7 +310,7 @@ def only_rank_zero_sums(x, eps):
     return apply(x, values.mean(1), values.var(1, correction=0), eps)
 
 
-@wrong("normalize", "lost in the rounding of 32 bits")
+@wrong("normalize", "which the rounding of 32 bits destroys")
 def sums_as_narrow_as_x(x, eps):
     values = by_channel(x)
     total, squares, count = summed(
@@ -316,7 +319,7 @@ def sums_as_narrow_as_x(x, eps):
     return apply(x, total / count, squares / count - (total / count) ** 2, eps)
 
 
-@wrong("normalize", "lost in the rounding of 32 bits")
+@wrong("normalize", "which the rounding of 32 bits destroys")
 def sends_narrow_sums(x, eps):
     wide = by_channel(x.double())
     sums = [wide.sum(1), wide.square().sum(1), count_of(x)]
@@ -324,7 +327,7 @@ def sends_narrow_sums(x, eps):
     return apply(x, total / count, squares / count - (total / count) ** 2, eps)
 
 
-@wrong("normalize", "64 bits have become 32")
+@wrong("normalize", "you converted 64 bits to 32")
 def collects_sums_in_32_bits(x, eps):
     channels = x.shape[1]
     sums = torch.zeros(2 * channels + 1)
@@ -344,7 +347,7 @@ def returns_the_wide_one(x, eps):
     return apply(x.double(), mean, variance, eps)
 
 
-@wrong("normalize", "the samples themselves are sent")
+@wrong("normalize", "you send the samples themselves")
 def gathers_the_batch(x, eps):
     gathered = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, x)
@@ -352,7 +355,7 @@ def gathers_the_batch(x, eps):
     return apply(x, wide.mean(1), wide.var(1, correction=0), eps)
 
 
-@wrong("normalize", "let what is known at one time travel together")
+@wrong("normalize", "send values together that are known at the same time")
 def one_collective_for_each(x, eps):
     wide = by_channel(x.double())
     (total,), (squares,), (count,) = (
@@ -448,16 +451,14 @@ def backward_of_its_own_part(gradient, normalized, scale, count):
 
 @wrong(
     "input_gradient",
-    "the sums are of this rank's part only, though count is that of all",
+    "the sums are over this rank's part only, but count is that of all",
 )
 def forgets_the_all_reduce(gradient, normalized, scale, count):
     mean, slope = (part / count for part in own_sums(gradient, normalized))
     return (gradient - mean - normalized * slope) * like(scale, gradient)
 
 
-@wrong(
-    "input_gradient", "the sums of all ranks are divided by the count of this rank only"
-)
+@wrong("input_gradient", "the sums over all ranks are divided by this rank's count")
 def takes_its_own_count(gradient, normalized, scale, count):
     mean, slope = means(
         gradient, normalized, max(1, gradient.numel() // gradient.shape[1])
@@ -465,18 +466,18 @@ def takes_its_own_count(gradient, normalized, scale, count):
     return (gradient - mean - normalized * slope) * like(scale, gradient)
 
 
-@wrong("input_gradient", "taken for constants")
+@wrong("input_gradient", "treated as constants")
 def statistics_are_constants(gradient, normalized, scale, count):
     return gradient * like(scale, gradient)
 
 
-@wrong("input_gradient", "what flows through the variance is missing")
+@wrong("input_gradient", "the term of the variance is missing")
 def forgets_the_variance(gradient, normalized, scale, count):
     mean, _ = means(gradient, normalized, count)
     return (gradient - mean) * like(scale, gradient)
 
 
-@wrong("input_gradient", "what flows through the mean is missing")
+@wrong("input_gradient", "the term of the mean is missing")
 def forgets_the_mean(gradient, normalized, scale, count):
     _, slope = means(gradient, normalized, count)
     return (gradient - normalized * slope) * like(scale, gradient)
@@ -488,7 +489,7 @@ def adds_the_means(gradient, normalized, scale, count):
     return (gradient + mean + normalized * slope) * like(scale, gradient)
 
 
-@wrong("input_gradient", "averaged over the ranks, and then divided by count")
+@wrong("input_gradient", "averaged over the ranks and then divided by count")
 def averages_the_sums(gradient, normalized, scale, count):
     mean, slope = means(gradient, normalized, count * dist.get_world_size())
     return (gradient - mean - normalized * slope) * like(scale, gradient)
@@ -509,12 +510,12 @@ def multiplies_by_the_ranks(gradient, normalized, scale, count):
     return dist.get_world_size() * solved(gradient, normalized, scale, count)
 
 
-@wrong("input_gradient", "what counts is the sum of the losses")
+@wrong("input_gradient", "use the sum of the losses")
 def averages_as_ddp_does(gradient, normalized, scale, count):
     return solved(gradient, normalized, scale, count) / dist.get_world_size()
 
 
-@wrong("input_gradient", "scale is forgotten")
+@wrong("input_gradient", "scale is missing")
 def forgets_the_scale(gradient, normalized, scale, count):
     return solved(gradient, normalized, torch.ones_like(scale), count)
 
@@ -530,7 +531,7 @@ def one_mean_for_all_channels(gradient, normalized, scale, count):
     return (gradient - mean.mean() - normalized * slope.mean()) * like(scale, gradient)
 
 
-@wrong("input_gradient", "by torch.cat")
+@wrong("input_gradient", "use torch.cat")
 def sends_each_sum_alone(gradient, normalized, scale, count):
     (total,) = summed(by_channel(gradient).sum(1))
     (slope,) = summed(by_channel(gradient * normalized).sum(1))
@@ -553,7 +554,7 @@ def writes_into_normalized(gradient, normalized, scale, count):
     return (gradient - mean - normalized) * like(scale, gradient)
 
 
-@wrong("input_gradient", "calls the same collectives, with zeros")
+@wrong("input_gradient", "must call the same collectives, with zeros")
 def nothing_to_do_for_an_empty_part(gradient, normalized, scale, count):
     return (
         gradient if not gradient.numel() else solved(gradient, normalized, scale, count)
@@ -569,7 +570,7 @@ def goes_on_without_the_sums(gradient, normalized, scale, count):
     return (gradient - mean - normalized * slope) * like(scale, gradient)
 
 
-@wrong("input_gradient", "64 bits have become 32")
+@wrong("input_gradient", "you converted 64 bits to 32")
 def sums_gradients_in_32_bits(gradient, normalized, scale, count):
     sums = torch.cat([part.float() for part in own_sums(gradient, normalized)])
     dist.all_reduce(sums)
@@ -577,17 +578,17 @@ def sums_gradients_in_32_bits(gradient, normalized, scale, count):
     return (gradient - mean - normalized * slope) * like(scale, gradient)
 
 
-@wrong("input_gradient", "the gradient by x has the shape of x")
+@wrong("input_gradient", "the gradient must have the shape of x")
 def returns_a_number_for_each_channel(gradient, normalized, scale, count):
     return by_channel(solved(gradient, normalized, scale, count)).sum(1)
 
 
-@wrong("input_gradient", "the gradient by x has the shape of x")
+@wrong("input_gradient", "the gradient must have the shape of x")
 def forgets_to_return(gradient, normalized, scale, count):
     solved(gradient, normalized, scale, count)
 
 
-@wrong("input_gradient", "the samples themselves are sent")
+@wrong("input_gradient", "you send the samples themselves")
 def gathers_padded_batches(gradient, normalized, scale, count):
     samples = -(
         -count // (gradient.numel() // max(1, len(gradient)) // gradient.shape[1] or 1)
@@ -665,7 +666,7 @@ def moved(layer):
     return new
 
 
-@wrong("convert", "return what the module has become")
+@wrong("convert", "return the converted module")
 def returns_nothing(module):
     replaced(module)
 
@@ -702,7 +703,7 @@ def only_the_first_level(module):
     return module
 
 
-@wrong("convert", "replace it in its parent")
+@wrong("convert", "replace the layer in its parent")
 def sets_paths_on_the_root(module):
     if isinstance(module, BATCH_NORMS):
         return converted(module)
@@ -712,14 +713,14 @@ def sets_paths_on_the_root(module):
     return module
 
 
-@wrong("convert", "torch's, which trains on GPUs only")
+@wrong("convert", "torch's SyncBatchNorm, which trains on GPUs only")
 def by_torch(module):
     return nn.SyncBatchNorm.convert_sync_batchnorm(module)
 
 
 @wrong(
     "convert",
-    "InstanceNorm2d, converted[^$]*only BatchNorm1d, 2d and 3d are to be replaced",
+    "InstanceNorm2d, converted[^$]*replace only BatchNorm1d, 2d and 3d",
 )
 def takes_the_common_base(module):
     return replaced(
@@ -728,12 +729,12 @@ def takes_the_common_base(module):
     )
 
 
-@wrong("convert", "a SyncBatchNorm already: leave it")
+@wrong("convert", "already a SyncBatchNorm: leave it")
 def converts_twice(module):
     return replaced(module, is_one=lambda module: isinstance(module, _BatchNorm))
 
 
-@wrong("convert", "a SyncBatchNorm already: leave it")
+@wrong("convert", "already a SyncBatchNorm: leave it")
 def reads_names(module):
     is_one = lambda module: (
         "BatchNorm" in type(module).__name__ and hasattr(module, "num_features")
@@ -752,12 +753,12 @@ def trusts_names(module):
     )
 
 
-@wrong("convert", "the very same object: change what is given")
+@wrong("convert", "the same objects: change the given module")
 def works_on_a_copy(module):
     return replaced(copy.deepcopy(module))
 
 
-@wrong("convert", "eps of a BatchNorm1d[^$]*has the usual options")
+@wrong("convert", "eps of a BatchNorm1d[^$]*has default options")
 def forgets_eps_and_momentum(module):
     def make(layer):
         return converted(layer, eps=1e-5, momentum=0.1)
@@ -765,19 +766,19 @@ def forgets_eps_and_momentum(module):
     return replaced(module, make)
 
 
-@wrong("convert", "momentum of a BatchNorm3d[^$]*has the usual options")
+@wrong("convert", "momentum of a BatchNorm3d[^$]*has default options")
 def cannot_do_without_momentum(module):
     return replaced(
         module, lambda layer: converted(layer, momentum=layer.momentum or 0.1)
     )
 
 
-@wrong("convert", "affine of a BatchNorm2d[^$]*has the usual options")
+@wrong("convert", "affine of a BatchNorm2d[^$]*has default options")
 def forgets_affine(module):
     return replaced(module, lambda layer: converted(layer, affine=True))
 
 
-@wrong("convert", "track_running_stats of a BatchNorm3d[^$]*has the usual options")
+@wrong("convert", "track_running_stats of a BatchNorm3d[^$]*has default options")
 def forgets_to_track(module):
     return replaced(module, lambda layer: converted(layer, track_running_stats=True))
 
@@ -871,7 +872,7 @@ def resets_what_it_took_over(module):
     return replaced(module, make)
 
 
-@wrong("convert", "an optimizer made before trains the old one")
+@wrong("convert", "an optimizer that was made before trains the old parameter")
 def loads_the_state_dict(module):
     def make(layer):
         new = fresh(layer)
@@ -892,12 +893,12 @@ def copies_the_buffers(module):
     return replaced(module, make)
 
 
-@wrong("convert", "a frozen parameter stays frozen")
+@wrong("convert", "a frozen parameter must stay frozen")
 def thaws(module):
     return replaced(module, lambda layer: converted(layer).requires_grad_(True))
 
 
-@wrong("convert", "does it compute like one")
+@wrong("convert", "does it compute like a SyncBatchNorm")
 def keeps_the_old_forward(module):
     def make(layer):
         new = converted(layer)
@@ -914,7 +915,7 @@ class SyncedInName(SyncBatchNorm):
         return _BatchNorm.forward(self, x)
 
 
-@wrong("convert", "does it compute like one")
+@wrong("convert", "does it compute like a SyncBatchNorm")
 def gives_it_the_name(module):
     def make(layer):
         new = converted(layer)

@@ -137,7 +137,7 @@ def divides_by_world_size(model, window, optimizer):
 
 @wrong(
     "window_step",
-    "[23] times too large: divide by the items of all ranks, not by their mean",
+    "[23] times too large: divide by the number of items on all ranks, not by its mean",
 )
 def divides_by_the_mean_of_items(model, window, optimizer):
     step(model, window, optimizer, dist.get_world_size() ** 2 / all_items(window))
@@ -159,12 +159,12 @@ def counts_what_is_ignored(model, window, optimizer):
     step(model, window, optimizer, dist.get_world_size() / items)
 
 
-@wrong("window_step", "it is a mean of means of micro-batches")
+@wrong("window_step", "it is a mean of the micro-batches' means")
 def mean_of_means(model, window, optimizer):
     step(model, window, optimizer, 1 / len(window), mean_of_losses)
 
 
-@wrong("window_step", "it is a mean of means of micro-batches")
+@wrong("window_step", "it is a mean of the micro-batches' means")
 def sum_of_means(model, window, optimizer):
     step(model, window, optimizer, 1, mean_of_losses)
 
@@ -211,7 +211,7 @@ def masked_mean_times_items(model, window, optimizer):
     step(model, window, optimizer, dist.get_world_size() / all_items(window), loss_of)
 
 
-@wrong("window_step", "of the windows before are still in it")
+@wrong("window_step", "it still contains the gradients of earlier windows")
 def forgets_zero_grad(model, window, optimizer):
     factor = dist.get_world_size() / all_items(window)
     for inputs, labels in window:
@@ -219,7 +219,7 @@ def forgets_zero_grad(model, window, optimizer):
     optimizer.step()
 
 
-@wrong("window_step", "only the last micro-batch is in it")
+@wrong("window_step", "it contains only the last micro-batch")
 def zero_grad_for_each(model, window, optimizer):
     factor = dist.get_world_size() / all_items(window)
     for inputs, labels in window:
@@ -237,13 +237,13 @@ def steps_for_each(model, window, optimizer):
         optimizer.step()
 
 
-@wrong("window_step", "the step is missing: every rank takes it")
+@wrong("window_step", "the step is missing: every rank must call")
 def takes_no_step(model, window, optimizer):
     for inputs, labels in window:
         (sum_of_losses(model, inputs, labels) / 10).backward()
 
 
-@wrong("window_step", "the step is missing: every rank takes it")
+@wrong("window_step", "the step is missing: every rank must call")
 def steps_on_rank_zero(model, window, optimizer):
     factor = dist.get_world_size() / all_items(window)
     optimizer.zero_grad()
@@ -253,19 +253,19 @@ def steps_on_rank_zero(model, window, optimizer):
         optimizer.step()
 
 
-@wrong("window_step", "each rank follows its own gradients")
+@wrong("window_step", "each rank uses its own gradients")
 def never_synchronizes(model, window, optimizer):
     factor = dist.get_world_size() / all_items(window)
     with model.no_sync():
         step(model, window, optimizer, factor)
 
 
-@wrong("window_step", "each rank follows its own gradients")
+@wrong("window_step", "each rank uses its own gradients")
 def calls_the_inner_model(model, window, optimizer):
     step(model.module, window, optimizer, dist.get_world_size() / all_items(window))
 
 
-@wrong("window_step", "is the loss of each item that counts in it once")
+@wrong("window_step", "does it contain the loss of each item once")
 def counts_what_is_ignored_as_class_0(model, window, optimizer):
     clamped = [(inputs, labels.clamp(min=0)) for inputs, labels in window]
     step(model, clamped, optimizer, dist.get_world_size() / all_items(window))
@@ -306,7 +306,7 @@ def counts_on_rank_zero(model, window, optimizer):
     step(model, window, optimizer, dist.get_world_size() / items)
 
 
-@wrong("window_step", "micro-batches were joined, and there is no memory")
+@wrong("window_step", "micro-batches were joined, which takes too much memory")
 def joins_the_window(model, window, optimizer):
     inputs, labels = (torch.cat(parts) for parts in zip(*window))
     step(
@@ -317,7 +317,7 @@ def joins_the_window(model, window, optimizer):
     )
 
 
-@wrong("window_step", "so here all are in memory at once")
+@wrong("window_step", "of all micro-batches are in memory")
 def one_backward_for_all(model, window, optimizer):
     factor = dist.get_world_size() / all_items(window)
     optimizer.zero_grad()
@@ -386,7 +386,7 @@ def never_sends(model, window, loss_of):
     accumulate_with(model, window, loss_of, lambda place: True)
 
 
-@wrong("accumulate", "around backward only, but it is the forward")
+@wrong("accumulate", "around backward only, but the forward decides")
 def backward_alone_within(model, window, loss_of):
     for place, (inputs, target) in enumerate(window, 1):
         loss = loss_of(model(inputs), target)
@@ -450,7 +450,7 @@ def takes_the_last_twice(model, window, loss_of):
     loss_of(model(inputs), target).backward()
 
 
-@wrong("accumulate", "only the last micro-batch is in them")
+@wrong("accumulate", "they contain only the last micro-batch")
 def clears_in_between(model, window, loss_of):
     for place, (inputs, target) in enumerate(window, 1):
         model.zero_grad()
@@ -458,30 +458,28 @@ def clears_in_between(model, window, loss_of):
             loss_of(model(inputs), target).backward()
 
 
-@wrong(
-    "accumulate", "[56] times too small: the loss that loss_of gives is scaled already"
-)
+@wrong("accumulate", "[56] times too small: loss_of already scales the loss")
 def scales_again(model, window, loss_of):
     all_but_the_last(
         model, window, lambda output, target: loss_of(output, target) / len(window)
     )
 
 
-@wrong("accumulate", "[23] times too large: DDP has averaged them")
+@wrong("accumulate", "[23] times too large: DDP already averages them")
 def sums_once_more(model, window, loss_of):
     all_but_the_last(model, window, loss_of)
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
 
 
-@wrong("accumulate", "call no collective of your own")
+@wrong("accumulate", "do not call collectives yourself")
 def averages_once_more(model, window, loss_of):
     all_but_the_last(model, window, loss_of)
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)
 
 
-@wrong("accumulate", "call no collective of your own")
+@wrong("accumulate", "do not call collectives yourself")
 def averages_by_hand(model, window, loss_of):
     never_sends(model, window, loss_of)
     flat = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
@@ -498,13 +496,13 @@ def rank_zero_keeps_quiet(model, window, loss_of):
     accumulate_with(model, window, loss_of, lambda place: dist.get_rank() == 0)
 
 
-@wrong("accumulate", "micro-batches were joined, and there is no memory")
+@wrong("accumulate", "micro-batches were joined, which takes too much memory")
 def joins_all(model, window, loss_of):
     inputs, targets = (torch.cat(parts) for parts in zip(*window))
     loss_of(model(inputs), targets).backward()
 
 
-@wrong("accumulate", "so here all are in memory at once")
+@wrong("accumulate", "of all micro-batches are in memory")
 def one_backward(model, window, loss_of):
     sum(loss_of(model(inputs), target) for inputs, target in window).backward()
 
@@ -562,7 +560,7 @@ def gradient_by_gradient(state, bucket):
     return all_of_them.then(lambda futures: bucket.buffer() / dist.get_world_size())
 
 
-@wrong("counting_hook", "sum over the ranks: with a hook of yours DDP does not divide")
+@wrong("counting_hook", "sum over the ranks: with your own hook, DDP does not divide")
 def forgets_to_divide(state, bucket):
     counting(state, bucket)
     return (
@@ -572,7 +570,7 @@ def forgets_to_divide(state, bucket):
     )
 
 
-@wrong("counting_hook", "sum over the ranks: with a hook of yours DDP does not divide")
+@wrong("counting_hook", "sum over the ranks: with your own hook, DDP does not divide")
 def divides_a_copy(state, bucket):
     counting(state, bucket)
 
@@ -600,7 +598,7 @@ def returns_what_it_was_given(state, bucket):
     return future.then(lambda future: bucket.buffer())
 
 
-@wrong("counting_hook", "own gradient, divided, and nothing was added yet")
+@wrong("counting_hook", "own gradient, divided, without the other ranks' gradients")
 def does_not_wait(state, bucket):
     counting(state, bucket)
     dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
@@ -609,13 +607,13 @@ def does_not_wait(state, bucket):
     return future
 
 
-@wrong("counting_hook", "no sum or mean of the ranks' gradients")
+@wrong("counting_hook", "neither the sum nor the mean of the ranks' gradients")
 def compresses(state, bucket):
     counting(state, bucket)
     return bf16_compress_hook(None, bucket)
 
 
-@wrong("counting_hook", "is each bucket averaged")
+@wrong("counting_hook", "do you average each bucket")
 def averages_the_last_bucket(state, bucket):
     counting(state, bucket)
     if bucket.is_last():
@@ -646,14 +644,14 @@ def counts_eight_bytes(state, bucket):
     return allreduce_hook(None, bucket)
 
 
-@wrong("counting_hook", "and not those of all ranks: no world_size")
+@wrong("counting_hook", "not those of all ranks: do not multiply by world_size")
 def counts_for_all_ranks(state, bucket):
     state["calls"] += 1
     state["bytes"] += bucket.buffer().nbytes * dist.get_world_size()
     return allreduce_hook(None, bucket)
 
 
-@wrong("counting_hook", "it is the bytes of bucket.buffer")
+@wrong("counting_hook", "it must be the sum of the bytes of bucket.buffer")
 def counts_what_a_ring_sends(state, bucket):
     n = dist.get_world_size()
     state["calls"] += 1
@@ -661,7 +659,7 @@ def counts_what_a_ring_sends(state, bucket):
     return allreduce_hook(None, bucket)
 
 
-@wrong("counting_hook", "it is the bytes of bucket.buffer")
+@wrong("counting_hook", "it must be the sum of the bytes of bucket.buffer")
 def counts_no_bytes(state, bucket):
     state["calls"] += 1
     return allreduce_hook(None, bucket)
@@ -680,21 +678,21 @@ def counts_in_a_callback(state, bucket):
     return allreduce_hook(None, bucket).then(finished)
 
 
-@wrong("counting_hook", "only the last call is in it")
+@wrong("counting_hook", "it contains only the last call")
 def starts_again(state, bucket):
     state["calls"] = 1
     state["bytes"] = bucket.buffer().nbytes
     return allreduce_hook(None, bucket)
 
 
-@wrong("counting_hook", "how often DDP calls the hook, once for each bucket")
+@wrong("counting_hook", "the number of times that DDP calls the hook, once per bucket")
 def counts_gradients(state, bucket):
     state["calls"] += len(bucket.gradients())
     state["bytes"] += bucket.buffer().nbytes
     return allreduce_hook(None, bucket)
 
 
-@wrong("counting_hook", "how often DDP calls the hook, once for each bucket")
+@wrong("counting_hook", "the number of times that DDP calls the hook, once per bucket")
 def counts_backwards(state, bucket):
     state["calls"] += bucket.is_last()
     state["bytes"] += bucket.buffer().nbytes
@@ -717,19 +715,19 @@ def counts_on_rank_zero_only(state, bucket):
     return allreduce_hook(None, bucket)
 
 
-@wrong("counting_hook", "asks for the tensor later: return a future of it")
+@wrong("counting_hook", "needs the tensor later: return a future of it")
 def returns_the_tensor(state, bucket):
     counting(state, bucket)
     return allreduce_hook(None, bucket).wait()
 
 
-@wrong("counting_hook", "return something: DDP waits for a future")
+@wrong("counting_hook", "return a future of the averaged gradients")
 def returns_nothing(state, bucket):
     counting(state, bucket)
     dist.all_reduce(bucket.buffer().div_(dist.get_world_size()))
 
 
-@wrong("counting_hook", "a work is no future")
+@wrong("counting_hook", "a work is not a future")
 def returns_the_work(state, bucket):
     counting(state, bucket)
     return dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
@@ -750,7 +748,7 @@ def divides_the_list(state, bucket):
     return future.then(lambda future: future.value() / dist.get_world_size())
 
 
-@wrong("counting_hook", "nobody completes it")
+@wrong("counting_hook", "nothing completes it")
 def never_completes(state, bucket):
     counting(state, bucket)
     dist.all_reduce(bucket.buffer().div_(dist.get_world_size()))

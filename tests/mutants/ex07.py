@@ -100,7 +100,7 @@ def wraps_and_shares_by_hand(
     )
 
 
-@wrong("train", "a network of its own, and nobody averaged")
+@wrong("train", "its own network, without averaging")
 def network_not_prepared(
     accelerator, network, samples, labels, batch_size, epochs, learning_rate
 ):
@@ -114,7 +114,7 @@ def network_not_prepared(
     return loop(accelerator, network, optimizer, loader, epochs)
 
 
-@wrong("train", "a network of its own, and nobody averaged")
+@wrong("train", "its own network, without averaging")
 def calls_the_network_within(
     accelerator, network, samples, labels, batch_size, epochs, learning_rate
 ):
@@ -139,7 +139,7 @@ def optimizer_not_prepared(
     )
 
 
-@wrong("train", "every process goes through all of the samples: prepare the loader")
+@wrong("train", "every process goes through all samples: prepare the loader")
 def loader_not_prepared(
     accelerator, network, samples, labels, batch_size, epochs, learning_rate
 ):
@@ -150,7 +150,7 @@ def loader_not_prepared(
     return loop(accelerator, model, optimizer, loader, epochs)
 
 
-@wrong("train", "every process goes through all of the samples: prepare the loader")
+@wrong("train", "every process goes through all samples: prepare the loader")
 def throws_away_what_prepare_returns(
     accelerator, network, samples, labels, batch_size, epochs, learning_rate
 ):
@@ -160,7 +160,7 @@ def throws_away_what_prepare_returns(
     return loop(accelerator, network, optimizer, loader, epochs)
 
 
-@wrong("train", "every process goes through all of the samples: prepare the loader")
+@wrong("train", "every process goes through all samples: prepare the loader")
 def everyone_takes_the_joined_batch(
     accelerator, network, samples, labels, batch_size, epochs, learning_rate
 ):
@@ -198,7 +198,7 @@ def one_epoch(accelerator, network, samples, labels, batch_size, epochs, learnin
     )
 
 
-@wrong("train", "nothing has gone through the network")
+@wrong("train", "no samples went through the network")
 def only_prepares(
     accelerator, network, samples, labels, batch_size, epochs, learning_rate
 ):
@@ -208,7 +208,7 @@ def only_prepares(
     return accelerator.unwrap_model(model)
 
 
-@wrong("train", "goes through the network once in each epoch")
+@wrong("train", "must go through the network once in each epoch")
 def calls_the_model_twice(
     accelerator, network, samples, labels, batch_size, epochs, learning_rate
 ):
@@ -229,7 +229,7 @@ def calls_the_model_twice(
     return accelerator.unwrap_model(model)
 
 
-@wrong("train", "batch_size is what each process takes at a time")
+@wrong("train", "batch_size is the batch size per process")
 def divides_the_batch(
     accelerator, network, samples, labels, batch_size, epochs, learning_rate
 ):
@@ -241,14 +241,14 @@ def divides_the_batch(
     )
 
 
-@wrong("train", "the samples come in another order")
+@wrong("train", "the samples come in a different order")
 def shuffles(accelerator, network, samples, labels, batch_size, epochs, learning_rate):
     loader = DataLoader(TensorDataset(samples, labels), batch_size, shuffle=True)
     optimizer = torch.optim.SGD(network.parameters(), learning_rate)
     return loop(accelerator, *accelerator.prepare(network, optimizer, loader), epochs)
 
 
-@wrong("train", "the samples come in another order")
+@wrong("train", "the samples come in a different order")
 def a_block_for_each(
     accelerator, network, samples, labels, batch_size, epochs, learning_rate
 ):
@@ -298,7 +298,7 @@ def clears_first(accelerator, *others):
     return looped(accelerator, *others, body)
 
 
-@wrong("train", "of the updates before are still there")
+@wrong("train", "of earlier updates are still there")
 def never_clears(accelerator, *others):
     def body(model, optimizer, inputs, targets):
         accelerator.backward(F.cross_entropy(model(inputs), targets))
@@ -332,7 +332,7 @@ def divides_by_the_window_again(accelerator, *others):
 
 
 @wrong(
-    "train", "2 times too short: the gradients are averaged over the processes already"
+    "train", "2 times too short: the gradients are already averaged over the processes"
 )
 def divides_by_the_processes(accelerator, *others):
     def body(model, optimizer, inputs, targets):
@@ -377,7 +377,7 @@ def only_the_main_process_steps(accelerator, *others):
     return looped(accelerator, *others, body)
 
 
-@wrong("train", "is it plain SGD with the given learning rate")
+@wrong("train", "do you use plain SGD with the given learning rate")
 def sums_over_the_batch(accelerator, *others):
     def body(model, optimizer, inputs, targets):
         accelerator.backward(F.cross_entropy(model(inputs), targets, reduction="sum"))
@@ -387,7 +387,7 @@ def sums_over_the_batch(accelerator, *others):
     return looped(accelerator, *others, body)
 
 
-@wrong("train", "is it plain SGD with the given learning rate")
+@wrong("train", "do you use plain SGD with the given learning rate")
 def with_momentum(
     accelerator, network, samples, labels, batch_size, epochs, learning_rate
 ):
@@ -411,12 +411,12 @@ def plainly(
     return accelerator.unwrap_model(model)
 
 
-@wrong("train", "each batch makes an update of its own")
+@wrong("train", "each batch makes its own update")
 def forgets_accumulate(accelerator, *others):
     return plainly(accelerator, *others, accelerator.backward)
 
 
-@wrong("train", "each batch makes an update of its own")
+@wrong("train", "each batch makes its own update")
 def ports_half_of_it(accelerator, *others):
     return plainly(accelerator, *others, lambda loss: loss.backward())
 
@@ -432,14 +432,14 @@ def returns_the_wrapped_model(
     return model
 
 
-@wrong("train", "None[^$]*return the network that was trained, and on every process")
+@wrong("train", "None[^$]*return the trained network, on every process")
 def returns_nothing(*arguments):
     as_in_the_lesson(*arguments)
 
 
 @wrong(
     "train",
-    "rank +1 of 2[^$]*return the network that was trained, and on every process",
+    "rank +1 of 2[^$]*return the trained network, on every process",
 )
 def returns_on_the_main_process(accelerator, *others):
     network = as_in_the_lesson(accelerator, *others)
@@ -586,7 +586,7 @@ def means_at_the_end(accelerator, network, samples, labels, batch_size):
     return accelerator.reduce(counts, "mean").tolist()
 
 
-@wrong("accuracy", "gone through itself: gather those of all")
+@wrong("accuracy", "counts only its own samples: gather those of all")
 def own_part(accelerator, network, samples, labels, batch_size):
     return count(network, shared(accelerator, samples, labels, batch_size))
 
@@ -597,12 +597,12 @@ def loader_of_all(accelerator, network, samples, labels, batch_size):
     return count(network, loader, accelerator.gather_for_metrics)
 
 
-@wrong("accuracy", "one process does all of the work")
+@wrong("accuracy", "one process does all the work")
 def everyone_counts_everything(accelerator, network, samples, labels, batch_size):
     return count(network, DataLoader(TensorDataset(samples, labels), batch_size))
 
 
-@wrong("accuracy", "one process does all of the work")
+@wrong("accuracy", "one process does all the work")
 def the_main_process_tells(accelerator, network, samples, labels, batch_size):
     counts = torch.zeros(2, dtype=torch.long)
     if accelerator.is_main_process:
@@ -650,13 +650,13 @@ def drops_the_last(accelerator, network, samples, labels, batch_size):
     return count(network, loader, accelerator.gather_for_metrics)
 
 
-@wrong("accuracy", "changed places")
+@wrong("accuracy", "swapped")
 def counted_first(*arguments):
     right, counted = gathers_for_metrics(*arguments)
     return counted, right
 
 
-@wrong("accuracy", "an accuracy is a share")
+@wrong("accuracy", "this is an accuracy")
 def share_and_count(*arguments):
     right, counted = gathers_for_metrics(*arguments)
     return right / counted, counted
@@ -668,7 +668,7 @@ def only_the_share(*arguments):
     return right / counted
 
 
-@wrong("accuracy", "only process 0 knows")
+@wrong("accuracy", "only process 0 has")
 def tells_the_main_process(accelerator, *others):
     counts = gathers_for_metrics(accelerator, *others)
     if accelerator.is_main_process:
@@ -686,27 +686,27 @@ def mean_of_batches(accelerator, network, samples, labels, batch_size, gather):
     return sum(accuracies) / len(accuracies) * len(samples)
 
 
-@wrong("accuracy", "made of a mean of accuracies")
+@wrong("accuracy", "comes from a mean of accuracies")
 def mean_of_means(accelerator, *others):
     return mean_of_batches(accelerator, *others, accelerator.gather_for_metrics), len(
         others[1]
     )
 
 
-@wrong("accuracy", "made of a mean of accuracies")
+@wrong("accuracy", "comes from a mean of accuracies")
 def mean_of_means_rounded(accelerator, *others):
     return round(
         mean_of_batches(accelerator, *others, accelerator.gather_for_metrics)
     ), len(others[1])
 
 
-@wrong("accuracy", "made of a mean of accuracies")
+@wrong("accuracy", "comes from a mean of accuracies")
 def mean_of_the_processes(accelerator, *others):
     own = torch.tensor(mean_of_batches(accelerator, *others, lambda pair: pair))
     return accelerator.gather(own).mean().item(), len(others[1])
 
 
-@wrong("accuracy", "compared with its own label")
+@wrong("accuracy", "with its own label")
 def takes_the_largest_for_its_place(accelerator, network, samples, labels, batch_size):
     mode, right, counted = network.training, 0, 0
     network.eval()
@@ -733,13 +733,13 @@ def never_in_evaluation(accelerator, network, samples, labels, batch_size):
     return right, counted
 
 
-@wrong("accuracy", "put the network back into its mode")
+@wrong("accuracy", "restore the mode of the network")
 def stays_in_evaluation(accelerator, network, *others):
     network.eval()
     return gathers_for_metrics(accelerator, network, *others)
 
 
-@wrong("accuracy", "note network.training first")
+@wrong("accuracy", "store network.training first")
 def always_trains_on(accelerator, network, *others):
     counts = gathers_for_metrics(accelerator, network, *others)
     network.train()
@@ -809,7 +809,7 @@ def shared_by_torch(network, samples, labels, batch_size):
     )
 
 
-@wrong("together", "num_processes[^$]*unless it is told cpu=True")
+@wrong("together", "num_processes[^$]*unless you pass cpu=True")
 def as_given(network, samples, labels, batch_size):
     accelerator = Accelerator()
     network, optimizer, loader = parts(network, samples, labels, batch_size)
@@ -817,27 +817,27 @@ def as_given(network, samples, labels, batch_size):
     return trained(accelerator, network, network, optimizer, loader)
 
 
-@wrong("together", "unless it is told cpu=True")
+@wrong("together", "unless you pass cpu=True")
 def all_but_the_main_fault(network, *others):
     accelerator = Accelerator()
     return trained(accelerator, network, *accelerator.prepare(*parts(network, *others)))
 
 
-@wrong("together", "unless it is told cpu=True")
+@wrong("together", "unless you pass cpu=True")
 def says_how_many_were_started(network, *others):
     accelerator = Accelerator()
     trained(accelerator, network, *accelerator.prepare(*parts(network, *others)))
     return network, int(os.environ["WORLD_SIZE"])
 
 
-@wrong("together", "unless it is told cpu=True")
+@wrong("together", "unless you pass cpu=True")
 def environment_too_late(network, *others):
     accelerator = Accelerator()
     os.environ["ACCELERATE_USE_CPU"] = "1"
     return trained(accelerator, network, *accelerator.prepare(*parts(network, *others)))
 
 
-@wrong("together", "every process goes through all of the samples")
+@wrong("together", "every process goes through all samples")
 def the_main_fault_only(network, *others):
     accelerator = Accelerator(cpu=True)
     network, optimizer, loader = parts(network, *others)
@@ -845,7 +845,7 @@ def the_main_fault_only(network, *others):
     return trained(accelerator, network, network, optimizer, loader)
 
 
-@wrong("together", "every process goes through all of the samples")
+@wrong("together", "every process goes through all samples")
 def all_but_the_loader(network, *others):
     accelerator = Accelerator(cpu=True)
     network, optimizer, loader = parts(network, *others)
@@ -853,14 +853,14 @@ def all_but_the_loader(network, *others):
     return trained(accelerator, network, model, optimizer, loader)
 
 
-@wrong("together", "call the model that prepare returns, and not the network")
+@wrong("together", "call the model that prepare returns, not the network")
 def all_but_the_model(network, *others):
     accelerator = Accelerator(cpu=True)
     _, optimizer, loader = accelerator.prepare(*parts(network, *others))
     return trained(accelerator, network, network, optimizer, loader)
 
 
-@wrong("together", "network of its own, from the beginning")
+@wrong("together", "its own network from the beginning")
 def network_left_out(network, *others):
     accelerator = Accelerator(cpu=True)
     network, optimizer, loader = parts(network, *others)
@@ -869,7 +869,7 @@ def network_left_out(network, *others):
     )
 
 
-@wrong("together", "is it plain SGD")
+@wrong("together", "do you use plain SGD")
 def another_learning_rate(network, samples, labels, batch_size):
     accelerator = Accelerator(cpu=True)
     model, optimizer, loader = accelerator.prepare(
@@ -879,7 +879,7 @@ def another_learning_rate(network, samples, labels, batch_size):
     return trained(accelerator, network, model, optimizer, loader)
 
 
-@wrong("together", "come in another order")
+@wrong("together", "come in a different order")
 def with_a_shuffle(network, samples, labels, batch_size):
     accelerator = Accelerator(cpu=True)
     network, optimizer, _ = parts(network, samples, labels, batch_size)

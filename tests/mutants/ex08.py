@@ -94,7 +94,7 @@ def only_those_that_count():
     return our_collate, mean_loss
 
 
-@wrong("uneven", "told batch_first=True", several=True)
+@wrong("uneven", "pass batch_first=True", several=True)
 def forgets_batch_first():
     def collate(examples):
         return {
@@ -105,7 +105,7 @@ def forgets_batch_first():
     return collate, our_loss
 
 
-@wrong("uneven", "0 is a class as any other", several=True)
+@wrong("uneven", "0 is a class like any other", several=True)
 def pads_labels_with_zero():
     return (
         lambda examples: (
@@ -125,7 +125,7 @@ def pads_tokens_with_minus_100():
     )
 
 
-@wrong("uneven", "padded further than the longest", several=True)
+@wrong("uneven", "padded beyond the longest", several=True)
 def pads_to_a_fixed_length():
     def collate(examples):
         batch = our_collate(examples)
@@ -209,7 +209,7 @@ def stacks():
     return collate, our_loss
 
 
-@wrong("uneven", "padding stands before the examples", several=True)
+@wrong("uneven", "padding is before the examples", several=True)
 def pads_on_the_left():
     def collate(examples):
         return {
@@ -227,7 +227,7 @@ def sorts_by_length():
     ), our_loss
 
 
-@wrong("uneven", "Trainer looks for the name labels", several=True)
+@wrong("uneven", "Trainer needs the name labels", several=True)
 def keeps_the_name_targets():
     def collate(examples):
         return {
@@ -238,16 +238,14 @@ def keeps_the_name_targets():
     return collate, our_loss
 
 
-@wrong(
-    "uneven", "got +a list, or a tuple[^$]*return these two and no more", several=True
-)
+@wrong("uneven", "got +a list, or a tuple[^$]*return only these two", several=True)
 def returns_a_tuple():
     return lambda examples: tuple(our_collate(examples).values()), our_loss
 
 
 @wrong(
     "uneven",
-    "got +a dict of tokens, labels and lengths[^$]*return these two and no more",
+    "got +a dict of tokens, labels and lengths[^$]*return only these two",
     several=True,
 )
 def returns_lengths_too():
@@ -293,14 +291,14 @@ def only_sums():
 
 @wrong(
     "uneven",
-    "3 times too small: num_items_in_batch is of the whole window",
+    "3 times too small: num_items_in_batch already covers the whole window",
     several=True,
 )
 def divides_by_accumulation_steps():
     return our_collate, lambda *given, **items: our_loss(*given, **items) / 3
 
 
-@wrong("uneven", "3 times too large: with a loss function of your own", several=True)
+@wrong("uneven", "3 times too large: with your own loss function", several=True)
 def multiplies_by_accumulation_steps():
     return our_collate, lambda *given, **items: our_loss(*given, **items) * 3
 
@@ -313,7 +311,11 @@ def multiplies_by_world_size():
     )
 
 
-@wrong("uneven", "2 times too small: num_items_in_batch is of all ranks", several=True)
+@wrong(
+    "uneven",
+    "2 times too small: num_items_in_batch already covers all ranks",
+    several=True,
+)
 def divides_by_world_size():
     return (
         our_collate,
@@ -324,7 +326,7 @@ def divides_by_world_size():
 
 
 @wrong(
-    "uneven", "each micro-batch is divided by how many count in itself", several=True
+    "uneven", "each micro-batch is divided by its own number of labels", several=True
 )
 def means_of_micro_batches():
     return our_collate, lambda outputs, labels, num_items_in_batch: cross_entropy(
@@ -333,7 +335,7 @@ def means_of_micro_batches():
 
 
 @wrong(
-    "uneven", "each micro-batch is divided by how many count in itself", several=True
+    "uneven", "each micro-batch is divided by its own number of labels", several=True
 )
 def means_of_micro_batches_by_their_number():
     return (
@@ -343,7 +345,7 @@ def means_of_micro_batches_by_their_number():
 
 
 @wrong(
-    "uneven", "each micro-batch is divided by how many count in itself", several=True
+    "uneven", "each micro-batch is divided by its own number of labels", several=True
 )
 def divides_by_its_own_items():
     def mean_loss(outputs, labels, num_items_in_batch):
@@ -354,7 +356,7 @@ def divides_by_its_own_items():
     return our_collate, mean_loss
 
 
-@wrong("uneven", "divided by all its places, padding among them", several=True)
+@wrong("uneven", "divided by the number of its places, including padding", several=True)
 def mean_of_all_places():
     def mean_loss(outputs, labels, num_items_in_batch):
         return cross_entropy(outputs, labels, reduction="none").mean()
@@ -401,7 +403,7 @@ def a_mean_of_its_own_times_its_items():
     return our_collate, mean_loss
 
 
-@wrong("uneven", "its backward has to lead to the logits, also where", several=True)
+@wrong("uneven", "its backward must reach the logits, even if", several=True)
 def a_zero_from_nowhere():
     def mean_loss(outputs, labels, num_items_in_batch):
         if (labels == -100).all():
@@ -411,7 +413,7 @@ def a_zero_from_nowhere():
     return our_collate, mean_loss
 
 
-@wrong("uneven", "its backward has to lead to the logits, also where", several=True)
+@wrong("uneven", "its backward must reach the logits, even if", several=True)
 def a_sum_of_nothing():
     def mean_loss(outputs, labels, num_items_in_batch):
         total = torch.zeros((), requires_grad=True)
@@ -423,7 +425,7 @@ def a_sum_of_nothing():
     return our_collate, mean_loss
 
 
-@wrong("uneven", "taken for class 0, and count", several=True)
+@wrong("uneven", "treated as class 0, so they count", several=True)
 def counts_what_does_not_count():
     def mean_loss(outputs, labels, num_items_in_batch):
         logs = outputs["logits"].log_softmax(dim=-1)
@@ -434,7 +436,7 @@ def counts_what_does_not_count():
     return our_collate, mean_loss
 
 
-@wrong("uneven", "classes and places get mixed up", several=True)
+@wrong("uneven", "they mix up classes and places", several=True)
 def reshapes_for_transpose():
     def mean_loss(outputs, labels, num_items_in_batch):
         batch, length, classes = outputs["logits"].shape
@@ -465,7 +467,7 @@ def means_of_examples():
     return our_collate, mean_loss
 
 
-@wrong("uneven", "wants the classes in the second place", several=True)
+@wrong("uneven", "needs the classes in the second dimension", several=True)
 def does_not_transpose():
     def mean_loss(outputs, labels, num_items_in_batch):
         return (
@@ -476,7 +478,7 @@ def does_not_transpose():
     return our_collate, mean_loss
 
 
-@wrong("uneven", "if ignore_index is left as it is", several=True)
+@wrong("uneven", "with the default ignore_index", several=True)
 def ignores_zero():
     def mean_loss(outputs, labels, num_items_in_batch):
         return (
@@ -487,7 +489,7 @@ def ignores_zero():
     return our_collate, mean_loss
 
 
-@wrong("uneven", "-100 is no class that could be looked up", several=True)
+@wrong("uneven", "-100 is not a class that can be looked up", several=True)
 def looks_up_minus_100():
     def mean_loss(outputs, labels, num_items_in_batch):
         logs = outputs["logits"].log_softmax(dim=-1).gather(2, labels.unsqueeze(2))
@@ -496,7 +498,7 @@ def looks_up_minus_100():
     return our_collate, mean_loss
 
 
-@wrong("uneven", "the losses of the tokens have to become one", several=True)
+@wrong("uneven", "return one loss instead of one per token", several=True)
 def does_not_sum():
     def mean_loss(outputs, labels, num_items_in_batch):
         return cross_entropy(outputs, labels, reduction="none") / num_items_in_batch
@@ -504,12 +506,12 @@ def does_not_sum():
     return our_collate, mean_loss
 
 
-@wrong("uneven", "its backward has to lead to the logits", several=True)
+@wrong("uneven", "its backward must reach the logits", several=True)
 def returns_a_number():
     return our_collate, lambda *given, **items: our_loss(*given, **items).item()
 
 
-@wrong("uneven", "its backward has to lead to the logits", several=True)
+@wrong("uneven", "its backward must reach the logits", several=True)
 def detaches():
     return our_collate, lambda *given, **items: our_loss(*given, **items).detach()
 
@@ -605,14 +607,14 @@ class OneAfterTheOther(Asking):
         control.should_training_stop |= not go_on
 
 
-@wrong("stop_together", "no rank has waited to hear what the others want")
+@wrong("stop_together", "no rank has waited for the decision of the others")
 class EachForItself(Asking):
     def on_step_end(self, args, state, control, **kwargs):
         if self.should_stop(state.global_step):
             control.should_training_stop = True
 
 
-@wrong("stop_together", "no rank has waited to hear what the others want")
+@wrong("stop_together", "no rank has waited for the decision of the others")
 class LeavesANote(Asking):
     """A store knows what has been written so far, and waits for nobody."""
 
@@ -627,7 +629,7 @@ class LeavesANote(Asking):
             control.should_training_stop = True
 
 
-@wrong("stop_together", "no rank has waited to hear what the others want")
+@wrong("stop_together", "no rank has waited for the decision of the others")
 class EachForItselfAtTheEndOfTheEpoch(Asking):
     wish = False
 
@@ -641,7 +643,7 @@ class EachForItselfAtTheEndOfTheEpoch(Asking):
 
 @wrong(
     "stop_together",
-    "rank [0-2] goes on with the epoch[^$]*no rank has waited to hear what the others want",
+    "rank [0-2] goes on with the epoch[^$]*no rank has waited for the decision of the others",
 )
 class EachForItselfBetweenSteps(Asking):
     """Stops in the midst of a step, and without its gradients the others cannot end
@@ -656,18 +658,14 @@ class EachForItselfBetweenSteps(Asking):
             control.should_training_stop = True
 
 
-@wrong(
-    "stop_together", "call it in every step, and also where this rank wants to go on"
-)
+@wrong("stop_together", "call it in every step, even if this rank wants to continue")
 class TellsOnlyOfAStop(Asking):
     def on_step_end(self, args, state, control, **kwargs):
         if self.should_stop(state.global_step) and over_ranks(1):
             control.should_training_stop = True
 
 
-@wrong(
-    "stop_together", "call it in every step, and also where this rank wants to go on"
-)
+@wrong("stop_together", "call it in every step, even if this rank wants to continue")
 class GathersOnlyForAStop(Asking):
     def on_step_end(self, args, state, control, **kwargs):
         if self.should_stop(state.global_step):
@@ -676,7 +674,7 @@ class GathersOnlyForAStop(Asking):
             control.should_training_stop = True
 
 
-@wrong("stop_together", "reduce and gather bring the result to one rank")
+@wrong("stop_together", "reduce and gather give the result to one rank")
 class ReducesToRankZero(Asking):
     def on_step_end(self, args, state, control, **kwargs):
         wish = torch.tensor(int(self.should_stop(state.global_step)))
@@ -686,7 +684,7 @@ class ReducesToRankZero(Asking):
             control.should_training_stop = True
 
 
-@wrong("stop_together", "only what rank 0 wants counts")
+@wrong("stop_together", "only rank 0 decides")
 class BroadcastsFromRankZero(Asking):
     def on_step_end(self, args, state, control, **kwargs):
         wish = torch.tensor(int(self.should_stop(state.global_step)))
@@ -696,7 +694,7 @@ class BroadcastsFromRankZero(Asking):
             control.should_training_stop = True
 
 
-@wrong("stop_together", "only what rank 1 wants counts")
+@wrong("stop_together", "only rank 1 decides")
 class BroadcastsFromTheLastRank(Asking):
     def on_step_end(self, args, state, control, **kwargs):
         wish = torch.tensor(int(self.should_stop(state.global_step)))
@@ -706,7 +704,7 @@ class BroadcastsFromTheLastRank(Asking):
             control.should_training_stop = True
 
 
-@wrong("stop_together", "every rank has to ask its own should_stop")
+@wrong("stop_together", "every rank must call its own should_stop")
 class AsksOnRankZero(Asking):
     def on_step_end(self, args, state, control, **kwargs):
         if over_ranks(
@@ -715,14 +713,14 @@ class AsksOnRankZero(Asking):
             control.should_training_stop = True
 
 
-@wrong("stop_together", "it takes all ranks, or most, to stop")
+@wrong("stop_together", "they stop only if all ranks, or most of them, want to")
 class TakesTheMinimum(Asking):
     def on_step_end(self, args, state, control, **kwargs):
         if over_ranks(self.should_stop(state.global_step), dist.ReduceOp.MIN):
             control.should_training_stop = True
 
 
-@wrong("stop_together", "it takes all ranks, or most, to stop")
+@wrong("stop_together", "they stop only if all ranks, or most of them, want to")
 class TakesTheMean(Asking):
     def on_step_end(self, args, state, control, **kwargs):
         mean = (
@@ -733,7 +731,10 @@ class TakesTheMean(Asking):
             control.should_training_stop = True
 
 
-@wrong("stop_together", "on 3 ranks[^$]*it takes all ranks, or most, to stop")
+@wrong(
+    "stop_together",
+    "on 3 ranks[^$]*they stop only if all ranks, or most of them, want to",
+)
 class TakesHalfOfThem(Asking):
     def on_step_end(self, args, state, control, **kwargs):
         wishes = over_ranks(self.should_stop(state.global_step), dist.ReduceOp.SUM)
@@ -741,21 +742,21 @@ class TakesHalfOfThem(Asking):
             control.should_training_stop = True
 
 
-@wrong("stop_together", "it takes all ranks, or most, to stop")
+@wrong("stop_together", "they stop only if all ranks, or most of them, want to")
 class LetsAnyoneGoOn(Asking):
     def on_step_end(self, args, state, control, **kwargs):
         if not over_ranks(not self.should_stop(state.global_step)):
             control.should_training_stop = True
 
 
-@wrong("stop_together", "several at once cannot")
+@wrong("stop_together", "several at the same time cannot")
 class ExpectsASumOfOne(Asking):
     def on_step_end(self, args, state, control, **kwargs):
         if over_ranks(self.should_stop(state.global_step), dist.ReduceOp.SUM) == 1:
             control.should_training_stop = True
 
 
-@wrong("stop_together", "decide on_step_end")
+@wrong("stop_together", "decide in on_step_end")
 class DecidesAtTheEndOfTheEpoch(Asking):
     wish = False
 
@@ -767,7 +768,7 @@ class DecidesAtTheEndOfTheEpoch(Asking):
             control.should_training_stop = True
 
 
-@wrong("stop_together", "asked at the ends of epochs")
+@wrong("stop_together", "called at the end of each epoch")
 class AsksAtTheEndOfTheEpoch(Asking):
     def on_epoch_end(self, args, state, control, **kwargs):
         if over_ranks(self.should_stop(state.global_step)):
@@ -798,21 +799,21 @@ class TalksInEverySecondStep(Asking):
             control.should_training_stop = True
 
 
-@wrong("stop_together", "the first step is 1: ask on_step_end")
+@wrong("stop_together", "the first step is 1: call it in on_step_end")
 class DecidesWhenAStepBegins(Asking):
     def on_step_begin(self, args, state, control, **kwargs):
         if over_ranks(self.should_stop(state.global_step)):
             control.should_training_stop = True
 
 
-@wrong("stop_together", "the first step is 1: ask on_step_end")
+@wrong("stop_together", "the first step is 1: call it in on_step_end")
 class CountsFromZero(Asking):
     def on_step_end(self, args, state, control, **kwargs):
         if over_ranks(self.should_stop(state.global_step - 1)):
             control.should_training_stop = True
 
 
-@wrong("stop_together", "asked more than once in a step")
+@wrong("stop_together", "called more than once per step")
 class AsksInEachMicroBatch(Asking):
     def on_step_end(self, args, state, control, **kwargs):
         if over_ranks(self.should_stop(state.global_step)):
@@ -821,7 +822,7 @@ class AsksInEachMicroBatch(Asking):
     on_substep_end = on_step_end
 
 
-@wrong("stop_together", "asked more than once in a step")
+@wrong("stop_together", "called more than once per step")
 class AsksTwice(Asking):
     def on_step_end(self, args, state, control, **kwargs):
         wish = over_ranks(self.should_stop(state.global_step))
@@ -829,7 +830,7 @@ class AsksTwice(Asking):
             control.should_training_stop = True
 
 
-@wrong("stop_together", "the end of every step, until the training stops")
+@wrong("stop_together", "the end of every step, until training stops")
 class AsksInEverySecondStep(Asking):
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step % 2 and over_ranks(self.should_stop(state.global_step)):
@@ -850,7 +851,7 @@ class GivesTheEpoch(Asking):
             control.should_training_stop = True
 
 
-@wrong("stop_together", "and was overruled")
+@wrong("stop_together", "but was overruled")
 class TakesBackWhatOthersWant(Asking):
     def on_step_end(self, args, state, control, **kwargs):
         control.should_training_stop = (
@@ -858,7 +859,7 @@ class TakesBackWhatOthersWant(Asking):
         )
 
 
-@wrong("stop_together", "taken for its opposite")
+@wrong("stop_together", "is the test of should_stop inverted")
 class TurnsItRound(Asking):
     def on_step_end(self, args, state, control, **kwargs):
         control.should_training_stop |= not over_ranks(
@@ -866,28 +867,28 @@ class TurnsItRound(Asking):
         )
 
 
-@wrong("stop_together", "should_epoch_stop ends the epoch, and another")
+@wrong("stop_together", "should_epoch_stop ends only the current epoch")
 class StopsTheEpoch(Asking):
     def on_step_end(self, args, state, control, **kwargs):
         if over_ranks(self.should_stop(state.global_step)):
             control.should_epoch_stop = True
 
 
-@wrong("stop_together", "it is control.should_training_stop that Trainer looks at")
+@wrong("stop_together", "Trainer checks control.should_training_stop")
 class ForgetsTheControl(Asking):
     def on_step_end(self, args, state, control, **kwargs):
         if over_ranks(self.should_stop(state.global_step)):
             self.should_training_stop = True
 
 
-@wrong("stop_together", "knows nothing of what others have asked for")
+@wrong("stop_together", "loses the requests of other callbacks")
 class MakesANewControl(Asking):
     def on_step_end(self, args, state, control, **kwargs):
         if over_ranks(self.should_stop(state.global_step)):
             return TrainerControl(should_training_stop=True)
 
 
-@wrong("stop_together", "change the one that was given, and return that or nothing")
+@wrong("stop_together", "change the given one, and return it or None")
 class ReturnsTheDecision(Asking):
     def on_step_end(self, args, state, control, **kwargs):
         return over_ranks(self.should_stop(state.global_step)) > 0

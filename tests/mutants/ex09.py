@@ -68,18 +68,18 @@ def takes_the_oldest(folder):
     return next(filter(good, reversed(by_number(folder))), None)
 
 
-@wrong("newest_good", "this one was never finished|its manifest is cut short")
+@wrong("newest_good", "this checkpoint was never finished|its manifest is cut short")
 def takes_the_last(folder):
     return next(iter(by_number(folder)), None)
 
 
-@wrong("newest_good", "there is a whole one: where one checkpoint is damaged, go on")
+@wrong("newest_good", "there is a whole checkpoint: if one is damaged, try")
 def gives_up(folder):
     for checkpoint in by_number(folder):
         return checkpoint if good(checkpoint) else None
 
 
-@wrong("newest_good", "a file is shorter than it was|has another content")
+@wrong("newest_good", "a file is shorter than it was|the content of one has changed")
 def looks_at_names_only(folder):
     for checkpoint in by_number(folder):
         try:
@@ -90,7 +90,7 @@ def looks_at_names_only(folder):
             pass
 
 
-@wrong("newest_good", "one file is right, and another is not")
+@wrong("newest_good", "one file is right, but another is not")
 def compares_one_file(folder):
     for checkpoint in by_number(folder):
         try:
@@ -106,7 +106,7 @@ def compares_one_file(folder):
             pass
 
 
-@wrong("newest_good", "who looks for a checkpoint changes none")
+@wrong("newest_good", "a search for a checkpoint must not change anything")
 def tidies_up(folder):
     for checkpoint in by_number(folder):
         if good(checkpoint):
@@ -170,7 +170,7 @@ def from_the_beginning(
 
 @wrong(
     "rest_of_epoch",
-    "the ranks of now have not walked so far|depends on old_ranks, not on ranks",
+    "depend on the old number of ranks, not on the current|depend on old_ranks, not on ranks",
 )
 def each_rank_skips_its_own(
     length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
@@ -178,7 +178,7 @@ def each_rank_skips_its_own(
     return order_of(length, seed + epoch)[rank::ranks][batches_done * batch_size :]
 
 
-@wrong("rest_of_epoch", "depends on (old_ranks|how many)")
+@wrong("rest_of_epoch", "depend on (old_ranks|the old number)")
 def with_the_ranks_of_now(
     length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
 ):
@@ -187,7 +187,10 @@ def with_the_ranks_of_now(
     ]
 
 
-@wrong("rest_of_epoch", "by each of the old ranks, not by all together")
+@wrong(
+    "rest_of_epoch",
+    "each of the old ranks has done this many places, not all of them together",
+)
 def one_ranks_share(
     length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
 ):
@@ -222,7 +225,7 @@ def without_a_shuffle(
     return list(range(length))[old_ranks * batches_done * batch_size :][rank::ranks]
 
 
-@wrong("rest_of_epoch", "nothing is lost or doubled, but the order is another")
+@wrong("rest_of_epoch", "no sample is missing or repeated, but the order is wrong")
 def in_blocks(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
     rest = order_of(length, seed + epoch)[old_ranks * batches_done * batch_size :]
     share = -(-len(rest) // ranks)
@@ -284,7 +287,7 @@ def flushes_afterwards_and_the_folder_too(path, state):
     dist.all_gather_object([None] * dist.get_world_size(), "done")
 
 
-@wrong("save_whole", "written in its own place|all ranks write")
+@wrong("save_whole", "the file is written in place|all ranks write")
 def in_place(path, state):
     if dist.get_rank() == 0:
         torch.save(state, path)
@@ -301,7 +304,7 @@ def every_rank(path, state):
     dist.barrier()
 
 
-@wrong("save_whole", "this rank goes on before the file is there")
+@wrong("save_whole", "this rank continues before the file exists")
 def nobody_waits(path, state):
     if dist.get_rank() == 0:
         temporary = path.with_suffix(".tmp")
@@ -311,7 +314,7 @@ def nobody_waits(path, state):
         os.replace(temporary, path)
 
 
-@wrong("save_whole", "this rank goes on before the file is there")
+@wrong("save_whole", "this rank continues before the file exists")
 def waits_too_early(path, state):
     dist.barrier()
     nobody_waits(path, state)
@@ -360,7 +363,7 @@ def elsewhere(path, state):
     dist.barrier()
 
 
-@wrong("save_whole", "a file is left behind|written in its own place")
+@wrong("save_whole", "a file is left behind|the file is written in place")
 def copies(path, state):
     if dist.get_rank() == 0:
         temporary = path.with_suffix(".tmp")
@@ -371,7 +374,7 @@ def copies(path, state):
     dist.barrier()
 
 
-@wrong("save_whole", "torch.save, and renames the file to `path`")
+@wrong("save_whole", "torch.save, and rename the file to `path`")
 def forgets_the_suffix(path, state):
     if dist.get_rank() == 0:
         temporary = Path(f"{path}.tmp")

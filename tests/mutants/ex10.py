@@ -70,7 +70,7 @@ def cosine_over_all(step, steps, warmup, first, peak, last):
     )
 
 
-@wrong("learning_rate", "the last update, number steps - 1, has `last`")
+@wrong("learning_rate", "the last update, number steps - 1, must have `last`")
 def never_quite_there(step, steps, warmup, first, peak, last):
     return (
         line(step, warmup, first, peak)
@@ -165,7 +165,7 @@ def trained(model):
     return [value for value in model.parameters() if value.requires_grad]
 
 
-@wrong("parameter_groups", "a bias, a norm's factor, a single number")
+@wrong("parameter_groups", "a bias, a norm's factor or a single number")
 def everything_decays(model, weight_decay):
     return two_groups(trained(model), lambda value: True, weight_decay)
 
@@ -175,7 +175,7 @@ def frozen_ones_too(model, weight_decay):
     return two_groups(model.parameters(), lambda value: value.dim() >= 2, weight_decay)
 
 
-@wrong("parameter_groups", "a weight with two dimensions or more is decayed")
+@wrong("parameter_groups", "a weight with two or more dimensions must be decayed")
 def only_matrices(model, weight_decay):
     return two_groups(trained(model), lambda value: value.dim() == 2, weight_decay)
 
@@ -190,7 +190,7 @@ def only_linear_layers(model, weight_decay):
     return two_groups(trained(model), lambda value: id(value) in linear, weight_decay)
 
 
-@wrong("parameter_groups", "it has no|gets AdamW's own")
+@wrong("parameter_groups", "it has no|gets AdamW's default")
 def says_nothing(model, weight_decay):
     return [{"params": [p for p in trained(model) if p.dim() >= 2], "weight_decay": weight_decay},
             {"params": [p for p in trained(model) if p.dim() < 2]}]  # fmt: skip
@@ -216,7 +216,7 @@ def forgets_the_vectors(model, weight_decay):
     ]
 
 
-@wrong("parameter_groups", "no copies of them")
+@wrong("parameter_groups", "not copies of them")
 def of_a_copy(model, weight_decay):
     return two_groups(
         trained(copy.deepcopy(model)), lambda value: value.dim() >= 2, weight_decay
@@ -248,7 +248,7 @@ def one_by_one(stream, context, rank, ranks):
     return windows
 
 
-@wrong("deal_out", "both of them `context` long|needs one token more")
+@wrong("deal_out", "both of them `context` long|needs one more token")
 def without_the_last_target(stream, context, rank, ranks):
     count = len(stream) // context // ranks * ranks
     return [
@@ -257,12 +257,12 @@ def without_the_last_target(stream, context, rank, ranks):
     ]
 
 
-@wrong("deal_out", "nothing would be left to guess")
+@wrong("deal_out", "there is nothing to predict")
 def no_shift(stream, context, rank, ranks):
     return [(tokens, tokens) for tokens, _ in one_by_one(stream, context, rank, ranks)]
 
 
-@wrong("deal_out", "two ranks, or one twice, have the same window")
+@wrong("deal_out", "two ranks have the same window, or one rank has it twice")
 def everybody_all(stream, context, rank, ranks):
     return one_by_one(stream, context, 0, 1)
 
@@ -296,7 +296,7 @@ def drops_one_too_many(stream, context, rank, ranks):
     return one_by_one(stream[:-1], context, rank, ranks)
 
 
-@wrong("deal_out", "one place further on")
+@wrong("deal_out", "one place later")
 def the_other_way(stream, context, rank, ranks):
     return [
         (targets, tokens)

@@ -93,7 +93,7 @@ class BiasNotFrozen(Base):
             layer.bias.requires_grad_(True)
 
 
-@wrong("lora_layer", "kept as attributes of the module")
+@wrong("lora_layer", "stored as attributes of the module")
 class NoParameters(Base):
     def __init__(self, layer, r, alpha):
         super().__init__(layer, r, alpha)
@@ -102,14 +102,14 @@ class NoParameters(Base):
         self.A, self.B = A, B
 
 
-@wrong("lora_layer", "let B begin as zeros")
+@wrong("lora_layer", "initialise B with zeros")
 class BothRandom(Base):
     def __init__(self, layer, r, alpha):
         super().__init__(layer, r, alpha)
         self.B = nn.Parameter(torch.randn_like(self.B))
 
 
-@wrong("lora_layer", "zero for ever")
+@wrong("lora_layer", "stays zero forever")
 class BothZeros(Base):
     def __init__(self, layer, r, alpha):
         super().__init__(layer, r, alpha)
@@ -135,25 +135,28 @@ class NoEffect(Base):
         return self.layer(x) + 0 * (x @ self.A.T @ self.B.T)
 
 
-@wrong("lora_layer", "no gradient comes to A and B")
+@wrong("lora_layer", "no gradient reaches A and B")
 class LearnsNothing(Base):
     def forward(self, x):
         return self.layer(x) + self.scale * (x @ self.A.T @ self.B.T).detach()
 
 
-@wrong("lora_layer", "it has to begin as the layer|W x \\+ b is missing")
+@wrong(
+    "lora_layer",
+    "it must start with the output of the given layer|W x \\+ b is missing",
+)
 class WithoutTheLayer(Base):
     def forward(self, x):
         return self.scale * (x @ self.A.T @ self.B.T)
 
 
-@wrong("lora_layer", "merged\\(\\) gives a new nn.Linear")
+@wrong("lora_layer", "merged\\(\\) must return a new nn.Linear")
 class MergedIntoItself(Base):
     def merged(self):
         return self
 
 
-@wrong("lora_layer", "merged\\(\\) gives a new nn.Linear")
+@wrong("lora_layer", "merged\\(\\) must return a new nn.Linear")
 class MergedInPlace(Base):
     def merged(self):
         self.layer.weight.data += self.scale * self.B.data @ self.A.data
@@ -235,7 +238,7 @@ def module_by_module(model, parts):
     return list(counts(model))
 
 
-@wrong("train_only", "a word counts as a whole")
+@wrong("train_only", "compare whole words")
 def parts_of_words(model, parts):
     for name, value in model.named_parameters(remove_duplicate=False):
         if value.is_floating_point():
@@ -243,14 +246,14 @@ def parts_of_words(model, parts):
     return counts(model)
 
 
-@wrong("train_only", "a parameter that is not chosen is frozen")
+@wrong("train_only", "a parameter that is not chosen must be frozen")
 def thaws_only(model, parts):
     for name in chosen_names(model, parts):
         model.get_parameter(name).requires_grad_(True)
     return counts(model)
 
 
-@wrong("train_only", "was frozen before, and is chosen now")
+@wrong("train_only", "was frozen before, but is chosen now")
 def freezes_only(model, parts):
     kept = {id(model.get_parameter(name)) for name in chosen_names(model, parts)}
     for value in model.parameters():
@@ -268,7 +271,7 @@ def one_name_each(model, parts):
     return counts(model)
 
 
-@wrong("train_only", "whichever word")
+@wrong("train_only", "any of the words")
 def only_the_last_word(model, parts):
     for name, value in model.named_parameters(remove_duplicate=False):
         value.requires_grad_(name.split(".")[-1] in parts and value.is_floating_point())
@@ -288,13 +291,13 @@ def tied_ones_counted_twice(model, parts):
     return trained, total + model.head.weight.numel()
 
 
-@wrong("train_only", "count what is in them")
+@wrong("train_only", "count their elements")
 def counts_tensors(model, parts):
     freeze_all_then_thaw(model, parts)
     return len(chosen_names(model, parts)), len(list(model.parameters()))
 
 
-@wrong("train_only", "return two whole numbers")
+@wrong("train_only", "return two integers")
 def returns_nothing(model, parts):
     freeze_all_then_thaw(model, parts)
 
@@ -304,7 +307,7 @@ def all_first(model, parts):
     return freeze_all_then_thaw(model, parts)[::-1]
 
 
-@wrong("train_only", "put no new ones in their place")
+@wrong("train_only", "instead of replacing them with new ones")
 def new_parameters(model, parts):
     numbers = freeze_all_then_thaw(model, parts)
     model.norm.weight = nn.Parameter(
@@ -366,7 +369,9 @@ def question_too(logits, tokens, questions, lengths):
     return with_labels(logits, labels_of(tokens, questions, lengths, begin=-99))
 
 
-@wrong("answer_loss", "everything counts|question's tokens count|no answer at all")
+@wrong(
+    "answer_loss", "everything counts|question's tokens count|a rank without any answer"
+)
 def library_default(logits, tokens, questions, lengths):
     """What a collator for language modelling gives: all but the padding, by its
     number.
@@ -379,7 +384,7 @@ def padding_too(logits, tokens, questions, lengths):
     return with_labels(logits, labels_of(tokens, questions, lengths, end=99))
 
 
-@wrong("answer_loss", "no model would learn to end")
+@wrong("answer_loss", "the model would not learn to stop")
 def padding_by_number(logits, tokens, questions, lengths):
     labels = labels_of(tokens, questions, lengths)
     return with_labels(logits, labels.masked_fill(labels == 0, -100))
@@ -404,15 +409,13 @@ def not_shifted(logits, tokens, questions, lengths):
     return over_all_ranks(total, counted.sum())
 
 
-@wrong("answer_loss", "own mean, so ranks with few tokens|mean of nothing")
+@wrong("answer_loss", "own mean, so a rank with few tokens|a mean of 0/0")
 def mean_of_means(logits, tokens, questions, lengths):
     labels = labels_of(tokens, questions, lengths)
     return sum_of(logits, labels) / (labels != -100).sum().clamp(min=1)
 
 
-@wrong(
-    "answer_loss", "own mean, so ranks with few tokens|mean of nothing is not a number"
-)
+@wrong("answer_loss", "own mean, so a rank with few tokens|a mean of 0/0, which is nan")
 def cross_entropys_own_mean(logits, tokens, questions, lengths):
     return F.cross_entropy(
         logits[:, :-1].flatten(0, 1), labels_of(tokens, questions, lengths).flatten()

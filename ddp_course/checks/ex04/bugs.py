@@ -20,7 +20,7 @@ from ddp_course.checks.training import (
 from ddp_course.ranks.environment import process_group
 from ddp_course.school.judge import Wrong, question
 
-# the number of the first sample of a test set, above those of all training sets
+# the number of a test set's first sample, larger than those of all training samples
 FIRST_TEST = 1000
 
 # ---- 4: a wrapper made by hand ----
@@ -67,13 +67,13 @@ def gradients_alone(batch, seed):
 
 
 @question(
-    "Run it on two ranks, and print parameter.grad on both after backward. What should they have in common?",
-    "Which tensor does the optimizer read, besides the parameter itself? That is the one which all ranks must agree on.",
-    "gradient_is_ready is called when parameter.grad is complete. That is what has to be all-reduced, not parameter.data.",
+    "Run it on two ranks, and print parameter.grad on both after backward. What should be the same on both?",
+    "Which tensor does the optimizer read, besides the parameter itself? That tensor must be the same on all ranks.",
+    "gradient_is_ready is called when parameter.grad is complete. All-reduce this gradient, not parameter.data.",
 )
 def check_find_the_bug_1(answer, draw):
-    """A wrapper made by hand has to do what DDP does: every rank begins, and goes on,
-    as one process would.
+    """The wrapper must do what DDP does: every rank starts from rank 0's parameters and
+    then trains like one process.
     """
     for n in (2, 3):
         seed = draw.randrange(10**6)
@@ -93,17 +93,17 @@ def judge_wrapper(seen, seed, batches):
     for where, of_rank in of_each:
         if not of_rank["module"]:
             raise Wrong("HandMadeDDP(network)", rank=where, expected="the network as .module", got="no such attribute",
-                        cause="the wrapper has lost its network: keep it as it was given")  # fmt: skip
+                        cause="the wrapper has lost its network: leave self.module as it was given")  # fmt: skip
     for where, of_rank in of_each:
         if not equal(of_rank["start"], start):
-            raise Wrong("the parameters after HandMadeDDP(network), where each rank had another network", rank=where,
+            raise Wrong("the parameters after HandMadeDDP(network), with a different network on each rank", rank=where,
                         expected=f"rank 0's: {a_look(start)}", got=a_look(of_rank["start"]),
-                        cause="the ranks do not begin alike")  # fmt: skip
+                        cause="the ranks do not start from the same parameters")  # fmt: skip
     for where, of_rank in of_each:
         if not equal(of_rank["after"], start):
-            raise Wrong(f"the parameters {after}", rank=where, expected=f"as before: {a_look(start)}",
-                        got=a_look(of_rank["after"]), cause="backward itself has changed the parameters: only the "
-                        "optimizer's step should")  # fmt: skip
+            raise Wrong(f"the parameters {after}", rank=where, expected=f"unchanged: {a_look(start)}",
+                        got=a_look(of_rank["after"]), cause="backward has changed the parameters: only the "
+                        "optimizer's step should change them")  # fmt: skip
     own = [gradients_alone(batches[0].chunk(n)[rank], seed) for rank in range(n)]
     for rank, (where, of_rank) in reversed(list(enumerate(of_each))):
         for name in own[0]:
@@ -116,14 +116,12 @@ def judge_wrapper(seen, seed, batches):
                 continue
             looks = [
                 (locals_[rank], "each rank still has its own gradient, so the ranks will take different steps"),
-                (n * mean, f"the gradient is {n} times too large: it is the sum over the ranks, and not the mean"),
+                (n * mean, f"the gradient is {n} times too large: it is the sum over the ranks, not the mean"),
                 (mean / n, f"the gradient is {n} times too small: it has been divided by the number of ranks twice"),
                 (locals_[rank] / n, f"each rank has its own gradient, divided by {n}: nothing was summed"),
-                (locals_[0], "every rank has rank 0's gradient: the other ranks' samples do not count"),
+                (locals_[0], "every rank has rank 0's gradient: the other ranks' samples are ignored"),
             ]  # fmt: skip
-            otherwise = (
-                "the gradient is not what one process would have for the joined batch"
-            )
+            otherwise = "the gradient is not that of one process on the joined batch"
             cause = next(
                 (text for value, text in looks if close(got, value)), otherwise
             )
@@ -140,15 +138,15 @@ def judge_wrapper(seen, seed, batches):
         ):
             if not equal(got, expected):
                 raise Wrong(f"the parameters after step {step + 1} of training", rank=where, expected=a_look(expected),
-                            got=a_look(got), cause="the first gradients were right, later ones are not: what is left over "
-                            "from the step before?")  # fmt: skip
+                            got=a_look(got), cause="the first gradients were right, but later ones are not: what is "
+                            "left over from the step before?")  # fmt: skip
 
 
 # ---- 5: a loss that looks too good ----
 
 
 class TwoGroups(Dataset):
-    """Two classes that a line parts with ease: inputs, float32 (WIDTH,), and label,
+    """Two classes that a line separates easily: inputs, float32 (WIDTH,), and label,
     float32 (1,), 0.0 or 1.0.
     """
 
@@ -184,14 +182,14 @@ def two_classes(train, samples, epochs, batch_size, seed):
 
 
 @question(
-    "Print the loss of every step. Can a network that knows nothing have such a loss? What is its gradient?",
-    "cross_entropy turns the outputs of a sample into probabilities that sum to 1. How many outputs are there, and what "
-    "does the probability of the only one have to be?",
-    "One output for two classes goes with F.binary_cross_entropy_with_logits(model(inputs), labels).",
+    "Print the loss of every step. Can an untrained network have such a loss? What is its gradient?",
+    "cross_entropy turns the outputs of a sample into probabilities that sum to 1. How many outputs does this network "
+    "have? If there is only one, what must its probability be?",
+    "For two classes and one output, use F.binary_cross_entropy_with_logits(model(inputs), labels).",
 )
 def check_find_the_bug_2(answer, draw):
-    """Two classes that a line can part: the loss falls, the ranks agree, and new
-    samples are told apart.
+    """Two classes that a line can separate: the loss falls, the ranks agree, and new
+    samples are classified correctly.
     """
     n = draw.choice([2, 3])
     batch_size, steps, epochs, seed = (
@@ -209,12 +207,12 @@ def check_find_the_bug_2(answer, draw):
         if not len(of_rank["losses"]):
             raise Wrong(checked, rank=where, expected="the network, and a list of losses",
                         got=of_rank.get("returned", "no losses"),
-                        cause="return both, as the program that you were given does")  # fmt: skip
+                        cause="return both, as the given program does")  # fmt: skip
         try:
             losses = torch.tensor([float(loss) for loss in of_rank["losses"]])
         except (TypeError, ValueError, RuntimeError):
             raise Wrong(f"the losses of {checked}", rank=where, expected="numbers", got=of_rank["losses"],
-                        cause="a loss is one number a step") from None  # fmt: skip
+                        cause="a loss is one number per step") from None  # fmt: skip
         *first, end = [
             f"{loss + 0.0:.3f}" if loss < 1000 else f"{loss:.0e}"
             for loss in [*losses[:4], losses[-1]]
@@ -222,30 +220,30 @@ def check_find_the_bug_2(answer, draw):
         shown = f"{' '.join(first)} ... {end}"
         last = losses[-len(losses) // epochs :].mean()
         if (losses.abs() < 1e-6).all():
-            raise Wrong(f"the losses of {checked}", rank=where, expected="large at first, then smaller and smaller",
-                        got=shown, cause="the loss is zero from the first step on, when nothing is learned yet: a loss "
-                        "that cannot be anything else has no gradient, and the network stays as it was")  # fmt: skip
+            raise Wrong(f"the losses of {checked}", rank=where, expected="a loss that is large at first and then falls",
+                        got=shown, cause="the loss is zero from the first step, before the network has learned "
+                        "anything: a loss that is always zero has no gradient, so the network does not change")  # fmt: skip
         if not last < 2 * max(1.0, losses[0].item()):
-            raise Wrong(f"the losses of {checked}", rank=where, expected="smaller and smaller numbers", got=shown,
-                        cause="training blows up: this loss is not made for two classes and an output of any size",
+            raise Wrong(f"the losses of {checked}", rank=where, expected="a falling loss", got=shown,
+                        cause="training diverges: this loss does not fit two classes and an unbounded output",
                         )  # fmt: skip
         outputs = of_rank["outputs"]
         guessed = guesses(outputs)
         if guessed is None:
             raise Wrong("the network's outputs for 200 new samples", rank=where, expected="shape (200, 1), or (200, 2)",
                         got=f"shape {tuple(outputs.shape)}" if isinstance(outputs, torch.Tensor) else outputs,
-                        cause="one output, above 0 for label 1, or one for each class")  # fmt: skip
+                        cause="return one output, above 0 for label 1, or one output per class")  # fmt: skip
         share = (guessed == labels).float().mean()
         if share < 0.95:
-            cause = "the network tells the two classes apart no better than that, though a line can"
+            cause = "the network does not separate the two classes, though a line can"
             if share < 0.1:
-                cause = "it has learned the opposite: which label does an output above 0 stand for?"
+                cause = "it has learned the opposite: which label should an output above 0 mean?"
             raise Wrong(f"200 new samples after {checked}: above 0 means label 1", rank=where,
                         expected="nearly all of them right", got=f"{share:.0%} right", cause=cause)  # fmt: skip
         if not last < 0.2:
             raise Wrong(f"the losses of {checked}", rank=where, expected="near 0 at the end", got=shown,
-                        cause="the loss stays large, though the classes are far apart: it cannot come near 0, however sure "
-                        "the network is")  # fmt: skip
+                        cause="the loss stays large, though the classes are far apart: this loss cannot approach 0, "
+                        "however confident the network is")  # fmt: skip
     for rank, of_rank in enumerate(seen):
         if not equal(of_rank["state"], seen[0]["state"]):
             raise Wrong(f"the parameters after {checked}", rank=f"{rank} of {n}", expected="as on rank 0",
@@ -253,8 +251,8 @@ def check_find_the_bug_2(answer, draw):
 
 
 def guesses(outputs):
-    """Which samples a network gives label 1, from one output or two; None for any other
-    shape.
+    """The samples to which a network gives label 1, from one output or two; None for
+    any other shape.
     """
     if not isinstance(outputs, torch.Tensor) or outputs.shape not in [
         (200,),
@@ -286,14 +284,13 @@ def train_then_test(train_and_test, samples, tests, epochs, batch_size, seed):
 
 
 @question(
-    "Print, on one rank, the labels of the first batch in each epoch. Then ask which samples the two counts are of.",
-    "Compare this program with the lesson's: one call is missing in its loop over the epochs, and one name is used where "
-    "another belongs.",
-    "sampler.set_epoch(epoch) first thing in each epoch; and what is counted is test_set, in both places.",
+    "Print, on one rank, the labels of the first batch in each epoch. Which samples do the two counts come from?",
+    "Compare this program with the lesson's: one call is missing in its loop over the epochs, and one name is wrong.",
+    "Call sampler.set_epoch(epoch) at the start of each epoch, and count on test_set, in both places.",
 )
 def check_find_the_bug_3(answer, draw):
-    """Another order in each epoch, and counts of samples that the network has never
-    been trained on.
+    """A different order in each epoch, and counts over samples that the network was not
+    trained on.
     """
     n = draw.choice([2, 3])
     batch_size, steps, epochs, seed = (
@@ -311,9 +308,9 @@ def check_find_the_bug_3(answer, draw):
         trained = of_rank.get("trained", [])
         if any(number >= FIRST_TEST for step in trained for number in step):
             raise Wrong(checked, rank=f"{rank} of {n}", expected="training on train_set", got="samples of test_set",
-                        cause="the network was trained on the samples that it is then tested on")  # fmt: skip
-    judge_training(checked, seen, samples, epochs, batch_size, seed, "every epoch goes through the samples in one and "
-                   "the same order, so the same samples always share a batch")  # fmt: skip
+                        cause="the network is trained on the samples that it is later tested on")  # fmt: skip
+    judge_training(checked, seen, samples, epochs, batch_size, seed, "every epoch has the same order, so the same "
+                   "samples always share a batch")  # fmt: skip
 
     network, data = Diary().eval(), Numbered(tests, seed + 1)
     network.load_state_dict(seen[0]["end"])
@@ -326,16 +323,18 @@ def check_find_the_bug_3(answer, draw):
             and (totals - torch.tensor([correct, tests])).abs().max() <= 1e-6
         ):
             continue
-        cause = "are all samples of the test set counted, each once, over all ranks?"
+        cause = "do the ranks together count each sample of the test set exactly once?"
         tested = of_rank["tested"]
         if any(number < FIRST_TEST for number in tested):
-            cause = "the network is judged by samples that it was trained on: that says how well it remembers, and not " \
-                    "how well it does on new ones"  # fmt: skip
+            cause = (
+                "the network is tested on samples that it was trained on: this shows how well it remembers them, "
+                "not how well it predicts new ones"
+            )  # fmt: skip
         elif totals is None:
-            cause = "return the network, and two numbers"
+            cause = "return the network and two numbers"
         elif totals[1] > tests:
-            cause = "samples of the test set are counted more than once, and the more so the more ranks there are"
+            cause = "samples of the test set are counted more than once, and more often with more ranks"
         elif totals[1] < tests and len(tested) == totals[1]:
-            cause = "each rank tells of its own share of the test set only"
+            cause = "each rank reports only its own share of the test set"
         raise Wrong(f"the counts of {checked}", rank=f"{rank} of {n}", expected=f"({correct}, {tests}), of the test set",
                     got=of_rank["totals"], cause=cause)  # fmt: skip

@@ -1,5 +1,5 @@
-"""A network that writes down which samples it is given, and how a training is judged by
-what it wrote: for questions 2, 3 and 6.
+"""A network that records which samples it gets, and how this record is used to judge a
+training run, for questions 2, 3 and 6.
 """
 
 from itertools import pairwise
@@ -23,12 +23,10 @@ LEARNING_RATE = 0.1
 
 
 class Diary(nn.Module):
-    """A small network, in 64 bits, that ignores the samples' numbers but writes them
-    down.
+    """A small network, in 64 bits, that ignores the samples' numbers but records them.
 
     start: its parameters when it was first trained; trained: the samples of each
-    training step, a list of lists;
-    tested: all samples that it was given otherwise.
+    training step, a list of lists; tested: all other samples that it got.
     """
 
     def __init__(self, norm=False):
@@ -56,59 +54,61 @@ def diary_of(network):
             "tested": network.tested}  # fmt: skip
 
 
-SAME_ORDER = "every epoch goes through the samples in one and the same order: does the sampler know which epoch it is?"
+SAME_ORDER = "every epoch has the same order: does the sampler know which epoch it is?"
 
 
 def judge_training(
     checked, diaries, samples, epochs, batch_size, seed, same_order=SAME_ORDER
 ):
-    """Raise Wrong unless the ranks shared the samples of each epoch, and trained as one
-    process would.
+    """Raise Wrong unless the ranks divided the samples of each epoch and trained like
+    one process.
     """
     n = len(diaries)
     for rank, diary in enumerate(diaries):
         where = f"{rank} of {n}"
         if diary["network"] or not diary["trained"]:
-            raise Wrong(checked, rank=where, expected="the network that make_model() gave, trained",
+            raise Wrong(checked, rank=where, expected="the trained network from make_model()",
                         got=diary["network"] or "a network that was never called in training mode",
-                        cause="return the network that the loop has trained, wrapped or not")  # fmt: skip
+                        cause="return the network that the loop trains, wrapped or not")  # fmt: skip
         if equal(diary["end"], diary["start"]):
-            raise Wrong(f"the parameters at the end of {checked}", rank=where, expected="others than at the start",
-                        got="the same", cause="the network has not moved: does the optimizer hold the parameters of the "
-                        "network that is trained?")  # fmt: skip
+            raise Wrong(f"the parameters at the end of {checked}", rank=where, expected="different from those at "
+                                                                                        "the start",
+                        got="the same", cause="the parameters have not changed: does the optimizer have the parameters "
+                        "of this network?")  # fmt: skip
     judge_samples(checked, diaries, samples, epochs, batch_size, same_order)
 
     data, start = Numbered(samples, seed), diaries[0]["start"]
     for rank, diary in enumerate(diaries):
         if not equal(diary["start"], start):
             raise Wrong(f"the parameters before the first step of {checked}", rank=f"{rank} of {n}",
-                        expected=a_look(start), got=a_look(diary["start"]), cause="the ranks must begin with the same "
-                        "parameters: DDP sends rank 0's to all, if you wrap the model in it")  # fmt: skip
+                        expected=a_look(start), got=a_look(diary["start"]), cause="the ranks must start from the "
+                        "same parameters: DDP broadcasts rank 0's when you wrap the model")  # fmt: skip
     for rank, diary in enumerate(diaries):
         if not equal(diary["end"], diaries[0]["end"]):
-            cause = "the ranks began alike, and have drifted apart: is every step the same on all of them?"
+            cause = "the ranks started from the same parameters, but have diverged: is every step the same on all ranks?"
             if equal(diary["end"], replayed(data, start, diary["trained"])):
-                cause = "each rank has trained by itself, and nobody averaged the gradients: it is the wrapped model " \
-                        "that the loop has to call"  # fmt: skip
+                cause = "each rank has trained alone, without averaging gradients: call the wrapped model in the loop"
             raise Wrong(f"the parameters at the end of {checked}", rank=f"{rank} of {n}",
                         expected=f"as on rank 0: {a_look(diaries[0]['end'])}", got=a_look(diary["end"]),
                         cause=cause)  # fmt: skip
     joined = [sum(parts, []) for parts in zip(*(diary["trained"] for diary in diaries))]
     truth, got = replayed(data, start, joined), diaries[0]["end"]
     if not equal(got, truth):
-        cause = "is each step's gradient the mean over the joined batch, and the optimizer the one that was given?"
+        cause = "is the gradient of each step the mean over the joined batch, and is the optimizer the given one?"
         if equal(got, replayed(data, start, joined, LEARNING_RATE * n)):
-            cause = "every step is as many times too long as there are ranks: was the learning rate or the loss " \
-                    "multiplied, or are the gradients summed?"  # fmt: skip
+            cause = (
+                "every step is too long by a factor of the number of ranks: did you multiply the learning rate or "
+                "the loss, or sum the gradients?"
+            )  # fmt: skip
         if equal(got, replayed(data, start, joined, LEARNING_RATE / n)):
-            cause = "every step is as many times too short as there are ranks: DDP has averaged already, divide nothing"
-        raise Wrong(f"the parameters at the end of {checked}, next to one process with the joined batches",
+            cause = "every step is too short by a factor of the number of ranks: DDP already averages, so do not divide"
+        raise Wrong(f"the parameters at the end of {checked}, compared with one process on the joined batches",
                     rank=f"0 of {n}", expected=a_look(truth), got=a_look(got), cause=cause)  # fmt: skip
 
 
 def judge_samples(checked, diaries, samples, epochs, batch_size, same_order):
-    """Raise Wrong unless each sample was trained on once in each epoch, in batches of
-    one size, in changing order.
+    """Raise Wrong unless each epoch used each sample once, in batches of one size, in a
+    new order.
     """
     n = len(diaries)
     flat = [
@@ -117,21 +117,23 @@ def judge_samples(checked, diaries, samples, epochs, batch_size, same_order):
     share = samples // n
     for rank, numbers in enumerate(flat):
         if len(numbers) != epochs * share:
-            cause = "is every sample seen once in each epoch, by one rank?"
+            cause = "does exactly one rank see each sample once in each epoch?"
             if len(numbers) == epochs * samples:
-                cause = "every rank goes through all of the samples: nothing has shared them out"
+                cause = (
+                    "every rank goes through all samples: divide them among the ranks"
+                )
             raise Wrong(f"how many samples a rank is trained on, in {checked}", rank=f"{rank} of {n}",
                         expected=f"{epochs} epochs of {share}", got=len(numbers), cause=cause)  # fmt: skip
     sizes = sorted({len(step) for diary in diaries for step in diary["trained"]})
     if sizes != [batch_size]:
         raise Wrong(f"the sizes of the batches in {checked}", expected=batch_size, got=", ".join(map(str, sizes)),
-                    cause="batch_size is the number of samples of one rank's step: leave it as it is")  # fmt: skip
+                    cause="batch_size is the number of samples per step of one rank: leave it unchanged")  # fmt: skip
     for epoch in range(epochs):
         parts = [numbers[epoch * share : (epoch + 1) * share] for numbers in flat]
         if how_often(parts, samples) != {1: samples}:
-            cause = "the ranks' shares do not fit together: they must come from one shuffle, that is from one seed"
+            cause = "the ranks' shares do not fit together: they must come from one shuffle, so from one seed"
             if all(part == parts[0] for part in parts):
-                cause = "all ranks are trained on the same samples: nothing has shared them out"
+                cause = "all ranks are trained on the same samples: divide them among the ranks"
             raise Wrong(f"epoch {epoch} of {checked}, all ranks together", expected="each sample once",
                         got=f"{in_words(how_often(parts, samples))}: {an_example(parts, samples)}", cause=cause)  # fmt: skip
     orders = [
@@ -142,14 +144,15 @@ def judge_samples(checked, diaries, samples, epochs, batch_size, same_order):
         if one == other:
             cause = same_order
             if all(a < b for part in one for a, b in pairwise(part)):
-                cause = "nothing is shuffled: the samples come in their own order"
-            raise Wrong(f"the order of the samples in {checked}", rank=f"0 of {n}", expected="another in each epoch",
+                cause = "nothing is shuffled: the samples come in the data set's order"
+            raise Wrong(f"the order of the samples in {checked}", rank=f"0 of {n}", expected="a different order in "
+                                                                                             "each epoch",
                         got=f"{one[0][:6]} ... in epochs {epoch} and {epoch + 1}", cause=cause)  # fmt: skip
 
 
 def replayed(data, start, steps, learning_rate=LEARNING_RATE):
-    """Where one process ends that begins at `start` and takes these steps, lists of
-    sample numbers.
+    """The parameters of one process that starts at `start` and takes these steps, lists
+    of sample numbers.
     """
     network = Diary()
     network.load_state_dict(start)

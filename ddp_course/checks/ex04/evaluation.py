@@ -15,8 +15,8 @@ from ddp_course.school.judge import Wrong, question, trying
 
 
 def evaluations(evaluate, sizes, seed, stop_at_wrapper=False):
-    """Evaluate on test sets of these sizes; for each, what came back, and what the
-    network saw and became.
+    """Evaluate on test sets of these sizes; return for each the result, and what the
+    network saw and how it changed.
     """
     with process_group(timeout=4):
         model = DistributedDataParallel(fill(Diary(norm=True), seed))
@@ -58,8 +58,8 @@ STOPPED = "the wrapper was called"
 
 
 def half_known(size, seed):
-    """A test set of which the network gets about two thirds right, and always the first
-    sample.
+    """A test set on which the network is right for about two thirds of the samples,
+    including the first.
     """
     data, network = Numbered(size, seed + size), fill(Diary(norm=True), seed).eval()
     with torch.no_grad():
@@ -71,19 +71,19 @@ def half_known(size, seed):
 
 
 @question(
-    "Two things are to be summed over the ranks, how many are right and how many there are. Accuracies cannot be summed.",
-    "Rank r takes every n-th sample, from the r-th on: Subset(test_set, range(rank, len(test_set), world_size)). Nothing "
-    "needs padding, if nothing in the loop communicates: which module can a rank call alone?",
+    "Sum two numbers over the ranks: the correct predictions and the samples. Accuracies cannot be summed.",
+    "Rank r takes every n-th sample, starting with sample r: Subset(test_set, range(rank, len(test_set), world_size)). "
+    "You need no padding if nothing in the loop communicates: which module can a rank call without the others?",
     "model.eval(); with torch.no_grad(), count over a DataLoader of your Subset with model.module(inputs).argmax(1) == "
     "labels; then one dist.all_reduce of torch.tensor([correct, seen]).",
 )
 def check_evaluate(answer, draw):
-    """Exactly how many are right, of exactly all samples, known to every rank, whatever
-    the size.
+    """Every rank must return the exact number of correct predictions and of samples,
+    for any size.
     """
     seed = draw.randrange(10**6)
     # With a prime number of samples on one rank, and one more on the other, both have
-    # equally many batches.
+    # the same number of batches.
     mild = [
         2 * draw.choice([11, 13, 17, 19, 23]) + 1,
         2 * draw.choice([307, 311, 313, 317]) + 1,
@@ -97,8 +97,8 @@ def check_evaluate(answer, draw):
 
 
 def evaluated(answer, ranks, sizes, seed):
-    """`evaluations` on ranks. Where those end badly, and it is BatchNorm's doing, raise
-    Wrong and say so.
+    """`evaluations` on ranks. If they fail because of BatchNorm, raise Wrong with that
+    cause.
     """
     try:
         return answer.on_ranks(evaluations, sizes, seed, nproc=ranks)
@@ -127,10 +127,14 @@ def evaluated(answer, ranks, sizes, seed):
         raise
 
 
-TRAINING_MODE = "the network is still in training mode: BatchNorm then looks at the other samples of the batch, and " \
-                "updates its running statistics: model.eval() first"  # fmt: skip
-WRAPPER = "with BatchNorm, a forward through the DDP wrapper is a collective: it sends rank 0's buffers to all. Here some " \
-          "ranks have fewer batches than others, and do not take part: call the network itself, model.module"  # fmt: skip
+TRAINING_MODE = (
+    "the network is still in training mode: BatchNorm then uses the other samples of the batch, and updates its "
+    "running statistics: call model.eval() first"
+)  # fmt: skip
+WRAPPER = (
+    "with BatchNorm, a forward through the DDP wrapper is a collective: it broadcasts rank 0's buffers. Here some "
+    "ranks have fewer batches than others and do not take part: call the network itself, model.module"
+)  # fmt: skip
 
 
 def judge_evaluation(size, seed, of_ranks):
@@ -144,7 +148,7 @@ def judge_evaluation(size, seed, of_ranks):
     totals = []
     for rank, of_rank in enumerate(of_ranks):
         if of_rank["moved"]:
-            raise Wrong(checked, rank=f"{rank} of {n}", expected="a network that is as it was",
+            raise Wrong(checked, rank=f"{rank} of {n}", expected="an unchanged network",
                         got=f"another {of_rank['moved'][0]}", cause=TRAINING_MODE)  # fmt: skip
         totals.append(two_numbers(of_rank["returned"]))
         if totals[-1] is None:
@@ -175,13 +179,13 @@ def judge_evaluation(size, seed, of_ranks):
         rank = max(range(n), key=lambda rank: len(shares[rank]))
         workers = "every rank" if min(map(len, shares)) > 0.8 * size else "one rank"
         raise Wrong(f"how many samples a rank evaluates, of {size} on {n} ranks", rank=f"{rank} of {n}",
-                    expected=f"about {size // n}", got=len(shares[rank]), cause=f"the totals are right, but {workers} does "
-                    "all the work: let each evaluate its share")  # fmt: skip
+                    expected=f"about {size // n}", got=len(shares[rank]), cause=f"the totals are right, but {workers} "
+                    "does all the work: let each rank evaluate its share")  # fmt: skip
 
 
 def cause_of_totals(right, size, shares, totals, wrong):
-    """What the wrong totals look like. right: which samples are; shares: which samples
-    each rank evaluated.
+    """The likely cause of wrong totals. right: which predictions are correct; shares:
+    the samples that each rank evaluated.
     """
     n, correct = len(shares), int(right.sum())
     own = [
@@ -189,7 +193,7 @@ def cause_of_totals(right, size, shares, totals, wrong):
     ]
     seen = [total[1].item() for total in totals]
     if 0 not in wrong:
-        return "only rank 0 knows the totals: dist.all_reduce brings them to all ranks, dist.reduce to one"
+        return "only rank 0 has the totals: dist.all_reduce gives them to all ranks, dist.reduce only to one"
     if (
         all(torch.equal(total, mine) for total, mine in zip(totals, own))
         and seen != [size] * n
@@ -200,23 +204,28 @@ def cause_of_totals(right, size, shares, totals, wrong):
         and all(map(same_as(correct), seen))
         and all(same_as(size)(total[0]) for total in totals)
     ):
-        return "the two numbers have changed places: correct first, then seen"
+        return "the two numbers are swapped: correct first, then seen"
     if all(map(same_as(n * size), seen)):
         return "every rank went through the whole test set, and then the counts were summed: each sample counts once"
     if all(map(same_as(math.ceil(size / n) * n), seen)):
-        return "some samples were counted twice: DistributedSampler repeats samples until all ranks have equally many"
+        return "some samples were counted twice: DistributedSampler repeats samples until all ranks have the same number"
     if all(map(same_as(size // n * n), seen)):
-        return "some samples were left out: shares need not be equally long here"
+        return (
+            "some samples were left out: the shares need not have the same length here"
+        )
     if all(map(same_as(size / n), seen)):
-        return "the counts were averaged over the ranks: they are to be summed"
+        return "the counts were averaged over the ranks: sum them"
     if all(map(same_as(size), seen)):
         if correct > 1 and all(0 < total[0] <= 1 for total in totals):
-            return "an accuracy is a share; what is asked for is how many are right, a whole number"
+            return "this is an accuracy; return the number of correct predictions, an integer"
         means = [float(mine[0] / mine[1]) if mine[1] else 0.0 for mine in own]
         if all(abs(total[0] - size * sum(means) / n) < 1 for total in totals):
-            return "it is a mean of the ranks' accuracies, where a small share weighs as much as a large one: sum the counts"
+            return (
+                "it is the mean of the ranks' accuracies, in which a small share counts as much as a large one: sum "
+                "the counts"
+            )
         if any(total[0] != round(total[0].item()) for total in totals):
-            return "not a whole number: it is a mean of means, over batches or ranks of different size; sum counts"
+            return "not an integer: it is a mean of means, over batches or ranks of different size; sum counts instead"
         if same_as(correct)(sum(totals)[0]):
             return "seen is summed over the ranks, correct is not"
-    return "is each sample evaluated by exactly one rank, and are both counts summed over all?"
+    return "does exactly one rank evaluate each sample, and do you sum both counts over all ranks?"

@@ -13,8 +13,9 @@ from ddp_course.school.judge import Wrong, question, trying
 
 
 def shares(sampler_class, cases):
-    """For each case, what the sampler of each rank gives: in epochs 0, 1, 2 and 0
-    again; and where all ranks have the same luck."""
+    """For each case, the indices from each rank's sampler: in epochs 0, 1, 2 and 0
+    again, and when all ranks have the same random state.
+    """
     seen = []
     for samples, ranks, options in cases:
         of_ranks = []
@@ -40,16 +41,14 @@ def indices(sampler, epoch, samples):
     sampler.set_epoch(epoch)
     given = islice(
         sampler, 10 * samples + 100
-    )  # one that never ends is longer than it should be, no more
+    )  # an endless sampler is only recorded as too long
     return [
         int(index) if hasattr(index, "__index__") else str(index) for index in given
     ]
 
 
 def random_numbers_of_a_process(seed):
-    """Seed all that a process draws random numbers from; return what each would draw
-    next.
-    """
+    """Seed all of a process's random number generators; return the next number of each."""
     import numpy
 
     def begin():
@@ -70,17 +69,17 @@ def next_random_numbers():
 
 
 @question(
-    "Think of one list of all indices, the same on all ranks. Make it divisible by num_replicas, and deal it out: "
-    "indices[rank::num_replicas].",
-    "Without drop_last a rank gets ceil(samples / num_replicas), with it samples // num_replicas. A list of two samples "
-    "for five ranks has to be repeated more than once. The shuffle: torch.randperm(samples, generator=...), and the "
-    "generator's seed knows of the epoch, but not of the rank.",
+    "Think of one list of all indices, the same on all ranks. Make its length divisible by num_replicas, and divide "
+    "it among the ranks: indices[rank::num_replicas].",
+    "Without drop_last, a rank gets ceil(samples / num_replicas) indices; with it, samples // num_replicas. A list of "
+    "two samples for five ranks must be repeated more than once. Shuffle with torch.randperm(samples, generator=...), "
+    "where the generator's seed depends on the epoch, but not on the rank.",
     "__iter__: generator = torch.Generator().manual_seed(self.seed + self.epoch); order = randperm or range; repeat "
     "order until it is long enough, cut it to num_replicas * len(self), and return iter(order[rank::num_replicas]).",
 )
 def check_sharded_sampler(answer, draw):
-    """Shares that are equally long, disjoint and complete, out of one shuffle that all
-    ranks make alike.
+    """Disjoint and complete shares of the same length, from one shuffle that is the
+    same on all ranks.
     """
     small = [(draw.randint(20, 30), 1), (12, 3), (14, 4), (2, 5), (1, 3)]
     small.append((draw.randint(5, 30), draw.randint(2, 6)))
@@ -117,8 +116,8 @@ def check_sharded_sampler(answer, draw):
     checked = f"{call_of(*cases[-3])}, and with seed={seeds[1]}"
     orders = [[of_rank["epochs"] for of_rank in of_ranks] for of_ranks in seen[-3:-1]]
     if orders[0] == orders[1]:
-        raise Wrong(checked, expected="two different orders", got=f"twice {orders[0][0][0][:8]} ... on rank 0",
-                    cause="the seed has no effect: a shuffle follows from seed and epoch")  # fmt: skip
+        raise Wrong(checked, expected="two different orders", got=f"{orders[0][0][0][:8]} ... on rank 0, both times",
+                    cause="the seed has no effect: the shuffle must depend on seed and epoch")  # fmt: skip
 
 
 def call_of(samples, ranks, options, rank="rank"):
@@ -127,8 +126,8 @@ def call_of(samples, ranks, options, rank="rank"):
 
 
 def judge_shares(samples, ranks, options, of_ranks):
-    """Raise Wrong unless the ranks' shares are as long, and hold each sample as often,
-    as torch's.
+    """Raise Wrong unless the ranks' shares have the lengths of torch's, with each
+    sample as often.
     """
     torchs = [
         list(DistributedSampler(range(samples), ranks, rank, **options))
@@ -149,13 +148,13 @@ def judge_shares(samples, ranks, options, of_ranks):
                 if not (isinstance(index, int) and 0 <= index < samples)
             ]:
                 raise Wrong(checked, rank=f"{rank} of {ranks}", expected=f"indices from 0 to {samples - 1}", got=odd[0],
-                            cause="a sampler gives the numbers of samples: whole, from 0 on")  # fmt: skip
+                            cause="a sampler returns indices of samples: integers from 0")  # fmt: skip
         lengths = [len(share) for share in given]
         if lengths != [length] * ranks:
-            raise Wrong(f"how many samples each rank gets from {call}", expected=[length] * ranks, got=lengths,
+            raise Wrong(f"the number of samples per rank from {call}", expected=[length] * ranks, got=lengths,
                         cause=cause_of_lengths(samples, ranks, drop_last, lengths))  # fmt: skip
         if of_ranks[0]["length"] != length:
-            cause = "len() is how many samples this rank gets: a DataLoader counts its batches by it"
+            cause = "len() must be the number of samples of this rank: a DataLoader computes its number of batches from it"
             if of_ranks[0]["length"] == samples:
                 cause = "len() is for this rank's share, not for all samples"
             raise Wrong(f"len({call})", rank=f"0 of {ranks}", expected=length, got=of_ranks[0]["length"],
@@ -171,49 +170,52 @@ def judge_shares(samples, ranks, options, of_ranks):
 def cause_of_lengths(samples, ranks, drop_last, lengths):
     most, fewest = math.ceil(samples / ranks), samples // ranks
     if lengths == [samples] * ranks and ranks > 1:
-        return "every rank gets all of the samples: they are to share them"
+        return "every rank gets all samples: divide them among the ranks"
     if lengths == [most] * ranks and drop_last:
-        return "drop_last is not looked at: with it, the tail is left out, and nothing is repeated"
+        return "drop_last is ignored: with drop_last=True, leave the tail out and repeat nothing"
     if lengths == [fewest] * ranks:
-        return "samples are left out, though drop_last is False: repeat some, so that all ranks have equally many"
+        return "samples are left out, though drop_last is False: repeat some, so that all ranks have the same number"
     if samples < ranks and not drop_last:
-        return "there are fewer samples than ranks: the samples have to be repeated more than once"
+        return "there are fewer samples than ranks: repeat the samples more than once"
     if sum(lengths) == samples:
-        return "the shares are not equally long: a rank with a batch more would wait in its backward for ever"
-    return "every rank gets samples / num_replicas, rounded up, or with drop_last rounded down"
+        return "the shares have different lengths: a rank with one more batch would wait in its backward forever"
+    return "every rank gets samples / num_replicas, rounded up, or rounded down with drop_last"
 
 
 def cause_of_overlap(samples, ranks, options, given, right_by_luck):
     if options.get("shuffle", True):  # without it, all was right
         if right_by_luck:
-            return "the shuffle takes the process's own random numbers, and each rank has others: seed a generator"
+            return "the shuffle uses the process's own random numbers, which differ between ranks: seed a generator"
         if samples >= ranks and any(len(set(share)) < len(share) for share in given):
-            return "a shuffle holds each sample once: is it a permutation?"
-        return "the shares come from different shuffles: all ranks must shuffle alike, so the rank has no part in the seed"
+            return "a shuffle contains each sample once: is it a permutation?"
+        return (
+            "the shares come from different shuffles: all ranks must have the same shuffle, so do not add the rank "
+            "to the seed"
+        )
     if ranks > 1 and all(share == given[0] for share in given):
-        return "all ranks get the same samples: a share depends on the rank"
+        return "all ranks get the same samples: a share must depend on the rank"
     if samples < ranks:
-        return "there are fewer samples than ranks: repeat them in turn, none more often than needed"
+        return "there are fewer samples than ranks: repeat them in turn, each as seldom as possible"
     if {index for share in given for index in share} == set(range(samples)):
-        return "every sample is there, but some come too often: repeat different ones in turn"
-    return "the shares do not fit together: cut them from one list that all ranks agree on, without gaps and overlaps"
+        return "every sample is included, but some are repeated too often: repeat different ones in turn"
+    return "the shares do not fit together: cut them from one list that is the same on all ranks, without gaps or overlaps"
 
 
 def judge_order(samples, ranks, options, of_ranks):
-    """Raise Wrong unless a shuffle is another one in each epoch, and the same one
-    whenever that epoch comes again.
+    """Raise Wrong unless each epoch has its own shuffle, which is the same when the
+    epoch is repeated.
     """
     call = call_of(samples, ranks, options)
     orders = [[of_rank["epochs"][epoch] for of_rank in of_ranks] for epoch in range(4)]
     if not options.get("shuffle", True):
         first = orders[0][0]
         if orders[1] != orders[0] or sum(a > b for a, b in pairwise(first)) > 1:
-            raise Wrong(f"{call}, in epochs 0 and 1", rank=f"0 of {ranks}", expected="indices in their order, in both",
+            raise Wrong(f"{call}, in epochs 0 and 1", rank=f"0 of {ranks}", expected="indices in order, in both",
                         got=f"{first[:8]} ..., {orders[1][0][:8]} ...", cause="the samples are shuffled, though shuffle "
                         "is False")  # fmt: skip
         return
     if samples < 40:
-        return  # so few that two shuffles may agree by chance
+        return  # so few samples that two shuffles may agree by chance
     got = "; ".join(
         f"epoch {epoch}: {order[0][:6]} ..." for epoch, order in enumerate(orders[:3])
     )
@@ -226,26 +228,27 @@ def judge_order(samples, ranks, options, of_ranks):
         None,
     )
     if pair:
-        cause = "set_epoch has no effect: the epoch must have a part in the shuffle"
+        cause = "set_epoch has no effect: the shuffle must depend on the epoch"
         if all(sum(a > b for a, b in pairwise(share)) <= 1 for share in orders[0]):
             cause = "nothing is shuffled, though shuffle is True"
-        raise Wrong(f"{call}, after set_epoch(0), (1) and (2)", rank=f"0 of {ranks}", expected="another order in each epoch",
+        raise Wrong(f"{call}, after set_epoch(0), (1) and (2)", rank=f"0 of {ranks}", expected="a different order "
+                                                                                               "in each epoch",
                     got=got, cause=cause)  # fmt: skip
     if orders[3] != orders[0]:
         raise Wrong(f"{call}, after set_epoch(0), and again after set_epoch(0)", rank=f"0 of {ranks}",
                     expected="the same order", got=f"{orders[0][0][:8]} ..., then {orders[3][0][:8]} ...",
-                    cause="the order depends on what came before: seed and epoch alone must decide it, or no run can "
-                    "be resumed")  # fmt: skip
+                    cause="the order depends on earlier epochs: it must depend on seed and epoch only, otherwise no "
+                    "run can be resumed")  # fmt: skip
     if ranks > 1 and all(
         len({frozenset(order[rank]) for order in orders}) == 1 for rank in range(ranks)
     ):
-        raise Wrong(f"{call}: which samples each rank gets", rank=f"0 of {ranks}", expected="others in each epoch",
-                    got="the same ones in all epochs, in another order", cause="each rank shuffles its own share only: "
-                    "shuffle all indices first, then share them out")  # fmt: skip
+        raise Wrong(f"{call}: the samples of each rank", rank=f"0 of {ranks}", expected="different samples in each epoch",
+                    got="the same samples in all epochs, in a different order", cause="each rank shuffles only its own "
+                    "share: shuffle all indices first, then divide them")  # fmt: skip
 
 
 def judge_odd_ones(drop_last, seen):
-    """Raise Wrong where the samples that are left out, or repeated, are the same in all
+    """Raise Wrong if the samples that are left out, or repeated, are the same in all
     epochs of all shuffles.
     """
     odd_ones = []
@@ -270,13 +273,14 @@ def judge_odd_ones(drop_last, seen):
     if all(odd == of_case[0] for of_case in by_case for odd in of_case):
         what = "left out" if drop_last else "repeated"
         samples, ranks, options, odd = odd_ones[0]
-        raise Wrong(f"which samples are {what} by {call_of(samples, ranks, options)}", expected="others in each epoch",
-                    got=f"always {sorted(odd)}", cause="shuffle all samples first, and only then cut, or repeat: else "
-                    f"the same ones are {what} in every epoch")  # fmt: skip
+        raise Wrong(f"the samples that are {what} by {call_of(samples, ranks, options)}", expected="different samples "
+                                                                                                "in each epoch",
+                    got=f"always {sorted(odd)}", cause="shuffle all samples first, and only then cut or repeat the "
+                    f"list: otherwise the same samples are {what} in every epoch")  # fmt: skip
 
 
 def judge_side_effects(samples, ranks, options, of_ranks):
     if any(of_rank["touched"] for of_rank in of_ranks):
-        raise Wrong(f"the process's own random numbers, after {call_of(samples, ranks, options)} was gone through",
-                    expected="as if nothing had been drawn", got="others", cause="it seeds, or draws from, what dropout "
-                    "and all else in this process draw from, too: use a torch.Generator of your own")  # fmt: skip
+        raise Wrong(f"the process's own random numbers, after {call_of(samples, ranks, options)} was iterated over",
+                    expected="unchanged, as if none had been drawn", got="others", cause="it seeds or uses the random "
+                    "numbers of the whole process, which dropout uses, too: use your own torch.Generator")  # fmt: skip

@@ -13,7 +13,7 @@ def a_training(train, samples, epochs, batch_size, seed):
     with process_group() as (rank, world_size):
         torch.manual_seed(
             1000 + rank
-        )  # processes begin with random numbers of their own
+        )  # each process starts with its own random numbers
         returned = unwrapped(
             train(Diary, Numbered(samples, seed), epochs, batch_size, seed)
         )
@@ -21,16 +21,16 @@ def a_training(train, samples, epochs, batch_size, seed):
 
 
 @question(
-    "Three lines are new, and two others change a little: who sees which samples, in which order in each epoch, and who "
-    "averages the gradients?",
-    "DistributedSampler(train_set) takes the ranks from the process group. A DataLoader has either a sampler or shuffle. "
-    "The sampler has to be told in which epoch it is. The model that is called in the loop must be the wrapped one.",
+    "Add three lines, and change two others a little: which rank sees which samples, in which order in each epoch, and "
+    "what averages the gradients?",
+    "DistributedSampler(train_set) takes the ranks from the process group. A DataLoader has either a sampler or "
+    "shuffle. Tell the sampler which epoch it is. Call the wrapped model in the loop.",
     "model = DistributedDataParallel(make_model()); sampler = DistributedSampler(train_set, seed=seed); DataLoader(..., "
     "sampler=sampler); at the start of each epoch sampler.set_epoch(epoch); at the end return model.module.",
 )
 def check_train(answer, draw):
-    """Ranks that share the samples and end alike, where one process with the joined
-    batches would end.
+    """The ranks must divide the samples and end with the parameters of one process on
+    the joined batches.
     """
     for n in (2, 3):
         batch_size, steps, epochs, seed = (

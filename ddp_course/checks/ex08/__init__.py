@@ -1,5 +1,5 @@
 """Exercise 08: uneven examples and their loss in Trainer, and a callback that stops all
-ranks together.
+ranks at the same step.
 """
 
 from ddp_course.checks.ex08.stop_together import check_stop_together

@@ -1,4 +1,4 @@
-"""Trainer on ranks, which can leave each other notes."""
+"""Trainer on ranks that can leave notes for each other."""
 
 import json
 import os
@@ -13,15 +13,13 @@ from ddp_course.ranks.environment import process_group
 
 # what the ranks begin with: Trainer, and what it imports on the way
 PRELOADED = ["transformers.trainer", "datasets", "deepspeed"]
-TIMEOUT = 40  # seconds, for ranks that have yet to import these; else they need two
+TIMEOUT = 40  # seconds, enough for ranks that must first import these; otherwise two are enough
 PATIENCE = 4  # seconds that a rank waits for the others at the end of a step
 LEARNING_RATE = 0.1
 
 
 class Meeting:
-    """Where ranks leave notes for each other, without any collective: those are for the
-    answers.
-    """
+    """Notes between ranks without collectives, which are left to the answers."""
 
     def __init__(self):
         self.rank, self.n = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -32,8 +30,8 @@ class Meeting:
         self.store.set(f"{topic}, {self.rank}", json.dumps(note))
 
     def notes(self, topic, note, patience=PATIENCE):
-        """Leave a note; return those of all ranks, in their order, with None for those
-        that did not come.
+        """Leave a note; return the notes of all ranks in rank order, with None for
+        ranks that left none.
         """
         self.leave(topic, note)
         keys, deadline = (
@@ -55,7 +53,7 @@ def settings(meeting, **options):
     """TrainingArguments for small trainings on a CPU; and the process group, where a
     launch has set it up.
     """
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # or Accelerate warns of it
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # otherwise Accelerate warns about it
     from transformers.trainer import TrainingArguments
 
     meeting.notes("imported", True, patience=TIMEOUT)

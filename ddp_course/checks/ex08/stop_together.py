@@ -50,7 +50,7 @@ def trainings(stop_together, cases, seed):
     """
     meeting, seen = Meeting(), []
     rank, n = meeting.rank, meeting.n
-    if n == 1:  # as a program that nobody has launched, and that has no process group
+    if n == 1:  # like a program started without a launcher, which has no process group
         for name in (
             "RANK",
             "LOCAL_RANK",
@@ -78,7 +78,7 @@ def trainings(stop_together, cases, seed):
                 if step == wish:
                     time.sleep(
                         0.1
-                    )  # who does not wait for this rank will not know of it
+                    )  # a rank that does not wait for this one will not know its wish
                 return step == wish
 
             trainer = a_trainer(
@@ -91,13 +91,13 @@ def trainings(stop_together, cases, seed):
                 {"calls": calls, "steps": trainer.state.global_step, "ends": ends}
             )
             if disagree(ends):
-                break  # in one more training, they would only wait for each other
+                break  # in another training run, they would only wait for each other
         return seen
 
 
 def meet_at_the_ends(trainer, meeting, number, ends):
-    """Have the ranks meet at the ends of steps and epochs, before one waits for another
-    in vain.
+    """Let the ranks meet at the end of each step and epoch, before one can wait for
+    another forever.
     """
 
     def then_meet(event):
@@ -143,11 +143,11 @@ STUCK, GOES_ON = "has not returned from its callback there", "goes on with the e
 
 
 class Parted(Exception):
-    """The ranks would not go on together."""
+    """The ranks would not continue together."""
 
 
 def disagree(ends):
-    """Whether, in the last of these steps, some ranks stop and others go on, or have
+    """Whether, in the last of these steps, some ranks stop and others continue, or have
     lost the control.
     """
     flags = {note["should_training_stop"] for notes in ends[-1:] for note in notes}
@@ -163,16 +163,16 @@ def in_words(case, n):
 
 
 @question(
-    "What one rank knows and the others need is a case for a collective. It ends when all ranks have called "
-    "it: so all call it, in every step, whatever they want themselves.",
-    "0 or 1 from each rank, as a tensor of integers, and one dist.all_reduce of it, with dist.ReduceOp.MAX "
-    "or the sum. Where there is no process group, dist.is_initialized() is False: then there is nobody else.",
+    "The other ranks need information that only one rank has, so use a collective. A collective ends only when all "
+    "ranks have called it, so every rank must call it in every step, whether or not it wants to stop.",
+    "0 or 1 from each rank, as a tensor of integers, and one dist.all_reduce of it, with dist.ReduceOp.MAX or the "
+    "sum. Without a process group, dist.is_initialized() is False: then there are no other ranks.",
     "wish = torch.tensor(int(self.should_stop(state.global_step)), device=args.device); if "
     "dist.is_initialized(): dist.all_reduce(wish, dist.ReduceOp.MAX); if wish: "
     "control.should_training_stop = True",
 )
 def check_stop_together(answer, draw):
-    """All ranks stop after the first step at which one of them wants to, or where
+    """All ranks must stop after the first step at which one of them wants to, or when
     Trainer ends by itself.
     """
     start_server(*PRELOADED)  # where none runs yet
@@ -185,8 +185,8 @@ def check_stop_together(answer, draw):
 
 
 def stopped(answer, cases, seed, n):
-    """`trainings` on n ranks. Where they end badly, and it is known why, raise Wrong
-    and say so.
+    """`trainings` on n ranks. If they fail for a known reason, raise Wrong with that
+    cause.
     """
     try:
         return answer.on_ranks(trainings, cases, seed, nproc=n, timeout=TIMEOUT)
@@ -197,24 +197,21 @@ def stopped(answer, cases, seed, n):
             raise Wrong(checked_in(error.message, n), expected="all ranks at the end of the same step",
                         got=said.split(APART)[1], cause=cause) from None  # fmt: skip
         if n == 1 and "process group has not been initialized" in said:
-            raise Wrong(checked_in(error.message, n), expected="a stop that needs no others", got=said,
+            raise Wrong(checked_in(error.message, n), expected="a stop without a process group", got=said,
                         cause=NO_GROUP) from None  # fmt: skip
         raise
 
 
-NO_GROUP = "a process that python alone has started has no process group: look at dist.is_initialized() first"
+NO_GROUP = "a process started without a launcher has no process group: check dist.is_initialized() first"
 ALONE = (
-    "no rank has waited to hear what the others want. One that stops alone leaves them in their next "
-    "backward, where they wait for it: the decision needs a collective, in every step"
+    "no rank has waited for the decision of the others. If a rank stops alone, the others wait for it in their next "
+    "backward: the decision needs a collective in every step"
 )
-ONE_SIDED = (
-    "a collective ends when all ranks have called it: call it in every step, and also where this rank wants "
-    "to go on"
-)
+ONE_SIDED = "a collective ends when all ranks have called it: call it in every step, even if this rank wants to continue"
 
 
 def checked_in(message, n):
-    """What was tried, from the note that `trying` has put under an error."""
+    """The case that failed, from the note that `trying` adds to an error."""
     case = (
         message.splitlines()[-1].removeprefix("(in a training where ").removesuffix(")")
     )
@@ -222,8 +219,8 @@ def checked_in(message, n):
 
 
 def judge_stops(cases, seen):
-    """Raise Wrong unless all ranks have asked in each step, and have stopped together
-    when they should.
+    """Raise Wrong unless all ranks have asked in each step and have stopped at the
+    same, right step.
     """
     n = len(seen)
     done = [[of_rank[number] for of_rank in seen] for number in range(len(seen[0]))]
@@ -235,7 +232,7 @@ def judge_stops(cases, seen):
         for rank, of_rank in enumerate(of_ranks):
             calls, steps = of_rank["calls"], of_rank["steps"]
             if calls != list(range(1, steps + 1)):
-                raise Wrong(f"what should_stop was asked, where {in_words(case, n)}", rank=f"{rank} of {n}",
+                raise Wrong(f"the steps for which should_stop was called, where {in_words(case, n)}", rank=f"{rank} of {n}",
                             expected=f"each step from 1 to {steps}, once",
                             got=in_row(calls) if calls else "nothing",
                             cause=cause_of_calls(calls))  # fmt: skip
@@ -253,20 +250,20 @@ def judge_stops(cases, seen):
             if not all(note["should_log"] for note in notes):
                 raise Wrong(f"control.should_log at the end of step {step}, where {in_words(case, n)}",
                             expected="True, as with logging_steps=1", got="False",
-                            cause="a new TrainerControl knows nothing of what others have asked for: change "
-                            "the one that was given")  # fmt: skip
+                            cause="a new TrainerControl loses the requests of other callbacks: "
+                            "change the given one")  # fmt: skip
 
 
 def tell_of_the_parting(checked, notes):
     stops = [note["should_training_stop"] for note in notes]
     if None in stops:
         kind = notes[stops.index(None)]["kind"]
-        raise Wrong(checked, expected="control, or nothing at all", got=f"a {kind}",
-                    cause="Trainer takes what a callback returns for the new control: change the one that "
-                    "was given, and return that or nothing")  # fmt: skip
+        raise Wrong(checked, expected="control or None", got=f"a {kind}",
+                    cause="Trainer uses the return value of a callback as the new control: change the given one, "
+                    "and return it or None")  # fmt: skip
     cause = ALONE
     if notes[0]["sent"]:
-        cause = "the ranks have communicated, and still not all of them know: reduce and gather bring the "
+        cause = "the ranks have communicated, but not all of them have the result: reduce and gather give the "
         cause += "result to one rank, all_reduce and all_gather to all"
     got = f"rank {stops.index(True)} stops, rank {stops.index(False)} goes on"
     raise Wrong(
@@ -275,55 +272,55 @@ def tell_of_the_parting(checked, notes):
 
 
 def end_of(case):
-    """The step after which a training has to end."""
+    """The step after which a training run must end."""
     return min(case.values(), default=MAX_STEPS)
 
 
 def cause_of_calls(calls):
     if not calls:
-        return "what this rank wants, it alone knows: every rank has to ask its own should_stop"
+        return "only this rank knows what it wants: every rank must call its own should_stop"
     if not all(type(call) is int for call in calls):
         return "should_stop takes the number of the step, state.global_step"
     if len(set(calls)) < len(calls):
-        return "it is asked more than once in a step, which may have several micro-batches: keep its answer"
+        return "it is called more than once per step, which may have several micro-batches: store its answer"
     if calls[0] == 0:
-        return "the first step is 1: ask on_step_end, when state.global_step is 1, and not before it"
+        return "the first step is 1: call it in on_step_end, when state.global_step is 1, not earlier"
     if all(call % EPOCH == 0 or call == MAX_STEPS for call in calls):
-        return f"it is asked at the ends of epochs, that is once in {EPOCH} steps"
-    return "ask at the end of every step, until the training stops"
+        return f"it is called at the end of each epoch, so only once in {EPOCH} steps"
+    return "call it at the end of every step, until training stops"
 
 
 def cause_of_end(case, seen, cases, done):
-    """Why a training did not end where it should. done: all of them, of each case, on
+    """Why a training run did not end at the right step. done: the runs of each case, on
     each rank.
     """
     end, truth = seen["steps"], end_of(case)
     if end > MAX_STEPS:
         return OVERRULED
     if end < truth:
-        return "no rank wanted to stop so soon: is should_stop taken for its opposite?"
+        return "no rank wanted to stop so soon: is the test of should_stop inverted?"
     if any(note["should_epoch_stop"] for notes in seen["ends"] for note in notes):
-        return "should_epoch_stop ends the epoch, and another one begins: should_training_stop ends them all"
+        return "should_epoch_stop ends only the current epoch, and the next one begins: use should_training_stop"
     if end == truth + 1:
-        return "it comes one step late: every rank has to know the decision before it begins the next step"
+        return "it comes one step late: every rank must know the decision before it starts the next step"
     if end % EPOCH == 0:
-        return "it comes at the end of the epoch: decide on_step_end"
+        return "it comes at the end of the epoch: decide in on_step_end"
     heard = [
         case
         for case, (first, *_) in zip(cases, done)
         if case and first["steps"] == end_of(case)
     ]
     if not heard:
-        return "nobody has stopped: it is control.should_training_stop that Trainer looks at"
+        return "no rank has stopped: Trainer checks control.should_training_stop"
     decisive = set.intersection(*map(set, heard))
     if decisive == set(cases[-1]):
-        return "it takes all ranks, or most, to stop: one that wants to is to be enough, as with a maximum"
+        return "they stop only if all ranks, or most of them, want to: one rank must be enough, as with a maximum"
     if decisive:
-        return f"only what rank {min(decisive)} wants counts: it tells the others, and hears nothing from them"
-    return "one rank can stop them all, and several at once cannot: the sum of their wishes is more than 1"
+        return f"only rank {min(decisive)} decides: it sends its wish to the others, but gets nothing from them"
+    return "one rank can stop all ranks, but several at the same time cannot: the sum of their wishes is more than 1"
 
 
 OVERRULED = (
-    "Trainer itself wanted to stop at max_steps, and was overruled: set should_training_stop to True where "
-    "somebody wants to stop, and else leave it as it is"
+    "Trainer wanted to stop at max_steps, but was overruled: set should_training_stop to True if a rank wants to "
+    "stop, and otherwise leave it unchanged"
 )

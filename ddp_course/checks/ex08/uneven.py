@@ -128,7 +128,7 @@ def trained(collate, mean_loss, examples, seed):
 
 
 class OddLoss(Exception):
-    """Trainer cannot train on it, or DDP would wait for its gradients."""
+    """Trainer cannot train on this loss, or DDP would wait for its gradients."""
 
 
 def comes_from(logits, loss):
@@ -142,12 +142,12 @@ def comes_from(logits, loss):
 
 
 def joined(tensors):
-    """Their numbers in a row."""
+    """Their values as one vector."""
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
 @question(
-    "nn.utils.rnn.pad_sequence pads a list of tensors. Then ask what Trainer does with the loss, before and "
+    "nn.utils.rnn.pad_sequence pads a list of tensors. Then find out what Trainer does with the loss, before and "
     "after: from transformers import Trainer, and Trainer.compute_loss?? in a cell shows you.",
     "pad_sequence(..., batch_first=True, padding_value=...). Means of micro-batches cannot be added up, sums "
     "can: F.cross_entropy(..., reduction='sum'), and divide by one number that is the same in all of them. "
@@ -157,8 +157,8 @@ def joined(tensors):
     "labels, reduction='sum') / num_items_in_batch, and nothing else.",
 )
 def check_uneven(answer, draw):
-    """Batches are padded, and each update of Trainer is that of one process on the
-    joined window.
+    """Batches must be padded, and each update of Trainer must be that of one process on
+    the joined window.
     """
     start_server(*PRELOADED)  # where none runs yet
     judge_collate(answer, draw)
@@ -228,20 +228,18 @@ def cause_of_names(got):
     if got is None:
         return "the function ends without a return"
     if isinstance(got, dict) and "targets" in got:
-        return "Trainer looks for the name labels, to count them and for the loss: all else is the model's"
-    return "the model is called with all that the dict holds, save for labels: return these two and no more"
+        return "Trainer needs the name labels, to count the labels and for the loss; all other entries go to the model"
+    return "the model is called with all entries of the dict except labels: return only these two"
 
 
 def cause_of_shape(got, expected):
     batch, longest = expected.shape
     if got.shape == (longest, batch):
-        return "rows and columns have changed places: pad_sequence wants to be told batch_first=True"
+        return "rows and columns are swapped: pass batch_first=True to pad_sequence"
     if got.shape[:1] == (batch,) and got.dim() == 2:
         if got.shape[1] > longest:
-            return "it is padded further than the longest example of this batch: so much work for nothing"
-        return (
-            "examples were cut: the longest of the batch decides how long the rows are"
-        )
+            return "it is padded beyond the longest example of this batch, which wastes work"
+        return "examples were cut: the rows must be as long as the longest example of the batch"
     return "each example is a row, and shorter ones are padded: (batch, longest)"
 
 
@@ -255,17 +253,17 @@ def cause_of_padding(name, got, batch):
     of, value = ("tokens", 0) if name == "tokens" else ("targets", IGNORED)
     truth = padded(batch, of, value)
     if torch.equal(got, padded(batch, of, value, side="left")):
-        return "the padding stands before the examples, and belongs behind them"
+        return "the padding is before the examples, but it belongs after them"
     if sorted(got.tolist()) == sorted(truth.tolist()):
         return "the rows are not in the order of the examples"
     if name == "tokens" and torch.equal(got, padded(batch, of, IGNORED)):
         return "-100 is for labels: a model that looks up tokens in a table has no row -100; pad with 0"
     if name == "labels" and torch.equal(got, padded(batch, of, 0)):
-        return "0 is a class as any other, and the padding would be counted and learned: pad with -100"
+        return "0 is a class like any other, so the padding would be counted and learned: pad with -100"
     if name == "labels" and torch.equal(
         got, F.pad(truth[:, 1:], (0, 1), value=IGNORED)
     ):
-        return "the targets were shifted: here the target of a token stands at the token's own place"
+        return "the targets were shifted: here the target of a token is at the token's own place"
     return f"row i holds the {of} of example i, unchanged, and then padding"
 
 
@@ -287,8 +285,8 @@ def uneven_batches(draw, n):
 
 
 def training_on(answer, batches, seed, n):
-    """`trained` on n ranks. Where the loss raises an error that says little, raise
-    Wrong and say more.
+    """`trained` on n ranks. If the loss raises an unclear error, raise Wrong with a
+    clearer one.
     """
     examples = [example for batch in batches for example in batch]
     try:
@@ -302,10 +300,10 @@ def training_on(answer, batches, seed, n):
 
 
 TOLD = {
-    "Expected target size": "F.cross_entropy wants the classes in the second place: logits.transpose(1, 2), "
+    "Expected target size": "F.cross_entropy needs the classes in the second dimension: use logits.transpose(1, 2), "
     "or logits.flatten(0, 1) and labels.flatten()",
-    "-100 is out of bounds": "-100 is no class that could be looked up: F.cross_entropy leaves it out by "
-    "itself, if ignore_index is left as it is",
+    "-100 is out of bounds": "-100 is not a class that can be looked up: F.cross_entropy ignores it with the "
+    "default ignore_index",
 }
 
 
@@ -341,20 +339,20 @@ def judge_training(seen, batches, seed):
                         cause=NO_MEAN)  # fmt: skip
 
 
-NO_MEAN = "a micro-batch in which nothing counts has no mean: 0/0 is nan, and stays it. Its sum is 0"
+NO_MEAN = "a micro-batch without labels that count has no mean: 0/0 is nan, and nan stays nan. Its sum is 0"
 
 
 def cause_of_odd_loss(loss):
     if loss is None:
         return "the function ends without a return"
     if isinstance(loss, torch.Tensor) and loss.dim() > 0:
-        return "the losses of the tokens have to become one: sum them"
-    return "its backward has to lead to the logits, also where nothing counts: DDP waits for the gradients"
+        return "return one loss instead of one per token: sum them"
+    return "its backward must reach the logits, even if no label counts: DDP waits for the gradients"
 
 
 def agree(some, other):
-    """Whether two gradients are equal, as far as 32 bits can tell: a loss may be
-    computed in those.
+    """Whether two gradients are equal within the precision of 32 bits, in which a loss
+    may be computed.
     """
     return bool((some - other).norm() <= 1e-4 * other.norm())
 
@@ -376,7 +374,7 @@ def sum_of_losses(logits, labels):
 
 
 def cause_of_update(got, truth, network, window, n):
-    """What a wrong gradient looks like. window: the batches of all ranks."""
+    """The likely cause of a wrong gradient. window: the batches of all ranks."""
     if got.isnan().any():
         return NO_MEAN
     items = sum(map(count, window))
@@ -391,25 +389,25 @@ def cause_of_update(got, truth, network, window, n):
     shares = [1, 1 / ACCUMULATION, 1 / n, 1 / n / ACCUMULATION]
     looks = [
         ([sum(sums)], "it is the sum over all labels that count: divide it by num_items_in_batch"),
-        ([truth / ACCUMULATION], f"it is {ACCUMULATION} times too small: num_items_in_batch is of the whole "
+        ([truth / ACCUMULATION], f"it is {ACCUMULATION} times too small: num_items_in_batch already covers the whole "
          "window, so do not divide by the accumulation steps, too"),
-        ([truth * ACCUMULATION], f"it is {ACCUMULATION} times too large: with a loss function of your own, "
-         "Trainer does not divide by the accumulation steps, so there is nothing to undo"),
+        ([truth * ACCUMULATION], f"it is {ACCUMULATION} times too large: with your own loss function, Trainer does "
+         "not divide by the accumulation steps, so there is nothing to undo"),
         ([truth * n], f"it is {n} times too large: Trainer multiplies by the number of processes itself"),
-        ([truth / n], f"it is {n} times too small: num_items_in_batch is of all ranks, so do not divide by "
-         "their number, too"),
-        ([means * share for share in shares], "each micro-batch is divided by how many count in itself, as "
-         "reduction='mean' does it, and then one with few weighs as much as one with many: take the sum, "
-         "and divide by num_items_in_batch"),
-        ([of_places * share for share in shares], "each micro-batch is divided by all its places, padding "
-         "among them: take the sum, and divide by num_items_in_batch"),
-        ([means / items, of_places / items], "it is divided twice, by what is in the micro-batch and by "
-         "num_items_in_batch: take the sum first, and not the mean"),
-        ([computed(counts_padding)], "labels of -100 were taken for class 0, and count"),
-        ([computed(reshapes)], "reshape and view leave the numbers in their order, so that classes and "
-         "places get mixed up: logits.transpose(1, 2), or logits.flatten(0, 1)"),
-        ([computed(shifts)], "the logits were compared with the next token's labels: here the label of a "
-         "token stands at the token's own place"),
+        ([truth / n], f"it is {n} times too small: num_items_in_batch already covers all ranks, so do not divide by "
+         "the number of ranks, too"),
+        ([means * share for share in shares], "each micro-batch is divided by its own number of labels, as with "
+         "reduction='mean', so one with few labels counts as much as one with many: use the sum, and divide by "
+         "num_items_in_batch"),
+        ([of_places * share for share in shares], "each micro-batch is divided by the number of its places, "
+         "including padding: use the sum, and divide by num_items_in_batch"),
+        ([means / items, of_places / items], "it is divided twice, by the labels of the micro-batch and by "
+         "num_items_in_batch: use the sum instead of the mean"),
+        ([computed(counts_padding)], "labels of -100 were treated as class 0, so they count"),
+        ([computed(reshapes)], "reshape and view keep the order of the numbers, so they mix up classes and places: "
+         "logits.transpose(1, 2), or logits.flatten(0, 1)"),
+        ([computed(shifts)], "the logits were compared with the next token's labels: here the label of a token is "
+         "at the token's own place"),
     ]  # fmt: skip
     for values, cause in looks:
         if any(agree(got, value) for value in values):
