@@ -39,10 +39,13 @@ if (
             f"ddp_course.checks.{path.stem}"
             for path in COURSE.glob("ddp_course/checks/ex*")  # files and folders
         ),
-        # what Accelerate and Trainer import on the way, and lesson 11's ranks
+        # what programs import on the way: Accelerate, Trainer, LoRA, DeepSpeed's engine
         "datasets",
         "deepspeed",
+        "transformers.trainer",
+        "peft",
         "bitsandbytes",
+        "torch._inductor.compile_fx",
     )
 prepare_environment()
 

@@ -303,4 +303,4 @@ def test_a_full_disk_is_a_problem_with_a_cure(monkeypatch):
     monkeypatch.setattr(
         doctor.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 2**20})
     )
-    assert "make some room" in doctor.disk().cure
+    assert "free some space" in doctor.disk().cure

@@ -38,7 +38,8 @@ def check(number):
 
 
 def check_one(number, task, answer, chosen):
-    """Check the answer to one question, a cell's source or None; whether it passed.
+    """Check the answer to one question, a cell's source or None; return whether it
+    passed.
 
     chosen: the notebooks that are being checked.
     """
@@ -50,7 +51,7 @@ def check_one(number, task, answer, chosen):
     if exercises.untouched(task, answer):
         console.print(f"{title}: not attempted", style="yellow")
         return False
-    # its imports take seconds, and so do ours
+    # these imports and those of the ranks take seconds
     start_server(
         *(name for path in chosen.values() for name in exercises.preloads(path))
     )
@@ -62,7 +63,7 @@ def check_one(number, task, answer, chosen):
 
 
 def progress():
-    """Print what has passed, and what is next."""
+    """Print which questions have passed, and the next one."""
     done, following = state.load(), None
     table = Table("exercise", "passed", "questions")
     for number, path in exercises.learners().items():
@@ -78,8 +79,7 @@ def progress():
     console.print(table)
     if not following:
         console.print(
-            "All exercises have passed. "
-            "ddp-course solution 04 shows how we did one of them."
+            "All exercises have passed. ddp-course solution 04 shows the course's answers to one of them."
         )
         return
     number, name, path = following

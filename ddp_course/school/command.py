@@ -24,17 +24,17 @@ console = Console(highlight=False)
 
 
 def main():
-    """Run the command; what cannot be done ends with one line and exit code 2."""
+    """Run the command; an error of the user ends it with one line and exit code 2."""
     prepare_environment()
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # some terminals lack some characters
+        if hasattr(stream, "reconfigure"):  # some terminals cannot print all characters
             stream.reconfigure(errors="replace")
     try:
         code = app(standalone_mode=False)
         print(end="", flush=True)
     except BrokenPipeError:  # as of `ddp-course lessons | head -1`
         code = 1
-    except typer.Abort:  # Ctrl-C where we had asked for something
+    except typer.Abort:  # Ctrl-C at one of our own prompts
         code = 130
     except (UsageError, typer.TyperException, OSError) as error:
         code = 2
@@ -53,8 +53,8 @@ def one_line(error):
 
 
 def drop_what_cannot_be_written():
-    """Where the output is a closed pipe or a full disk: give up what is still to be
-    written, or Python would try again at its end, and complain.
+    """If the output is a closed pipe or a full disk, discard the unwritten output;
+    otherwise Python would try to write it again at exit, and report an error.
     """
     try:
         print(end="", flush=True)
@@ -64,7 +64,7 @@ def drop_what_cannot_be_written():
 
 @app.callback(invoke_without_command=True)
 def where_you_are(context: typer.Context):
-    """Without a command: say where you are, and what is next."""
+    """Without a command: print the progress and the next step."""
     if context.invoked_subcommand is None:
         progress()
         console.print("All commands: ddp-course --help")
@@ -86,9 +86,13 @@ def lessons():
 
 
 @app.command()
-def start(folder: Path = typer.Argument(help="it is made where it is not there")):
-    """Make a folder with the lessons and exercises to work in, or bring its copies up to
-    date: what you have changed stays.
+def start(
+    folder: Path = typer.Argument(
+        help="the folder; it is created if it does not exist"
+    ),
+):
+    """Make a course folder with copies of the lessons and exercises, or update these
+    copies. Files that you have changed are kept.
     """
     from ddp_course.school import start
 
@@ -132,21 +136,23 @@ def run(
 
 @app.command()
 def execute(
-    lesson: list[str] = typer.Argument(
-        None, help="which lessons; all where none is named"
-    ),
+    lesson: list[str] = typer.Argument(None, help="which lessons; default: all"),
     solutions: bool = typer.Option(
-        False, "--solutions", help="the solutions' notebooks, and not the lessons'"
+        False,
+        "--solutions",
+        help="run the solutions' notebooks instead of the lessons'",
     ),
     nproc: int = typer.Option(None, min=1, help="the notebooks' nproc"),
     data: str = typer.Option(None, help="the notebooks' data"),
     train_samples: int = typer.Option(None, min=1, help="the notebooks' train_samples"),
     epochs: int = typer.Option(None, min=1, help="the notebooks' epochs"),
     store: bool = typer.Option(
-        False, "--store", help="keep the outputs in lessons/, for all readers to see"
+        False, "--store", help="store the outputs in lessons/, where readers see them"
     ),
 ):
-    """Run lessons' notebooks from top to bottom with papermill; say how each went."""
+    """Run the lessons' notebooks from top to bottom with papermill, and print the
+    result of each.
+    """
     kind = "solutions" if solutions else "lessons"
     there = folders.notebooks(project_folder() / kind)
     if not there:
@@ -157,7 +163,9 @@ def execute(
     parameters = {name: value for name, value in given if value is not None}
     if store and parameters:
         names = ", ".join(parameters)
-        raise UsageError(f"--store keeps what readers will see: run it without {names}")
+        raise UsageError(
+            f"--store keeps the outputs that readers will see: run it without {names}"
+        )
 
     from ddp_course.school import execution
 
@@ -166,13 +174,15 @@ def execute(
 
 # ---- the exercises ----
 
-LESSON = typer.Argument(None, help="its number; all where none is given")
-QUESTION = typer.Argument(None, help="the question: its name, a part of it, its place")
+LESSON = typer.Argument(None, help="its number; default: all")
+QUESTION = typer.Argument(
+    None, help="the question: its name, a part of the name, or its number"
+)
 
 
 @app.command()
 def check(lesson: str = LESSON):
-    """Check the answers in your exercise notebooks, as they are saved."""
+    """Check the answers in your saved exercise notebooks."""
     raise typer.Exit(checking.check(lesson))
 
 
@@ -187,8 +197,8 @@ def hint(
     lesson: str = typer.Argument(help="its number"),
     name: list[str] = QUESTION,
 ):
-    """Give a hint: the next stronger one each time, for a question or for the first
-    that has not passed.
+    """Print the next hint for a question, by default the first that has not passed.
+    Each hint is stronger than the last.
     """
     title, text = hints.next_hint(lesson, " ".join(name or []))
     console.print(f"{title}: {text}", markup=False, soft_wrap=True)
@@ -202,7 +212,7 @@ def solution(
         False, "--force", help="also before your own answers have passed"
     ),
 ):
-    """Show our answers, or the one to a question, once yours have passed."""
+    """Show the course's answers, or the one to a question, after yours have passed."""
     number, done = lesson.zfill(2), state.load()
     given = {task.name: task for task in exercises.questions_of(number)}
     if name:
@@ -213,7 +223,7 @@ def solution(
     ]
     if missing and not force:
         raise UsageError(
-            f"not yet passed: {', '.join(missing)}; --force shows the answers all the same"
+            f"not yet passed: {', '.join(missing)}; --force shows the answers anyway"
         )
     for task in given.values():
         console.print(f"# {task.name}", style="bold")
@@ -228,15 +238,15 @@ def reset(
         help="an exercise's number, or the path of one of your copies"
     ),
 ):
-    """Bring back an exercise, or any copy, as it was at first; what you had is kept in
+    """Restore the original of an exercise or of any other copy. Your version is kept in
     runs/backups/.
     """
     from ddp_course.school import start
 
     path, kept = start.bring_back(which)
     if kept:
-        print(f"Yours is kept as {os.path.relpath(kept)}")
-    print(f"{os.path.relpath(path)} is as it was at first.")
+        print(f"Your version is kept as {os.path.relpath(kept)}")
+    print(f"{os.path.relpath(path)} is the original again.")
 
 
 @app.command()
@@ -244,7 +254,7 @@ def grade(
     path: Path = typer.Argument(
         help="a notebook, a folder of them, or a folder of such folders"
     ),
-    report: Path = typer.Option(Path("report.json"), help="where the report goes"),
+    report: Path = typer.Option(Path("report.json"), help="the file for the report"),
 ):
     """Grade submissions: only their solution cells count. Exit code 0: all passed; 1:
     not all; 2: could not grade.
@@ -322,8 +332,8 @@ def in_gigabytes(size):
 
 
 def whole_number(flag, text):
-    """A number from 1, which may be written as 7.5e9. Raises UsageError for all
-    else.
+    """A whole number of at least 1, which may be written as 7.5e9. Raises UsageError
+    for anything else.
     """
     try:
         number = float(text)
@@ -336,8 +346,8 @@ def whole_number(flag, text):
 
 @app.command()
 def doctor():
-    """Look at what is here and what is missing, run two real ranks, and name the cure
-    for each problem.
+    """Check the installation and this machine, run two real ranks, and name the fix for
+    each problem.
     """
     from ddp_course.school.doctor import examine
 
@@ -352,7 +362,7 @@ def doctor():
             console.print(
                 f"         cure         {escape(finding.cure)}", soft_wrap=True
             )
-    console.print("Nothing is missing." if not problems else f"{problems} to cure.")
+    console.print("Nothing is missing." if not problems else f"{problems} to fix.")
     raise typer.Exit(1 if problems else 0)
 
 

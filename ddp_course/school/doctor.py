@@ -1,5 +1,5 @@
-"""What `ddp-course doctor` looks at: one function a question, each answered by a
-Finding.
+"""What `ddp-course doctor` checks: one function per question, each with a Finding as
+its answer.
 """
 
 import importlib.metadata
@@ -15,8 +15,8 @@ REINSTALL = "install the two together: pip install --force-reinstall torch torch
 
 
 class Finding(NamedTuple):
-    """One answer: what was looked at, what was found, and how to cure it; `cure` is
-    empty where all is well.
+    """One answer: what was checked, what was found, and how to fix it; `cure` is empty
+    if all is well.
     """
 
     subject: str
@@ -25,8 +25,8 @@ class Finding(NamedTuple):
 
 
 def examine():
-    """Yield one Finding after the other. Those that start ranks come last, and only
-    where torch can be imported.
+    """Yield the Findings in order. Those that start ranks come last, and only if torch
+    can be imported.
     """
     yield python()
     torch = torch_and_torchvision()
@@ -63,9 +63,7 @@ def version_of(package):
 
 
 def torch_and_torchvision():
-    """Import both, in a process of its own: a pair that does not match fails at
-    import.
-    """
+    """Import both in a separate process: a pair that does not match fails at import."""
     found = f"torch {version_of('torch')}, torchvision {version_of('torchvision')}"
     if "none" in found:
         return Finding(
@@ -106,8 +104,8 @@ def notebooks():
 
 
 def environment():
-    """Variables that would make a program think that torchrun had started it, or that
-    misguide gloo.
+    """Environment variables with which a program would seem to be started by torchrun,
+    or that mislead gloo.
     """
     names = [
         "RANK",
@@ -128,14 +126,14 @@ def environment():
     if interface and interface not in [name for _, name in socket.if_nameindex()]:
         return Finding(
             "environment",
-            f"GLOO_SOCKET_IFNAME={interface}, which is no interface of this machine",
+            f"GLOO_SOCKET_IFNAME={interface}, which is not an interface of this machine",
             "unset GLOO_SOCKET_IFNAME",
         )
     return Finding("environment", "no launcher's variables left over")
 
 
 def loopback():
-    """Ranks on one machine talk over 127.0.0.1."""
+    """Ranks on one machine communicate over 127.0.0.1."""
     try:
         with (
             socket.create_server(("127.0.0.1", 0)) as server,
@@ -143,7 +141,7 @@ def loopback():
         ):
             pass
     except OSError as error:
-        cure = "bring the loopback interface up, and let your firewall pass it"
+        cure = "enable the loopback interface, and allow it in your firewall"
         return Finding("loopback", f"127.0.0.1 cannot be reached ({error})", cure)
     try:
         socket.gethostbyname(socket.gethostname())
@@ -151,15 +149,13 @@ def loopback():
         name = socket.gethostname()
         return Finding(
             "loopback",
-            f"127.0.0.1 works; the host name {name} does not resolve, torch may warn of that",
+            f"127.0.0.1 works; the host name {name} does not resolve, and torch may warn about that",
         )
     return Finding("loopback", "127.0.0.1 works, the host name resolves")
 
 
 def ports():
-    """The course takes free ports. 29500 is what other launchers take when nobody
-    says.
-    """
+    """The course uses free ports. 29500 is the default of other launchers."""
     with socket.socket() as probe:
         taken = probe.connect_ex(("127.0.0.1", 29500)) == 0
     return Finding(
@@ -177,12 +173,12 @@ def disk():
         return Finding(
             "disk",
             f"{folder} cannot be written to",
-            "work in a folder of your own, or pass --out to the lessons",
+            "work in a folder that you can write to, or pass --out to the lessons",
         )
     return Finding(
         "disk",
         f"{free:.1f} GiB free",
-        "make some room: runs and notebooks are written here" if free < 0.5 else "",
+        "free some space: runs and notebooks are written here" if free < 0.5 else "",
     )
 
 
@@ -237,9 +233,7 @@ def images():
 
 
 def sum_of_ranks():
-    """What each of the two ranks does: an all_reduce of its number, plus one. All get
-    3.
-    """
+    """What each of the two ranks does: an all_reduce of its rank plus one. Both get 3."""
     import torch
     import torch.distributed as dist
 
@@ -260,7 +254,7 @@ def ranks_by_launch():
         return Finding(
             "launch()",
             str(error),
-            "set DDP_COURSE_START_METHOD=spawn and try again; else report this text",
+            "set DDP_COURSE_START_METHOD=spawn and try again; if that fails, report this text",
         )
     if sums != [3, 3]:
         return Finding(
@@ -290,7 +284,7 @@ def ranks_by_torchrun():
     except subprocess.TimeoutExpired:
         return Finding(
             "torchrun",
-            "2 ranks, but no answer in two minutes",
+            "2 ranks did not answer within two minutes",
             "check the loopback line above, and your firewall",
         )
     if done.returncode == 0 and "".join(done.stdout.split()) == "33":

@@ -19,11 +19,11 @@ PATIENT = Config(KernelManager={"shutdown_wait_time": 60.0})
 
 
 def execute(notebooks, parameters, store):
-    """Run notebooks in turn and print how each went; return the exit code, 0 or 1.
+    """Run notebooks in turn and print the result of each; return the exit code, 0 or 1.
 
     notebooks: their paths. parameters: {name: value} for their cell of parameters.
-    store: whether the outputs take the place of those that are stored. The notebooks
-    with their new outputs are written to runs/notebooks/.
+    store: whether the outputs replace the stored ones. The notebooks with their new
+    outputs are written to runs/notebooks/.
     """
     console = Console(highlight=False)
     folder = project_folder() / "runs" / "notebooks"
@@ -43,7 +43,7 @@ def execute(notebooks, parameters, store):
                 parameters,
                 cwd=notebook.parent,
                 kernel_name="python3",
-                execution_timeout=120,
+                execution_timeout=300,  # per cell; launch stops its ranks sooner
                 coalesce_streams=True,
                 extra_arguments=["--IPKernelApp.log_level=40"],
                 progress_bar=sys.stderr.isatty(),
@@ -58,14 +58,16 @@ def execute(notebooks, parameters, store):
         seconds = time.perf_counter() - begin
         table.add_row(notebook.stem, f"{seconds:.0f}", escape(verdict))
     console.print(table)
-    console.print(f"The notebooks with their new outputs: {os.path.relpath(folder)}")
+    console.print(
+        f"The notebooks with their new outputs are in {os.path.relpath(folder)}"
+    )
     return int(failed)
 
 
 def store_outputs(executed, notebook):
     """Put a notebook that has been executed in place of the stored one.
 
-    What papermill and the kernel have noted about this run is left out.
+    The metadata of papermill and the kernel about this run is removed.
     """
     fresh = exercises.read(executed)
     kept = ("kernelspec", "language_info")
@@ -78,6 +80,8 @@ def store_outputs(executed, notebook):
 
 
 def in_one_line(error):
-    """The line of a cell's error that says most: of ranks', that of the first."""
+    """The most informative line of a cell's error; of several ranks' errors, that of
+    the first.
+    """
     of_the_first = str(error).strip().split("\n\nmeanwhile ")[0]
     return (of_the_first.splitlines() or [type(error).__name__])[-1].strip()

@@ -1,4 +1,4 @@
-"""Exercise notebooks: made from solutions, taken apart into questions, put together for
+"""Exercise notebooks: made from solutions, divided into questions, assembled for
 grading.
 
 `solutions/03_solution_ddp.ipynb` becomes `exercises/03_exercise_ddp.ipynb`. A solution
@@ -69,31 +69,33 @@ def questions_of(number):
 
 
 def read(path):
-    """A notebook. Raises UsageError, in one line, where the file is missing or is not a
+    """A notebook. Raises UsageError, in one line, if the file is missing or is not a
     notebook.
     """
-    import nbformat  # takes a second, which most commands need not wait for
+    import nbformat  # takes a second, and most commands do not need it
 
     try:
         with warnings.catch_warnings(
             action="ignore"
-        ):  # of cells without an id, which we can do without
+        ):  # about cells without an id, which we do not need
             notebook = nbformat.read(path, as_version=4)
             nbformat.validate(notebook)
         return notebook
     except FileNotFoundError:
         raise UsageError(f"there is no notebook {path}") from None
-    except Exception:  # nbformat has many kinds for what is not a notebook
+    except (
+        Exception
+    ):  # nbformat raises many kinds of errors for a file that is not a notebook
         raise UsageError(damage(Path(path))) from None
 
 
 def damage(path):
-    """What to say of a file that is no notebook: the learner's own exercise can be
+    """The error for a file that is not a notebook: the learner's own exercise can be
     reset, a submission cannot.
     """
     own = path.resolve().parent == (folders.learner_folder() / "exercises").resolve()
     if in_conflict(path):
-        problem = "holds the marks of a merge conflict"
+        problem = "has the marks of a merge conflict"
     else:
         problem = "is damaged" if own else "is no notebook"
     return f"{path} {problem}" + (
@@ -112,7 +114,7 @@ def in_conflict(path):
 
 
 def preloads(path):
-    """The modules with which a notebook's ranks begin, as its first cell says:
+    """The modules that a notebook's ranks start with, from its first cell:
     start_server("accelerate").
     """
     with suppress(OSError):
@@ -123,7 +125,7 @@ def preloads(path):
 
 
 def write(path, notebook):
-    """Write a notebook, whole or not at all."""
+    """Write a notebook atomically."""
     write_text(path, as_text(notebook))
 
 
@@ -135,12 +137,12 @@ def as_text(notebook):
 
 
 def write_text(path, text):
-    """Write a text file, whole or not at all. Raises UsageError where that fails."""
+    """Write a text file, atomically. Raises UsageError if that fails."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path, content):
-    """Write a file, whole or not at all. Raises UsageError where that fails."""
+    """Write a file, atomically. Raises UsageError if that fails."""
     temporary = Path(path).with_name(f".{Path(path).name}.{os.getpid()}")
     try:
         temporary.write_bytes(content)
@@ -156,8 +158,8 @@ def tagged(cell, tag):
 
 
 def tasks(notebook):
-    """The Tasks of a solution or exercise notebook, in order. Raises UsageError where
-    there is none, or a half one.
+    """The Tasks of a solution or exercise notebook, in order. Raises UsageError if
+    there is none, or only half of one.
     """
     found, given, waiting = [], [], None
     for cell in notebook.cells:
@@ -250,7 +252,9 @@ def released(solution):
     import nbformat
 
     exercise = nbformat.reads(nbformat.writes(solution), as_version=4)
-    tasks(exercise)  # finds half questions, and notebooks without any
+    tasks(
+        exercise
+    )  # raises an error for incomplete questions, and for notebooks without any
     for cell in exercise.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
@@ -260,7 +264,7 @@ def released(solution):
 
 
 def untouched(task, answer):
-    """Whether a learner's cell is still what the exercise gave."""
+    """Whether a learner's cell is still the exercise's own."""
     return answer.strip() == cleared(task.cell.source).strip()
 
 
@@ -289,7 +293,7 @@ def answer_cells(notebook, tasks):
 
 
 def answers(task, cell):
-    """The learner's cell as what a check is given: text, for the ranks to run. See
+    """The learner's cell as text for the ranks to run, which is passed to a check. See
     `judge.Source`.
     """
     from ddp_course.school.judge import Source

@@ -1,4 +1,6 @@
-"""Hints: which question a person means, the next hint on it, and the magic `%hint`."""
+"""Hints: finding the question that a person means, its next hint, and the magic
+`%hint`.
+"""
 
 import html
 import importlib
@@ -14,8 +16,8 @@ COLOR = "56, 139, 253"
 def next_hint(number, wanted=""):
     """The next stronger hint on a question of an exercise, as (title, text).
 
-    wanted: the question, as `find_question` takes it; where it is left out, the first
-    one that has not passed. Raises UsageError where there is no such question.
+    wanted: the question, as `find_question` takes it; without it, the first question
+    that has not passed. Raises UsageError if there is no such question.
     """
     number = number.zfill(2)
     found = questions(number)
@@ -34,7 +36,7 @@ def next_hint(number, wanted=""):
 
 def questions(number):
     """The Questions of an exercise, {name: Question}, in the order of its notebook.
-    Raises UsageError where there is no such exercise.
+    Raises UsageError if there is no such exercise.
     """
     from ddp_course import checks
     from ddp_course.school.judge import Question
@@ -53,8 +55,8 @@ def questions(number):
 
 
 def find_question(number, wanted, names):
-    """The one of these names that a person means: its place, counted from 1, its first
-    letters, or any part of it. Case, spaces and `-` do not matter. Raises UsageError.
+    """The name that a person means by its place, counted from 1, its first letters, or
+    any part of it. Case, spaces and `-` do not matter. Raises UsageError.
     """
     names, short = list(names), _plain(wanted)
     if short.isdecimal() and 1 <= int(short) <= len(names):
@@ -75,13 +77,13 @@ def find_question(number, wanted, names):
 
 
 def _plain(name):
-    """A name in small letters and digits alone."""
+    """A name in lower case, with letters and digits only."""
     return re.sub(r"[\W_]+", "", name).casefold()
 
 
 def first_open(number, names):
-    """The first of an exercise's questions that has not passed. Raises UsageError where
-    all have.
+    """The first of an exercise's questions that has not passed. Raises UsageError if
+    all have passed.
     """
     done = progress.load()
     for name in names:
@@ -113,7 +115,9 @@ def hint(line):
         number = words.pop(0)
     try:
         title, text = next_hint(number or "", " ".join(words))
-    except UsageError as error:  # no exception: "Run All" should not stop here
+    except (
+        UsageError
+    ) as error:  # not an exception, because "Run All" should not stop here
         print(error)
         return
     body = f"<div>{html.escape(text)}</div>"

@@ -90,7 +90,7 @@ class Verdict:
         return boxes.box(title, rows + boxes.folded(self.hints), color)
 
     def show(self):
-        """Display it, and then its picture, where a person is reading."""
+        """Display the verdict, and then its picture if a person is reading."""
         boxes.show(str(self), self.to_html())
         if self.picture:
             from ddp_course.notebook import plots
@@ -106,7 +106,7 @@ class Question:
     checks them and shows the verdict.
     """
 
-    latest = None  # the exercise whose questions were made or asked last: "03"
+    latest = None  # the exercise whose questions were defined or called last: "03"
 
     def __init__(self, body, hints):
         self.body, self.hints = body, hints
@@ -118,7 +118,7 @@ class Question:
     def __call__(self, *objects, seed=None):
         Question.latest = self.lesson
         graded = os.environ.get("DDP_COURSE_VERDICT")
-        if graded:  # what holds if the answer brings this process down
+        if graded:  # the verdict if the answer ends this process
             rows = {"where": "your code ended, or held up, the process that judges it"}
             Path(graded).write_text(json.dumps({"status": RAISED, "rows": rows}))
         verdict = self.judge(*objects, seed=seed)
@@ -132,7 +132,7 @@ class Question:
 
     def judge(self, *objects, seed=None):
         """The Verdict on these answers. seed: of the check's random choices; a failing
-        verdict says which it was.
+        verdict shows it.
         """
         seed = secrets.randbelow(10**6) if seed is None else seed
         answer = None
@@ -149,7 +149,7 @@ class Question:
         except RankError as error:
             if (
                 error.message.split("\n")[0] == "NotImplementedError"
-            ):  # torch, too, raises it, and says more
+            ):  # torch raises it, too, with a better message
                 return Verdict(self.title, NOT_ATTEMPTED, {}, self.hints)
             status, rows = RAISED, {"where": _without_our_frames(str(error))}
             for text, cause in KNOWN_ERRORS.items():
@@ -177,8 +177,8 @@ class Question:
 
 @contextmanager
 def one_thread():
-    """Let torch compute with one thread, here: of so little work, more of them only
-    make waiting.
+    """Let torch compute with one thread here: with so little work, more threads only
+    wait.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -189,8 +189,8 @@ def one_thread():
 
 
 def _without_our_frames(story):
-    """A rank's traceback without the lines that load an answer, and those that watch
-    what it sends.
+    """A rank's traceback without the lines that load an answer or watch its
+    communication.
     """
     ours = re.compile(
         r"ddp_course/(school/judge\.py, line|\S+\.py, line \d+, in __torch_dispatch__)"
@@ -199,8 +199,8 @@ def _without_our_frames(story):
 
 
 def _where_they_stood(story):
-    """Where the ranks of a timeout stood; the barrier in which our own observers wait
-    for all is told in words.
+    """Where each rank was at a timeout; the barrier of our own observers is described
+    in words.
     """
     return re.sub(
         r"was in torch/distributed/\S+, line \d+, in barrier: .*", FINISHED, story
@@ -211,7 +211,7 @@ FINISHED = "had done its part, and waited for the others"
 
 
 def _cause_of_waiting(where):
-    """The likely cause of a timeout, from where the ranks stood."""
+    """The likely cause of a timeout, from where each rank was."""
     places = re.findall(r"(?m)^\s*rank \d+ (.*)", where)
     if places and all(re.search(r"\bsend\(", place) for place in places):
         return "all ranks send, and nobody receives: isend only begins to send; receive, and then wait for it"
@@ -222,7 +222,7 @@ def _cause_of_waiting(where):
         )
     if places and all(place == FINISHED for place in places):
         return (
-            "all calls have returned, but something that they began has not ended. "
+            "all calls have returned, but an operation that they started has not ended. "
             + FORGOTTEN
         )
     cause = "some rank waits for another that does not come, or a loop does not end"
@@ -235,21 +235,22 @@ FORGOTTEN = "After isend or irecv, keep the work that it returns and call its wa
 
 
 KNOWN_ERRORS = {
-    "cannot register a hook on a tensor that doesn't require gradient": "a frozen parameter takes no hook: look at "
-    "requires_grad first",
-    "but got <class 'NoneType'> instead": "parameter.grad is None where nothing flowed, as in a frozen parameter: skip "
-    "it. (In a hook: register_hook comes before the gradient is in place, register_post_accumulate_grad_hook after.)",
+    "cannot register a hook on a tensor that doesn't require gradient": "a frozen parameter cannot have a hook: "
+    "check requires_grad first",
+    "but got <class 'NoneType'> instead": "parameter.grad is None without a gradient, as for a frozen parameter: skip "
+    "it. (In a hook: register_hook runs before the gradient is stored, register_post_accumulate_grad_hook after.)",
     "File too large": "more than 64 MB were printed, or written to a file: does it print without end?",
     "SIGABRT": "two ranks brought tensors of different sizes to a collective or a message: gloo then aborts",
     **dict.fromkeys(
         SYMPTOMS,
-        "another rank has left, or stands elsewhere, while this one waited for it: do all ranks "
-        "call the same collectives?",
+        "another rank has left, or is in another call, while this one waited for it: do all ranks call the same "
+        "collectives?",
     ),
-    "iter() returned non-iterator": "__iter__ returns an iterator: of a list, return iter(the_list)",
-    "can require gradients": "a weight that is packed into integers takes no gradient: value.is_floating_point() tells",
-    "trying to initialize the default process group twice": "the check has joined the group already: do not call "
-    "init_process_group",
+    "iter() returned non-iterator": "__iter__ must return an iterator: for a list, return iter(the_list)",
+    "can require gradients": "a weight that is packed into integers cannot have a gradient: check "
+    "value.is_floating_point()",
+    "trying to initialize the default process group twice": "the check has already joined the process group: do not "
+    "call init_process_group",
 }
 
 
@@ -265,12 +266,12 @@ def question(*hints):
 
 
 class CannotBeSent(Exception):
-    """An answer that the ranks cannot get, such as one that holds an open file."""
+    """An answer that cannot be sent to the ranks, such as one with an open file."""
 
 
 class Answer:
-    """The learner's objects, packed for the ranks. This process never calls, and never
-    unpacks them.
+    """The learner's objects, packed for the ranks. This process never calls or unpacks
+    them.
     """
 
     def __init__(self, objects):
@@ -289,8 +290,8 @@ class Answer:
         """Call `observe(*learner's objects, *args)` on ranks; return what each
         returned, plain values in rank order.
 
-        observe: a function of the check's own module, which puts the answer to work and
-        says what it saw.
+        observe: a function of the check's module, which runs the answer and returns
+        what it observed.
         """
         output = io.StringIO()
         try:
@@ -309,8 +310,8 @@ class Answer:
 
 @contextmanager
 def trying(case):
-    """For an observer that tries an answer on several cases: an error that comes up
-    within names its case.
+    """For an observer that tests an answer on several cases: an error inside the block
+    names its case.
     """
     try:
         yield
@@ -320,7 +321,7 @@ def trying(case):
 
 
 def _on_a_rank(payload, observe, args):
-    torch.set_num_threads(1)  # of so little work, more threads only make waiting
+    torch.set_num_threads(1)  # with so little work, more threads only wait
     objects = cloudpickle.loads(payload)
     objects = [
         thing.load() if isinstance(thing, Source) else thing for thing in objects
@@ -329,8 +330,8 @@ def _on_a_rank(payload, observe, args):
 
 
 def plain(value):
-    """A copy of a value made of tensors, numbers, texts, lists, tuples and dicts only:
-    nothing with code in it.
+    """A copy of a value that consists of tensors, numbers, texts, lists, tuples and
+    dicts, without any code.
     """
     if value is None or type(value) is bool:
         return value
@@ -348,7 +349,7 @@ def plain(value):
 
 @dataclass(frozen=True)
 class Source:
-    """An answer as text: the ranks run it, and nobody else. So are submissions graded.
+    """An answer as text, which only the ranks run. Submissions are graded in this form.
 
     preamble: the cells that the course gave before it, imports for one; cell: the
     learner's; name: what it defines.
@@ -383,10 +384,12 @@ class Source:
 
 
 def _without_magics(text):
-    """A cell without the lines that only IPython understands; line numbers stay."""
+    """A cell without the lines that only IPython understands; line numbers do not
+    change.
+    """
     try:
         compile(text, "<cell>", "exec", dont_inherit=True)
-        return text  # plain Python, whose lines may well begin with %
+        return text  # plain Python, in which a line may begin with %
     except (SyntaxError, ValueError):
         return re.sub(r"(?m)^\s*[%!].*$", "", text)
 

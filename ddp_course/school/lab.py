@@ -30,23 +30,23 @@ def lab(number, browser):
     command += [f"--ServerApp.root_dir={folder.absolute()}"]
     command += [f"--ServerApp.terminado_settings={terminal()}"]
     command += [f"--LabApp.default_url=/lab/tree/lessons/{lesson}"]
-    # it asks the reader for no news, and nobody else
+    # no questions about news, and no requests for them
     command += [f"--LabApp.app_settings_dir={SETTINGS}", "--ServerApp.log_level=WARN"]
     if not browser:
         command += ["--no-browser"]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
-        command += ["--allow-root"]  # in a container, where everybody is root
+        command += ["--allow-root"]  # in a container, where users are often root
     server = subprocess.Popen(command, cwd=folder, env=environment())
-    # Ctrl-C is the server's: it asks whether to stop
+    # the server handles Ctrl-C: it asks whether to stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # a command that is ended ends its server
+    # when the command is terminated, terminate its server
     signal.signal(signal.SIGTERM, lambda *_: server.terminate())
     return server.wait()
 
 
 def course_folder():
-    """The course folder to work in: the one that we are in; in a checkout its work/,
-    made or brought up to date; elsewhere, one that we ask for.
+    """The course folder to work in: the current one; in a checkout its work/, created
+    or updated; elsewhere, a folder that we ask for.
     """
     here = project_folder()
     if (here / COURSE_FILE).is_file():
@@ -54,7 +54,9 @@ def course_folder():
     if is_checkout(here):
         folder = here / "work"
     elif sys.stdin and sys.stdin.isatty():
-        name = typer.prompt("Copy the lessons to which folder?", default="my-course")
+        name = typer.prompt(
+            "Which folder should the lessons be copied to?", default="my-course"
+        )
         folder = Path(name).expanduser()
     else:
         raise UsageError(f"there is no course folder here: {folders.MAKE_ONE}")
@@ -72,8 +74,8 @@ def environment():
 
 
 def terminal():
-    """JupyterLab's settings for terminals: a login shell sets PATH anew, so have it put
-    our folder first again. Other shells are started as JupyterLab does.
+    """JupyterLab's settings for terminals: a login shell resets PATH, so put our folder
+    first again. Other shells start as usual.
     """
     shell = os.environ.get("SHELL") or shutil.which("sh") or ""
     if Path(shell).name not in ("sh", "dash", "bash", "zsh"):

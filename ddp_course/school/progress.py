@@ -18,7 +18,7 @@ def load():
     """{question: {"status": ..., "passed": whether it ever has, "hints": how many were
     given}}, {} at first.
 
-    Raises UsageError where the file is damaged.
+    Raises UsageError if the file is damaged.
     """
     try:
         if not path().exists():
@@ -40,8 +40,8 @@ def load():
 
 
 def record(verdict):
-    """Remember a verdict. What has passed stays passed. Where the file cannot be
-    written, only the memory is lost.
+    """Remember a verdict. A question that has passed stays passed. If the file cannot
+    be written, the verdict is just not remembered.
     """
     with suppress(OSError, UsageError), _one_at_a_time():
         done = load()
@@ -70,7 +70,7 @@ def count_hint(question, most):
 
 @contextmanager
 def _one_at_a_time():
-    """Read, change and write with no other process between, or two checks at once would
+    """Read, change and write under a lock, because two checks at the same time would
     lose one of their verdicts.
     """
     from filelock import FileLock  # comes with torch

@@ -25,7 +25,7 @@ def run(script, nproc, flags):
     if nproc > 1:
         # torchrun's own default, of which it would warn
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # what went wrong, the ranks have said themselves
+    # the ranks have already printed what went wrong
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     rendezvous_handler_registry.register("loopback", loopback_rendezvous)
     backend = ["--rdzv_backend", "loopback", "--rdzv_endpoint", "127.0.0.1"]
@@ -33,7 +33,7 @@ def run(script, nproc, flags):
         torchrun(parse_args([*backend, *command]))
     except ChildFailedError as error:
         codes = [failure.exitcode for failure in error.failures.values()]
-        if 130 in codes:  # the ranks have heard Ctrl-C before torchrun has
+        if 130 in codes:  # the ranks have received Ctrl-C before torchrun
             return 130
         if 2 not in codes:
             print(error, file=sys.stderr)
@@ -44,7 +44,7 @@ def run(script, nproc, flags):
 
 
 def loopback_rendezvous(parameters):
-    """How the ranks meet: as torchrun's own do, but at a store on 127.0.0.1 only.
+    """The ranks' rendezvous, like torchrun's, but with a store on 127.0.0.1 only.
 
     torchrun's store listens on all interfaces. parameters: RendezvousParameters.
     """
@@ -58,7 +58,9 @@ def loopback_rendezvous(parameters):
         def __init__(self):
             store = host_store()
             super().__init__("127.0.0.1", store.port, 0, 1, parameters.run_id, 600)
-            self._store = store  # where there is one, the base class makes none
+            self._store = (
+                store  # if this is set, the base class does not make its own store
+            )
 
         def get_backend(self):
             return "loopback"

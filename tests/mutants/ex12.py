@@ -51,12 +51,12 @@ def rounds_down(parameters, ranks, stage, mixed=False, buckets=False):
     return kept(parameters, ranks, stage, mixed, buckets, shard=parameters // ranks)
 
 
-@wrong("kept_bytes", "round up what does not divide")
+@wrong("kept_bytes", "a shard has a whole number of parameters: round up")
 def divides(parameters, ranks, stage, mixed=False, buckets=False):
     return kept(parameters, ranks, stage, mixed, buckets, shard=parameters / ranks)
 
 
-@wrong("kept_bytes", "also has the weights in fp32")
+@wrong("kept_bytes", "also has the master weights in fp32")
 def forgets_the_copy(parameters, ranks, stage, mixed=False, buckets=False):
     return kept(
         parameters, ranks, stage, mixed, buckets, sizes=[2, 2, 8] if mixed else None
@@ -85,7 +85,7 @@ def a_stage_too_late(parameters, ranks, stage, mixed=False, buckets=False):
     return kept(parameters, ranks, stage - 1, mixed, buckets)
 
 
-@wrong("kept_bytes", "and not the gradients; they come with stage 2")
+@wrong("kept_bytes", "but not the gradients; stage 2 shards them, too")
 def gradients_first(parameters, ranks, stage, mixed=False, buckets=False):
     return kept(parameters, ranks, stage, mixed, buckets, begin=(3, 1, 2))
 
@@ -101,12 +101,12 @@ def one_thing_a_stage(parameters, ranks, stage, mixed=False, buckets=False):
     return total + buckets * sizes[1] * parameters
 
 
-@wrong("kept_bytes", "the buckets hold all gradients once more")
+@wrong("kept_bytes", "the buckets hold all gradients a second time")
 def without_buckets(parameters, ranks, stage, mixed=False, buckets=False):
     return kept(parameters, ranks, stage, mixed, False)
 
 
-@wrong("kept_bytes", "in the gradients' own dtype: 2 bytes")
+@wrong("kept_bytes", "in the gradients' dtype: 2 bytes")
 def buckets_in_fp32(parameters, ranks, stage, mixed=False, buckets=False):
     return kept(parameters, ranks, stage, mixed, buckets, again=4)
 
@@ -202,39 +202,39 @@ class AllAtOnce(Dealt):
             parameter.grad.zero_()
 
 
-@wrong("sharded_adamw", "Adam's state of all parameters")
+@wrong("sharded_adamw", "Adam's state for all parameters")
 class PlainAdamW(torch.optim.AdamW):
     def __init__(self, parameters, lr):
         super().__init__(parameters, lr=lr)
 
 
-@wrong("sharded_adamw", "Adam's state of all parameters")
+@wrong("sharded_adamw", "Adam's state for all parameters")
 class KeepsAll(Dealt):
     def given(self):
         return self.parameters
 
 
-@wrong("sharded_adamw", "its owner sends it to all others")
+@wrong("sharded_adamw", "its owner must broadcast it")
 class SendsNothing(Dealt):
     def send(self):
         pass
 
 
-@wrong("sharded_adamw", "its owner sends it to all others")
+@wrong("sharded_adamw", "its owner must broadcast it")
 class SendsFromZero(Dealt):
     def send(self):
         for parameter in self.parameters:
             dist.broadcast(parameter.data, src=0)
 
 
-@wrong("sharded_adamw", "it has grown: a sum over ranks")
+@wrong("sharded_adamw", "it has grown: it is a sum")
 class AddsUp(Dealt):
     def send(self):
         for parameter in self.parameters:
             dist.all_reduce(parameter.data)
 
 
-@wrong("sharded_adamw", "it is a mean of what the owner has updated")
+@wrong("sharded_adamw", "it is a mean of the owner's updated value")
 class TakesTheMean(Dealt):
     def send(self):
         for parameter in self.parameters:
@@ -252,7 +252,7 @@ class SumsWithZeros(Dealt):
             dist.all_reduce(parameter.data)
 
 
-@wrong("sharded_adamw", "no gradients, and no state")
+@wrong("sharded_adamw", "do not send gradients or optimizer state")
 class SendsGradientsToo(Dealt):
     def step(self):
         for i, parameter in enumerate(self.parameters):
@@ -260,7 +260,7 @@ class SendsGradientsToo(Dealt):
         super().step()
 
 
-@wrong("sharded_adamw", "zero_grad is for all parameters")
+@wrong("sharded_adamw", "zero_grad must clear all parameters")
 class FreesItsOwn(Dealt):
     def zero_grad(self):
         self.optimizer.zero_grad()
@@ -272,7 +272,7 @@ class ForgetsTheRate(Dealt):
         super().__init__(parameters, 0.5)
 
 
-@wrong("sharded_adamw", "shared out about evenly|Adam's state of all")
+@wrong("sharded_adamw", "divide the parameters about evenly|Adam's state for all")
 class OneForTheRest(Dealt):
     """Each rank but the last gets one parameter."""
 
@@ -355,7 +355,7 @@ class ByReduces(Linear):
         return gradient @ gather(shard), parts[dist.get_rank()].clone()
 
 
-@wrong("gathered_linear", "the whole weight is still there")
+@wrong("gathered_linear", "the whole weight is still in memory")
 class SavesTheWeight(Linear):
     @staticmethod
     def forward(ctx, x, shard):
@@ -398,7 +398,7 @@ class ByAllReduce(Linear):
         return gradient @ gather(shard), own
 
 
-@wrong("gathered_linear", "it is not averaged")
+@wrong("gathered_linear", "must not be averaged")
 class AveragesX(Linear):
     @staticmethod
     def backward(ctx, gradient):
@@ -445,7 +445,7 @@ class ScattersElsewhere(Linear):
         return gradient @ gather(shard), torch.zeros_like(shard)
 
 
-@wrong("gathered_linear", "gathering everybody's gradients sends n times")
+@wrong("gathered_linear", "gathering all ranks' gradients sends n times")
 class GathersGradients(Linear):
     @staticmethod
     def backward(ctx, gradient):
@@ -456,7 +456,10 @@ class GathersGradients(Linear):
         return gradient @ gather(shard), mean.chunk(n)[dist.get_rank()].clone()
 
 
-@wrong("gathered_linear", "gathers it once and scatters|gathers the weight once")
+@wrong(
+    "gathered_linear",
+    "must gather it once and reduce-scatter|forward must gather the weight once",
+)
 class GathersTwice(Linear):
     @staticmethod
     def forward(ctx, x, shard):
