@@ -38,7 +38,7 @@ def seconds(work, *args):
 
 
 def rounds_in_turn(rounds, **works):
-    """Time functions in turn, so that whatever else the machine does hits all alike;
+    """Time functions in turn, so that other load on the machine affects all of them;
     for each round {name: seconds}.
     """
     return [

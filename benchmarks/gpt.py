@@ -97,7 +97,7 @@ class PlainGPT(nn.Module):
 
 
 def flops_of_a_step(network, tokens, layers, width):
-    """6 for each parameter and token, and 12 x layers x width x context for each token:
+    """6 per parameter per token, plus 12 x layers x width x context per token:
     Chowdhery et al., "PaLM", 2022.
     """
     used = sum(
@@ -109,8 +109,8 @@ def flops_of_a_step(network, tokens, layers, width):
 
 
 def measure(shape, batch, rounds=9):
-    """Seconds of a training step, ours and plain, and of a matrix product, in turn; and
-    how much each computes.
+    """The seconds of a training step, ours and plain, and of a matrix product, in turn;
+    and their floating-point operations.
     """
     size = lesson10.SHAPES[shape]
     torch.manual_seed(0)
@@ -131,8 +131,8 @@ def measure(shape, batch, rounds=9):
     factors = torch.randn(1024, 1024), torch.randn(1024, 1024)
 
     def products():
-        """As many as take about as long as a step: what disturbs the machine for a
-        moment hits both alike.
+        """As many as take about as long as a step, so that a short disturbance of the
+        machine affects both.
         """
         for _ in range(PRODUCTS):
             factors[0] @ factors[1]

@@ -1,5 +1,5 @@
-"""What it costs to import the course: nothing to speak of, and a lesson hardly more
-than what it teaches.
+"""The cost of importing the course: very little, and for a lesson hardly more than its
+libraries.
 
 python benchmarks/imports.py
 """
@@ -21,8 +21,8 @@ print(json.dumps([time.perf_counter() - begin, "torch" in sys.modules]))
 
 
 def import_fresh(module):
-    """Import a module in a Python of its own; return the seconds, and whether torch
-    came with it.
+    """Import a module in a new Python process; return the seconds, and whether it
+    imported torch.
     """
     command = [sys.executable, "-c", IMPORT.format(module=module)]
     return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
@@ -30,8 +30,8 @@ def import_fresh(module):
 
 STANDS_ON = {
     "ddp_course.lesson07": "accelerate",
-    "ddp_course.lesson08": "transformers.trainer",
-    "ddp_course.lesson11": "transformers.trainer",
+    "ddp_course.lesson08": "torch, transformers",
+    "ddp_course.lesson11": "torch, transformers",
     "ddp_course.lesson12": "torch.distributed.fsdp",
 }  # the others: torch
 
@@ -57,7 +57,7 @@ def main():
             seconds[module].append(took)
     least = {
         module: min(times) for module, times in seconds.items()
-    }  # all else is what the machine did besides
+    }  # the rest is other load on the machine
     claims = [
         claim(
             "import ddp_course, which brings no torch, seconds",

@@ -1,4 +1,4 @@
-"""How much sooner `launch` is done than torchrun, and how soon it reports a rank that
+"""How much faster `launch` is than torchrun, and how soon it reports a rank that
 raised.
 
 python benchmarks/launch_and_torchrun.py
@@ -15,7 +15,7 @@ from ddp_course.ranks.launch import RankError, launch
 
 
 def torchrun(task):
-    """Two ranks from a shell, as one types it."""
+    """Two ranks started from a shell."""
     command = [
         "torch.distributed.run",
         "--standalone",

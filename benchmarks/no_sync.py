@@ -1,4 +1,4 @@
-"""How much faster a window of 8 micro-batches is where the ranks average once, and not
+"""How much faster a window of 8 micro-batches is if the ranks average once instead of
 after each.
 
 python benchmarks/no_sync.py

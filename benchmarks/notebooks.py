@@ -1,7 +1,7 @@
 """How long each lesson's notebook takes from top to bottom through papermill.
 
-Whatever else the machine does makes it longer, never shorter: a notebook that takes too
-long is run twice more, and its shortest run counts.
+Other load on the machine can only make it longer: a notebook that takes too long is run
+twice more, and its shortest run counts.
 
 python benchmarks/notebooks.py
 """

@@ -31,7 +31,7 @@ def one_raises():
     dist.init_process_group("gloo")
     if dist.get_rank() == 1:
         raise ValueError("planted")
-    dist.all_reduce(torch.ones(1))  # waits for rank 1, which does not come
+    dist.all_reduce(torch.ones(1))  # waits for rank 1, which never arrives
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ COURSE_FILE = ".ddp-course.json"
 
 
 class UsageError(Exception):
-    """What a person asked for cannot be done. The text is one line: what is wrong, and
-    what to do about it.
+    """The user's request cannot be carried out. The text is one line: what is wrong,
+    and what to do about it.
     """
 
 

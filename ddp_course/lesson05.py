@@ -124,7 +124,6 @@ class SyncBatchNorm(_BatchNorm):
 def convert_sync_batchnorm(module):
     """Turn every BatchNorm in a module into a SyncBatchNorm; return the module.
 
-    Call it after the model has moved to its device and before DDP wraps it. The layers
     Call it after the model has moved to its device and before DDP wraps it. On CUDA it
     makes torch's own layers, which are faster there. Parameters and buffers stay the
     same objects. (On CUDA, a module that is itself a BatchNorm is replaced.)

@@ -1,4 +1,6 @@
-"""What all lessons' programs share: flags, folder, log, result, and how they end."""
+"""The parts that all lessons' programs share: flags, folder, log, result, and how they
+end.
+"""
 
 import argparse
 import hashlib
@@ -20,7 +22,7 @@ from ddp_course.ranks.environment import torchrun_environment
 
 # ---- flags ----
 
-DATA = {  # by what a lesson trains on: the default of --data, and its help
+DATA = {  # per kind of training data: the default of --data, and its help
     "images": (
         "auto",
         "auto is mnist where it is on the disk or can be had, else digits",
@@ -76,7 +78,7 @@ def count(text):
 
 
 def check_batch_size(batch_size, samples, world_size):
-    """Raise UsageError where a batch is larger than one rank's share of the samples."""
+    """Raise UsageError if a batch is larger than one rank's share of the samples."""
     if samples < world_size:
         few = f"{samples} training samples are too few"
         raise UsageError(f"{few} for {world_size} ranks")
@@ -94,7 +96,7 @@ def open_folder(folder):
     """Make the run's folder and return the log, which writes to train.log there.
 
     Rank 0 logs from INFO, to the screen too; the other ranks log from WARNING, to the
-    same file. Raises UsageError where the folder cannot be written to.
+    same file. Raises UsageError if the folder cannot be written to.
     """
     rank = torchrun_environment().rank
     try:
@@ -116,7 +118,9 @@ def open_folder(folder):
 
 
 def empty_folder(folder):
-    """Make a folder, without what was in it. Raises UsageError where that fails."""
+    """Make an empty folder, and delete its old content. Raises UsageError if that
+    fails.
+    """
     try:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -133,7 +137,7 @@ def cannot_write(path, error):
 
 
 def write_atomically(path, content):
-    """Write a file, text or bytes, whole or not at all.
+    """Write a file, text or bytes, atomically.
 
     It is written under another name, flushed to the disk, and renamed. Raises
     UsageError where that fails, on a full disk for example; an older file stays.
@@ -169,7 +173,7 @@ def flush_names(folder):
 
 
 def check_finite(losses, before=0):
-    """Raise UsageError, on all ranks, where a loss of any rank is NaN or infinite.
+    """Raise UsageError, on all ranks, if a loss of any rank is NaN or infinite.
 
     losses: this rank's own, float (steps,); before: how many steps of the epoch came
     before them. All ranks of a group call it together.
@@ -269,7 +273,7 @@ def start(main):
             told and told.touch(exist_ok=False)
             print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr, flush=True)
         except FileExistsError:
-            pass  # another rank was first
+            pass  # another rank has already printed it
         sys.exit(2)
     except RuntimeError:  # from a collective, perhaps: another rank has just left
         patience = time.monotonic() + 0.5
@@ -283,7 +287,7 @@ def start(main):
 
 
 def told_file():
-    """A file that exists once a rank has told of a UsageError; None without torchrun.
+    """A file that exists after a rank has printed a UsageError; None without torchrun.
 
     It is in the folder in which torchrun makes one folder per rank.
     """

@@ -400,8 +400,8 @@ def test_a_check_of_all_tells_of_a_damaged_notebook_and_goes_on(course, monkeypa
 @pytest.mark.parametrize(
     "text, line",
     [
-        ("{", "is no notebook"),
-        ('{\n<<<<<<< HEAD\n"a": 1\n=======\n', "holds the marks of a merge conflict"),
+        ("{", "is not a notebook"),
+        ('{\n<<<<<<< HEAD\n"a": 1\n=======\n', "has the marks of a merge conflict"),
     ],
 )
 def test_only_an_exercise_of_ones_own_is_said_to_need_a_reset(text, line, course):

@@ -186,7 +186,7 @@ def test_a_damaged_submission_gains_nothing_and_stops_nobody(course):  # noqa: F
     )
     report = json.loads((course / "report.json").read_text())
     where = report["submissions"]["b"]["03"]["bucketed"]["details"]["where"]
-    assert where == f"all/b/{path.name} is no notebook"
+    assert where == f"all/b/{path.name} is not a notebook"
 
 
 def touch(folder, *names):

@@ -285,7 +285,9 @@ def test_elsewhere_it_asks_for_a_folder_on_a_terminal(tmp_path):
     finally:
         os.close(ours)
         os.close(theirs)
-    assert done.stdout.startswith("Which folder should the lessons be copied to? [my-course]: ")
+    assert done.stdout.startswith(
+        "Which folder should the lessons be copied to? [my-course]: "
+    )
     assert (tmp_path / "my-course" / "lessons" / "04_ddp.ipynb").is_file()
 
 

@@ -450,7 +450,10 @@ def test_from_a_wheel_a_learner_solves_exercises(away):
     assert done.returncode == 1 and "exercises: 3 of " in done.stdout, done.stdout
 
     done = away.ddp_course("reset", "01", cwd=folder)
-    assert done.returncode == 0 and "Your version is kept as runs/backups/01_" in done.stdout
+    assert (
+        done.returncode == 0
+        and "Your version is kept as runs/backups/01_" in done.stdout
+    )
     name = "01_exercise_one_device.ipynb"
     ours = (COURSE / "exercises" / name).read_bytes()
     assert (folder / "exercises" / name).read_bytes() == ours

@@ -1,4 +1,4 @@
-"""A line beneath a cell that runs for long, "running for 12 s", until it ends."""
+"""A line below a cell that takes long, "running for 12 s", until it ends."""
 
 import threading
 import time
@@ -10,7 +10,9 @@ PATIENCE = 3  # seconds that a cell may run without the line
 
 
 def watch_cells(shell):
-    """Show the line beneath each cell from the next one on, where a person is reading."""
+    """Show the line below each cell, starting with the next one, if a person is
+    reading.
+    """
     lines = []
 
     def begin(info):

@@ -1,4 +1,4 @@
-"""Cells that expect a failure, and cells that run in a kernel of their own."""
+"""Cells that expect a failure, and cells that run in their own kernel."""
 
 import io
 import re
@@ -13,8 +13,8 @@ def fails(*patterns):
     """Expect the block to fail, with a match for each pattern in its error: show the
     error and go on.
 
-    Raises AssertionError where the block works, or fails with something else. What
-    ranks write to stderr, torch's own log lines, is left out.
+    Raises AssertionError if the block works, or fails with another error. The ranks'
+    stderr, such as torch's log lines, is not shown.
     """
     try:
         with redirect_stderr(io.StringIO()):
@@ -69,4 +69,4 @@ def fresh_kernel(*cells, timeout=60):
                 raise RuntimeError(f"{reply['ename']}: {reply['evalue']}")
     finally:
         client.stop_channels()
-        manager.shutdown_kernel(now=True)  # with the processes that it has started
+        manager.shutdown_kernel(now=True)  # with all processes that it has started

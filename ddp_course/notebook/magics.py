@@ -1,7 +1,7 @@
 """The `%%ranks` cell magic, and what `%load_ext ddp_course.notebook` does besides.
 
-It starts the fork server in the background, has lessons that were edited on disk
-reloaded before the next cell, and has long cells show that they are alive.
+It starts the fork server in the background, reloads lessons that were edited on disk
+before the next cell, and shows a line below long cells.
 """
 
 import ast
@@ -24,7 +24,7 @@ LONGEST = 86400  # seconds, a day
 
 def load_ipython_extension(shell):
     """What `%load_ext ddp_course.notebook` does."""
-    # progress bars as text will do, and packages that would be quicker are not needed
+    # text progress bars are enough, and the recommended faster packages are not needed
     warnings.filterwarnings("ignore", "IProgress not found")
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     _keep_signals(shell)
@@ -37,9 +37,10 @@ def load_ipython_extension(shell):
 
 
 def _keep_signals(shell):
-    """Undo, after each cell, what notebook_launcher does to the kernel: torchrun's
-    agent, which runs within it, answers signals in its own way from then on, and ends
-    the kernel with a traceback when that is shut down."""
+    """After each cell, undo what notebook_launcher does to the kernel: torchrun's agent
+    runs in it and installs its own signal handlers, which end the kernel with a
+    traceback when it is shut down.
+    """
     before = signal.getsignal(signal.SIGTERM)
     shell.events.register(
         "post_run_cell", lambda result: signal.signal(signal.SIGTERM, before)
@@ -59,7 +60,7 @@ def _keep_signals(shell):
 )
 def ranks(line, cell):
     """Run this cell on ranks, in a process group: `rank`, `world_size`, `torch` and
-    `dist` are there.
+    `dist` are defined.
 
     The cell sees the notebook's variables, as copies. What it prints, and the value of
     its last line, is shown with the number of the rank.
@@ -76,7 +77,7 @@ def ranks(line, cell):
     launch(
         _run_cell,
         text,
-        # under this name, errors can show the line
+        # with this name, errors can show the line
         shell.compile.cache(f"%%ranks {line}\n{cell}", number),
         {name: shell.user_ns[name] for name in used & shell.user_ns.keys()},
         options.timeout,
@@ -92,7 +93,9 @@ def _run_cell(text, filename, variables, timeout):
     from ddp_course.ranks.environment import process_group
 
     statements = ast.parse(text).body
-    patience = 2 * timeout  # so that launch's own timeout comes first: it says more
+    patience = (
+        2 * timeout
+    )  # so that launch's own timeout, with its better message, comes first
     with process_group(timeout=patience) as (rank, world_size):
         given = {"rank": rank, "world_size": world_size, "torch": torch, "dist": dist}
         names = {**variables, **given, "__name__": "__main__"}
@@ -129,7 +132,7 @@ def _options(line, shell):
 
 
 def _without_value(expressions, variables):
-    """What to say of expressions in braces, one of which has no value."""
+    """The error message for expressions in braces, one of which has no value."""
     for name in re.findall(r"[^\W\d]\w*", " ".join(expressions)):
         if name not in variables and not hasattr(builtins, name):
             similar = difflib.get_close_matches(name, variables, n=1)
@@ -139,12 +142,12 @@ def _without_value(expressions, variables):
 
 
 class CellSyntaxError(Exception):
-    """A cell on ranks that is no Python. The text is three lines: where, the line, and
-    what is wrong.
+    """A cell on ranks that is not valid Python. The text is three lines: where, the
+    line, and what is wrong.
     """
 
     def _render_traceback_(self):
-        """IPython's hook: shows the text alone."""
+        """IPython's hook: shows only the text."""
         return str(self).splitlines()
 
 
@@ -155,7 +158,7 @@ def _names(text, where, shell):
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the ranks will say the same
+            warnings.simplefilter("ignore")  # the ranks will raise the same error
             compile(text, where, "exec")
     except SyntaxError as error:
         number = min(error.lineno or 1, text.count("\n") + 1)
@@ -187,7 +190,7 @@ _assigned = {}  # names that a cell has assigned on ranks, and which cell did
 
 
 def _explain_name_error(shell, kind, error, trace, tb_offset=None):
-    """IPython's hook: show the error as ever, with a note where a name was assigned on
+    """IPython's hook: show the error as usual, with a note if the name was assigned on
     the ranks.
     """
     name = getattr(error, "name", None)

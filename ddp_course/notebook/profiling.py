@@ -1,4 +1,4 @@
-"""What a training step does when, as torch's profiler sees it."""
+"""The timeline of a training step, from torch's profiler."""
 
 import os
 import time
@@ -10,12 +10,12 @@ def record(step):
     """Run `step()`, one training step, under torch's profiler; return what ran when.
 
     Returns {"forward", "backward", "all_reduce", "optimizer": [(begin, length), ...]}
-    in milliseconds from the start. all_reduce runs in threads of its own, so its times
-    may lie within those of backward: that is the overlap.
+    in milliseconds from the start. all_reduce runs in its own threads, so its times may
+    be inside those of backward: this is the overlap.
     """
     from torch.profiler import ProfilerActivity, profile, record_function
 
-    # or the profiler's library reports each start and stop
+    # otherwise the profiler's library reports each start and stop
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         with record_function("the step"):

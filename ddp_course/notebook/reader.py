@@ -7,7 +7,7 @@ def reader_is_there():
     """Whether the cell was sent by a front end that a person sits in front of.
 
     JupyterLab, Notebook and VS Code allow the cell to ask for input. Papermill, nbval
-    and nbconvert do not, since nobody could answer. False outside of a kernel.
+    and nbconvert do not, because there is no one to answer. False outside of a kernel.
     """
     if "IPython" not in sys.modules:
         return False

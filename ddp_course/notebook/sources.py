@@ -1,4 +1,6 @@
-"""Source code in a notebook: show it as it is on the disk, or what changes between two."""
+"""Source code in a notebook: show the version on disk, or the changes between two
+objects.
+"""
 
 import ast
 import difflib

@@ -1,3 +1,3 @@
-"""How ranks start, who they are, and what they send: launch, their environment, and a
-watch on their collectives.
+"""How ranks start, what their environment is, and what they send: launch, environment,
+and a watch on collectives.
 """

@@ -1,4 +1,4 @@
-"""How each rank ended, and how that is told."""
+"""How each rank ended, and how that is reported."""
 
 import io
 import json
@@ -16,15 +16,14 @@ from ddp_course.ranks.frames import (
     main_thread,
 )
 
-# What a rank says when another one has gone wrong: that it does not come, and then,
-# that it has left.
+# Errors of a rank after another one has failed: a timeout, and then a lost connection.
 TIMEOUTS = ["Timed out waiting", "Application timeout"]
 HANG_UPS = ["Connection closed by peer", "Connection reset by peer", "Broken pipe"]
 SYMPTOMS = TIMEOUTS + HANG_UPS
 
 
 class _Brief:
-    """An error of which a notebook shows the text alone, and none of launch's insides."""
+    """An error of which a notebook shows only the text, without launch's internals."""
 
     def _render_traceback_(self):
         """IPython's hook. Shows the notes on the error, too."""
@@ -48,11 +47,11 @@ class RankError(_Brief, RuntimeError):
 
 
 class RankTimeout(RankError, TimeoutError):
-    """The ranks did not finish in time. The text says where each of them stood."""
+    """The ranks did not finish in time. The text says where each of them was."""
 
 
 class RanksInterrupted(_Brief, KeyboardInterrupt):
-    """Ctrl-C, or the notebook's stop button. The text says where each rank stood."""
+    """Ctrl-C, or the notebook's stop button. The text says where each rank was."""
 
 
 class CannotLaunch(_Brief, UsageError, TypeError, ValueError):
@@ -60,7 +59,8 @@ class CannotLaunch(_Brief, UsageError, TypeError, ValueError):
 
 
 def results(endings, timeout, plain=False):
-    """What the ranks returned, in rank order; or the error that says why they did not.
+    """What the ranks returned, in rank order; or raise the error that says why they did
+    not.
 
     plain: see launch_untrusted. Raises RankError or RankTimeout.
     """
@@ -77,8 +77,8 @@ def results(endings, timeout, plain=False):
 
 
 def _first(failed):
-    """The ending that tells most: an error before a lost connection, an early one
-    before a late one, and of several that failed alike that of the lowest rank.
+    """The most informative ending: an error before a lost connection, an early one
+    before a late one, and the lowest rank of several with the same error.
     """
     first = min(
         failed, key=lambda ending: (ending.is_hang_up, ending.is_timeout, ending.time)
@@ -99,25 +99,26 @@ def _error_of(first, endings):
 
 
 def places(endings):
-    """Where each rank stood when it ended, a line per rank."""
+    """Where each rank was when it ended, one line per rank."""
     return "\n".join(f"  rank {ending.rank} {ending.place}" for ending in endings)
 
 
 class Ending:
-    """How one rank ended, read from its exit code and from what it left in the folder.
+    """How one rank ended, from its exit code and its files in the folder.
 
-    running: whether it still ran, and was stopped.
+    running: whether it was still running and was stopped.
     """
 
     def __init__(self, folder, rank, exitcode, running):
         self.rank, self.exitcode, self.running = rank, exitcode, running
         self.result = read(folder / f"{rank}.result")
-        # a rank that we stop may yet report that it has lost another: that is our doing
+        # a rank that we stop may still report a lost connection, which is caused by our
+        # stopping the ranks
         self.failure = None if running else _read_failure(folder / f"{rank}.failure")
         returned = exitcode == 0 and bool(self.result)
         self.died = not running and not self.failure and not returned
         self.failed = self.died or bool(self.failure)
-        # a rank that cannot say when it failed was the first
+        # a rank that could not report when it failed counts as the first
         self.time = self.failure["time"] if self.failure else 0.0
         self.message = self.failure["message"] if self.failure else ""
         self.is_timeout = any(words in self.message for words in TIMEOUTS)
@@ -128,7 +129,7 @@ class Ending:
         self.stack = main_thread(stack)
 
     def plain_value(self):
-        """What the rank returned, without running any code that may come with it."""
+        """What the rank returned, without running any code in it."""
         import torch
 
         try:
@@ -148,7 +149,7 @@ class Ending:
         return f"left with exit code {self.exitcode} before it had returned"
 
     def fails_like(self, other):
-        """Whether both raised the same error, whatever ranks and numbers it names."""
+        """Whether both raised the same error, apart from the ranks and numbers in it."""
         mine, theirs = (re.sub(r"\d+", "", end.message) for end in (self, other))
         return bool(self.message) and mine == theirs
 
@@ -175,13 +176,13 @@ class Ending:
 
 
 def read(path):
-    """The bytes of a file that a rank may or may not have written."""
+    """The bytes of a file that a rank may have written."""
     return path.read_bytes() if path.exists() else b""
 
 
 def _read_failure(path):
-    """What a rank says of the error that it raised, a dict; None where it says nothing,
-    or what no rank of ours writes.
+    """A rank's report of the error that it raised, a dict; None if there is none, or if
+    it is not in our form.
     """
     try:
         failure = json.loads(read(path))

@@ -1,4 +1,4 @@
-"""What every distributed program needs: who am I, on which device, in which group.
+"""What every distributed program needs: its rank, its device and its process group.
 
 Lesson 2 shows the environment and the process group, lesson 4 the device.
 """
@@ -20,7 +20,7 @@ LOOPBACK = ("127.0.0.1", "localhost")
 
 
 class Place(NamedTuple):
-    """Where a process is in the job."""
+    """The place of a process in the job."""
 
     rank: int  # among all processes, 0 to world_size - 1
     local_rank: int  # among those on this machine, 0 to local_world_size - 1
@@ -29,10 +29,10 @@ class Place(NamedTuple):
 
 
 def torchrun_environment():
-    """This process's Place, as torchrun or `launch` has put it into the environment.
+    """This process's Place, from the environment that torchrun or `launch` has set.
 
-    A process that was started without a launcher is rank 0 of 1. Raises UsageError
-    where only some variables are set, or where they contradict each other.
+    A process that was started without a launcher is rank 0 of 1. Raises UsageError if
+    only some variables are set, or if they contradict each other.
     """
     places = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"]
     names = [*places, "MASTER_ADDR", "MASTER_PORT"]
@@ -56,7 +56,7 @@ def torchrun_environment():
 
 
 def whole_number(name, default=None):
-    """An environment variable as an int. Raises UsageError where it is none."""
+    """An environment variable as an int. Raises UsageError if it is not one."""
     value = os.environ.get(name, default)
     try:
         return int(value)
@@ -65,11 +65,11 @@ def whole_number(name, default=None):
 
 
 def choose_device(wish="auto"):
-    """This process's device: its own GPU where each local rank has one, else the CPU.
+    """This process's device: its own GPU if each local rank has one, otherwise the CPU.
 
     wish: 'auto', 'cpu', 'cuda' or 'mps'. 'mps' is a Mac's GPU. It has no collectives,
-    so only a process that is alone gets it. Raises UsageError for a device that is not
-    there, and for fewer GPUs than local ranks.
+    so only a single process gets it. Raises UsageError for a device that does not
+    exist, and for fewer GPUs than local ranks.
     """
     _, local_rank, world_size, local_world_size = torchrun_environment()
     gpus = torch.cuda.device_count()
@@ -91,7 +91,7 @@ def choose_device(wish="auto"):
 def backend_for(device):
     """The backend for tensors on this device: 'nccl' on GPUs, 'gloo' elsewhere.
 
-    Or 'pretend', where `launch(..., network=...)` asked for a pretend network.
+    Or 'pretend', if `launch(..., network=...)` was called with a pretend network.
     """
     if device.type == "cuda":
         return "nccl"
@@ -112,7 +112,7 @@ def process_group(backend=None, timeout=300):
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout), **rendezvous())
     try:
         if backend != "nccl":
-            # or one rank could leave while another is still connecting to it
+            # otherwise one rank could leave while another is still connecting to it
             dist.barrier()
         yield dist.get_rank(), dist.get_world_size()
     finally:
@@ -121,14 +121,14 @@ def process_group(backend=None, timeout=300):
 
 # ---- how the ranks find each other ----
 
-_groups = itertools.count()  # how many groups this process has asked to join
+_groups = itertools.count()  # the number of groups that this process has joined
 
 
 def rendezvous():
     """Where this process meets the other ranks: arguments for `init_process_group`.
 
-    Under torchrun the environment says it all, and there is nothing to add. A process
-    that is alone gets a store of its own, which needs no address and no port.
+    Under torchrun, the environment has everything and there is nothing to add. A single
+    process gets its own store, which needs no address and no port.
     """
     stay_on_this_machine()
     check_network()
@@ -142,7 +142,7 @@ def rendezvous():
     if not on_one_machine():
         return {}
     if not served_by_torchrun and group == 0 and address in LOOPBACK:
-        # rank 0 has to serve the store, and would listen on all interfaces
+        # rank 0 must serve the store, and would otherwise listen on all interfaces
         if rank == 0:
             store = host_store(port)
         else:
@@ -151,8 +151,9 @@ def rendezvous():
     if attempt == group == 0 or not served_by_torchrun:
         return {}
     # torchrun keeps its store when it restarts the ranks, or when they leave a group
-    # and join another. The old addresses are still in it, under the names at which the
-    # new ranks look for each other. On one machine all ranks can agree on a new prefix.
+    # and join another. The store still has the old addresses, under the names that the
+    # new ranks use to find each other. On one machine, all ranks can agree on a new
+    # prefix.
     store = dist.TCPStore(address, port, is_master=False)
     store = dist.PrefixStore(f"attempt {attempt}, group {group}", store)
     return {"store": store, "rank": rank, "world_size": world_size}
@@ -163,7 +164,7 @@ def host_store(port=0):
 
     port: 0 takes a free one; `.port` says which. A TCPStore that opens its own socket
     listens on every interface, whatever host name it is given; one that is given a
-    listening socket keeps to that. Raises UsageError where the port is taken.
+    listening socket uses only that. Raises UsageError if the port is taken.
     """
     try:
         listener = socket.create_server(("127.0.0.1", port))
@@ -187,20 +188,22 @@ def loopback_interface():
 
 
 def on_one_machine():
-    """Whether all ranks are on this machine: at a loopback address, they must be."""
+    """Whether all ranks are on this machine: with a loopback address, they must be."""
     place = torchrun_environment()
     alone = place.world_size == place.local_world_size
     return alone or os.environ["MASTER_ADDR"] in LOOPBACK
 
 
 def stay_on_this_machine():
-    """Have gloo use the loopback interface only, where all ranks are on one machine."""
+    """Make gloo use only the loopback interface if all ranks are on one machine."""
     if on_one_machine() and loopback_interface():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
 
 
 def check_network():
-    """Raise UsageError where the environment names an interface or host that is not."""
+    """Raise UsageError if the environment names an interface or host that does not
+    exist.
+    """
     known = [name for _, name in socket.if_nameindex()]
     interfaces = os.environ.get("GLOO_SOCKET_IFNAME")
     if interfaces and not set(interfaces.split(",")) & set(known):

@@ -1,6 +1,6 @@
 """The process that the ranks are forked from: it has imported torch, and nothing else.
 
-So a rank is there at once, and it does not matter what the calling process did before.
+So a rank starts quickly, and does not depend on what the calling process did before.
 """
 
 import multiprocessing
@@ -52,7 +52,7 @@ def start_method():
 
 
 def prepare_environment():
-    """Tell the processes that we start two things, by variables that their users know.
+    """Set two environment variables for the processes that we start.
 
     glibc returns the memory of every large tensor to the kernel, which hands it out
     again page by page: on a CPU, evaluation takes half as long again. They are to keep
@@ -74,7 +74,7 @@ _one_start_at_a_time = threading.Lock()
 def main_module_hidden():
     """Keep multiprocessing from running the caller's script again in every rank.
 
-    Cloudpickle brings what the ranks need of it.
+    Cloudpickle sends the parts of it that the ranks need.
     """
     with _one_start_at_a_time:
         main = sys.modules["__main__"].__dict__
@@ -90,8 +90,8 @@ def main_module_hidden():
 
 @contextmanager
 def _spawned_apart():
-    """Have the fork server and multiprocessing's resource tracker run in process groups
-    of their own.
+    """Run the fork server and multiprocessing's resource tracker in their own process
+    groups.
 
     The tracker ignores SIGTERM. A Jupyter kernel that shuts down sends SIGTERM to all
     its children in its own group and waits until they have gone, which this one never

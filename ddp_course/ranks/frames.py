@@ -12,7 +12,7 @@ import sysconfig
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]  # ddp_course/
-# what launch itself adds to a rank's traceback
+# the frames that launch itself adds to a rank's traceback
 LAUNCH = tuple(
     str(PACKAGE / "ranks" / name)
     for name in ("launch.py", "in_each_rank.py", "endings.py")
@@ -22,13 +22,15 @@ LIBRARIES = ("<frozen", "<string>", sysconfig.get_path("stdlib"))
 
 
 def is_learners(frame):
-    """Whether a frame is the learner's code or a lesson's, no library's and not ours."""
+    """Whether a frame is in the learner's code or a lesson's, not in a library or our
+    package.
+    """
     file = frame[0]
     return not (file.startswith(OURS + LIBRARIES) or "-packages" in file)
 
 
 def main_thread(dump):
-    """The main thread's frames, innermost first, out of faulthandler's dump of all
+    """The main thread's frames, innermost first, from faulthandler's dump of all
     threads.
     """
     for thread in dump.split("\n\n"):
@@ -48,7 +50,7 @@ def format_frame(frame):
 
 def format_frames(frames):
     """A traceback, outermost frame first: the learner's own frames, and the innermost
-    one, whosever it is.
+    one in any case.
     """
     frames = [frame for frame in frames if frame[0] not in LAUNCH]
     kept = [
@@ -60,9 +62,7 @@ def format_frames(frames):
 
 
 def _short_name(file):
-    """A file as a person would name it: the cell, or a path from where Python finds
-    it.
-    """
+    """A short name of a file: the cell, or its path relative to Python's search path."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell and (name := shell.compile.format_code_name(file)):
         return f"cell {name[1]}"

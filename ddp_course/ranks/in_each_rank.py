@@ -1,5 +1,5 @@
-"""What runs in each rank: it becomes that rank, calls the function, and writes down
-what came of it.
+"""What runs in each rank: it sets up the rank, calls the function, and writes the
+result to a file.
 """
 
 import faulthandler
@@ -41,7 +41,7 @@ def rank_main(rank, payload, folder, environments, timeout, plain=False):
     else:
         faulthandler.dump_traceback_later(max(timeout - 0.3, 0.1), file=stack)
     try:
-        # DataLoader's workers start as in any other process, not as this rank did
+        # DataLoader's workers start in the default way, not like this rank
         multiprocessing.set_start_method(None, force=True)
         os.environ.clear()
         os.environ.update(environments[rank])
@@ -55,7 +55,7 @@ def rank_main(rank, payload, folder, environments, timeout, plain=False):
 
 
 def _apply_environment():
-    """Have torch follow variables that the fork server read before they were set."""
+    """Make torch follow variables that were set after the fork server had read them."""
     import torch
     import torch.distributed
 
@@ -64,7 +64,7 @@ def _apply_environment():
         int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads()))
     )
     if "numpy" in sys.modules:
-        # or all ranks that the fork server ever forks would draw the same numbers
+        # otherwise all ranks from this fork server would draw the same random numbers
         sys.modules["numpy"].random.seed()
 
 
@@ -83,7 +83,7 @@ def _pack(result, plain):
 
 
 def _failure(error):
-    """What a rank says of the error that it raised: when, what and where."""
+    """A rank's report of the error that it raised: when, what and where."""
     if isinstance(error, SystemExit):
         message = f"SystemExit: the rank left with sys.exit({error.code!r})"
     else:
@@ -107,8 +107,8 @@ def _limit_files():
 
 
 def _end_with_the_caller(folder):
-    """Wait, in a thread, for the death of the process that called launch; then leave no
-    trace of the run.
+    """Wait, in a thread, for the end of the process that called launch; then remove all
+    traces of the run.
     """
     multiprocessing.parent_process().join()
     shutil.rmtree(folder, ignore_errors=True)

@@ -15,7 +15,7 @@ import sys
 
 def remove_socket_folder():
     if hasattr(sys, "last_value"):
-        return  # it ends with an error: the caller is alive, and starts another server
+        return  # it ended with an error: the caller is alive and starts another server
     folder = os.path.dirname(
         multiprocessing.forkserver._forkserver._forkserver_address or ""
     )
@@ -25,6 +25,6 @@ def remove_socket_folder():
 
 atexit.register(remove_socket_folder)  # the ranks leave by os._exit, which skips this
 
-# on some CPUs it names a package that would be quicker, and that nobody here needs; the
-# server's words would appear in whichever cell runs just then
+# on some CPUs it recommends a faster package, which is not needed here; the server's
+# message would appear in an unrelated cell
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

@@ -10,8 +10,8 @@ It does what torchrun does, without torchrun's three seconds:
 
 Functions, classes and closures that were defined in a notebook cell travel by
 cloudpickle; modules are imported by the ranks anew, as they are on disk. No rank
-outlives the call, nor the process that made it. What a rank does is in
-in_each_rank.py, and how its end is told in endings.py.
+outlives the call, nor the process that made it. What a rank does is in in_each_rank.py,
+and how its end is reported is in endings.py.
 """
 
 import math
@@ -66,19 +66,19 @@ __all__ = [
     "start_server",
 ]
 
-NETWORK = "DDP_COURSE_NETWORK"  # how the ranks are told of a pretend network
-# seconds after which output is shown as it comes, and not only at the end of the run
+NETWORK = "DDP_COURSE_NETWORK"  # the environment variable with the pretend network
+# seconds after which output is shown immediately, and not only at the end of the run
 LIVE_AFTER = 3.0
-# seconds that the other ranks get, once one has failed, to say what they have to say
+# seconds that the other ranks get, after one has failed, to report their own errors
 GRACE = 0.3
 
 
 def launch(fn, *args, nproc=2, timeout=60, env=None, network=None, **kwargs):
     """Run `fn(*args, **kwargs)` on `nproc` ranks; return what each of them returned.
 
-    fn: any callable, also one that was defined in a notebook cell. It finds its rank
-        where torchrun would put it, in the environment (RANK, LOCAL_RANK, WORLD_SIZE,
-        MASTER_ADDR ...), and so does `init_process_group`.
+    fn: any callable, also one that was defined in a notebook cell. Its rank is in the
+        environment, as under torchrun (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR ...),
+        where `init_process_group` finds it, too.
     timeout: seconds after which every rank is stopped.
     env: more environment variables for the ranks, such as {"TORCH_DISTRIBUTED_DEBUG":
         "DETAIL"}.
@@ -86,8 +86,8 @@ def launch(fn, *args, nproc=2, timeout=60, env=None, network=None, **kwargs):
         bytes per second: see pretend_network.py.
 
     The results come as a list in rank order. What the ranks print is printed by this
-    process: whole lines, marked with their rank, in rank order. Where the run takes
-    longer than three seconds, it is printed as it comes.
+    process: whole lines, marked with their rank, in rank order. If the run takes longer
+    than three seconds, it is printed immediately.
 
     Raises RankError (the traceback of the rank that failed first), RankTimeout (where
     each rank was), and CannotLaunch, a TypeError and ValueError, for what cannot be
@@ -105,12 +105,12 @@ def launch(fn, *args, nproc=2, timeout=60, env=None, network=None, **kwargs):
 
 
 def launch_untrusted(fn, *args, nproc=1, timeout=60):
-    """launch() for what nobody has read yet: nothing that the ranks leave is ever run
-    or unpickled here.
+    """launch() for untrusted code: nothing that the ranks leave is ever run or
+    unpickled here.
 
     fn returns tensors, numbers, texts, None, and lists, tuples and dicts of these.
-    Raises RankError for all else, too. No file that a rank writes, and nothing that it
-    prints, may be larger than in_each_rank.LARGEST_FILE.
+    Raises RankError for any other value, too. No file that a rank writes, and nothing
+    that it prints, may be larger than in_each_rank.LARGEST_FILE.
     """
     with _Run(nproc, timeout, plain=True) as run:
         run.start(_pickle(fn, args, {}), {})
@@ -144,7 +144,7 @@ def rank_environment(rank, world_size, port):
 
 
 def _check(fn, nproc, timeout, env, network):
-    """Raise CannotLaunch where launch() was called with something else than it takes."""
+    """Raise CannotLaunch if an argument of launch() has the wrong type or value."""
     if not callable(fn):
         raise CannotLaunch(
             f"launch takes a function and then its arguments, launch(train, 3), but got {fn!r}"
@@ -169,7 +169,7 @@ def _check(fn, nproc, timeout, env, network):
 
 
 def _check_network(network):
-    """Raise CannotLaunch where it is no (latency, bandwidth) of a pretend network."""
+    """Raise CannotLaunch unless it is the (latency, bandwidth) of a pretend network."""
     with suppress(TypeError, ValueError):
         latency, bandwidth = map(float, network)
         if 0 <= latency < math.inf and bandwidth > 0:
@@ -192,7 +192,8 @@ def _pickle(fn, args, kwargs):
 
 
 def _check_files(nproc):
-    """Raise CannotLaunch where so many ranks need more open files than we may have.
+    """Raise CannotLaunch if this number of ranks needs more open files than are
+    allowed.
 
     This process has 5 per rank: its output (2), its process (2), its connection to the
     store. A rank and the fork server, which have the same limit, need fewer.
@@ -230,7 +231,7 @@ class _Run:
         return self
 
     def start(self, payload, env):
-        start_server()  # it imports torch while we do
+        start_server()  # it imports torch while this process does
         from torch.multiprocessing import start_processes
 
         from ddp_course.ranks.environment import host_store
@@ -262,7 +263,7 @@ class _Run:
                 )
                 self.processes = context.processes
             except BaseException:
-                # too many processes, say: those that did start are ours to stop
+                # too many processes, for example: stop those that did start
                 self.processes = [
                     child
                     for child in multiprocessing.active_children()
@@ -271,8 +272,8 @@ class _Run:
                 raise
 
     def wait(self):
-        """Return when all ranks have ended, a moment after the first one failed, or
-        when the time is up.
+        """Return when all ranks have ended, a moment after the first one has failed, or
+        at the timeout.
         """
         begin = time.monotonic()
         deadline = begin + self.timeout
@@ -292,8 +293,8 @@ class _Run:
                 self.output.show()
 
     def __exit__(self, kind, error, _traceback):
-        """Stop every rank, learn how it ended, show the rest of the output, free the
-        port, leave no file.
+        """Stop every rank, read how it ended, show the rest of the output, free the
+        port, remove the files.
         """
         with _interrupt_held_back():
             try:
@@ -320,11 +321,11 @@ class _Run:
             ) from None
 
     def _ask_where_they_stand(self, ranks):
-        """Have each of these ranks write its stack to the folder; wait for that half a
-        second at most.
+        """Let each of these ranks write its stack to the folder; wait half a second at
+        most.
         """
         if not hasattr(signal, "SIGUSR2"):
-            # no such signal on Windows: there the ranks do it by the clock, see
+            # Windows has no such signal: there the ranks write it at a fixed time, see
             # rank_main
             return
         for rank in ranks:
@@ -339,8 +340,8 @@ class _Run:
 
 
 def _kill(process):
-    """End a rank and all that it has started: a rank leads a process group of its
-    own.
+    """End a rank and all processes that it has started: a rank leads its own process
+    group.
     """
     if hasattr(os, "killpg"):
         with suppress(ProcessLookupError, PermissionError):
@@ -351,9 +352,7 @@ def _kill(process):
 
 @contextmanager
 def _interrupt_held_back():
-    """Let no Ctrl-C in between two steps that belong together; raise it after the
-    second.
-    """
+    """Delay Ctrl-C between two steps that belong together; raise it after the second."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -5,8 +5,8 @@ import sys
 
 
 class Output:
-    """What the ranks print: they write it to files, and this process shows it, in rank
-    order, each line with its rank.
+    """The output of the ranks: they write it to files, and this process shows it in
+    rank order, each line with its rank.
     """
 
     def __init__(self, folder, nproc):

@@ -33,7 +33,7 @@ class Network(NamedTuple):
     def ring(self, size, ranks, rounds=1):
         """The seconds of a ring collective on a tensor of this many bytes.
 
-        In a round each piece of size / ranks bytes is passed on ranks - 1 times. An
+        In a round, each piece of size / ranks bytes is sent on ranks - 1 times. An
         all-reduce is two rounds, a reduce-scatter or an all-gather is one.
         """
         return rounds * (ranks - 1) * self.message(size / ranks)
@@ -58,7 +58,7 @@ def connect(store, rank, world_size, timeout):
 
 
 class Transfer(dist._Work):
-    """What a collective returns: its data are there when the pretend link is done."""
+    """What a collective returns: its data are available when the pretend link is done."""
 
     def __init__(self):
         super().__init__()
@@ -76,7 +76,7 @@ class Transfer(dist._Work):
 
 
 class PretendNetwork(dist.ProcessGroup):
-    """A process group in which one transfer takes its turn after the other.
+    """A process group with one transfer at a time.
 
     `spans` has the (begin, end) of each all-reduce, in seconds of time.perf_counter.
     """
@@ -95,7 +95,7 @@ class PretendNetwork(dist.ProcessGroup):
             start, result, seconds, transfer = self.waiting.get()
             try:
                 begin = time.perf_counter()
-                start().wait()  # until all ranks have come; the rest is quick
+                start().wait()  # until all ranks have arrived; the rest is quick
                 time.sleep(seconds)
                 self.spans.append((begin, time.perf_counter()))
                 transfer.future.set_result(result)
@@ -103,7 +103,7 @@ class PretendNetwork(dist.ProcessGroup):
                 transfer.future.set_exception(error)
 
     def pass_on(self, name, arguments, seconds):
-        """Have gloo's collective of this name run in its turn, in so many seconds."""
+        """Run gloo's collective of this name in its turn, in `seconds` seconds."""
         transfer = Transfer()
         start = lambda: getattr(self.gloo, name)(*arguments)
         self.waiting.put((start, arguments[0], seconds, transfer))

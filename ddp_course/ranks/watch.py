@@ -117,8 +117,8 @@ def memory_timeline():
 
 
 def _storages(values):
-    """Of the tensors in some values; not of FSDP's stand-ins, nor of those on 'meta',
-    which have a shape and no bytes.
+    """The storages of the tensors in some values; not of FSDP's placeholders, nor of
+    those on 'meta', which have no bytes.
     """
     kinds = (torch.Tensor, torch.nn.Parameter)
     tensors = [
@@ -135,7 +135,7 @@ def _storages(values):
 class Observed(NamedTuple):
     """A training step as one rank sees it, in bytes or bytes per parameter."""
 
-    kept: dict  # between two steps: see held()
+    kept: dict  # bytes between two steps: see held()
     in_use: list  # after each operation of the step
     blocks: list  # (place in in_use, number of the block that begins to compute there)
     shared: dict  # in collectives of more than a kilobyte, {kind: bytes}
@@ -184,10 +184,10 @@ def _unwrapped(model):
 def held(model, optimizer):
     """What this rank keeps between two steps: weights, gradients, optimizer, in bytes.
 
-    A gradient that is a view counts with all that it is a view of, once. Master weights
-    count as the optimizer's.
+    A gradient that is a view counts with its whole storage, once. Master weights count
+    as the optimizer's.
     """
-    for inner in ("optim", "optimizer"):  # the one within a sharded one
+    for inner in ("optim", "optimizer"):  # the local tensor of a sharded one
         optimizer = getattr(optimizer, inner, optimizer)
     parameters = list(model.parameters())
     gradients = [value.grad for value in parameters if value.grad is not None]
@@ -198,7 +198,9 @@ def held(model, optimizer):
 
 
 def bytes_of(tensors):
-    """What the storages of tensors take on this rank, each once; DTensors: shards."""
+    """The bytes of the tensors' storages on this rank, each once; of DTensors, the
+    shards.
+    """
     local = [
         tensor.to_local() if hasattr(tensor, "to_local") else tensor
         for tensor in tensors
@@ -208,6 +210,8 @@ def bytes_of(tensors):
 
 
 def sent_in_a_ring(shared, ranks):
-    """What one rank sends for what the ranks share, {kind: bytes}: see lesson 2."""
+    """The bytes that one rank sends in a ring for these collectives, {kind: bytes}: see
+    lesson 2.
+    """
     twice = shared.get("allreduce", 0)  # a reduce-scatter and an all-gather
     return (sum(shared.values()) + twice) * (ranks - 1) / ranks

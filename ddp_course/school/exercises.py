@@ -97,7 +97,7 @@ def damage(path):
     if in_conflict(path):
         problem = "has the marks of a merge conflict"
     else:
-        problem = "is damaged" if own else "is no notebook"
+        problem = "is damaged" if own else "is not a notebook"
     return f"{path} {problem}" + (
         f": ddp-course reset {path.name[:2]} brings a fresh one" if own else ""
     )

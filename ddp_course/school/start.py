@@ -20,7 +20,7 @@ from ddp_course.school import exercises, folders
 class Outcome(NamedTuple):
     """What start() did: the names of files, such as "lessons/04_ddp.ipynb"."""
 
-    new: list  # was not there
+    new: list  # did not exist
     updated: list  # the learner had not changed it, the course has a newer one
     kept: list  # the course has a newer one, but the learner has changed it
 
@@ -62,7 +62,7 @@ def start(folder):
 
 
 def course_files():
-    """What a course folder gets, {"lessons/04_ddp.ipynb": path}."""
+    """The files for a course folder, {"lessons/04_ddp.ipynb": path}."""
     found = {}
     for kind in ("lessons", "exercises"):
         there = folders.originals(kind)
@@ -77,13 +77,13 @@ def version_of(path):
     """The version of a file, a hash: of a notebook's sources, or else of its bytes.
 
     Outputs do not count, nor do empty cells: JupyterLab adds one below the last cell
-    that is run. None for what is no file that can be read.
+    that is run. None for a file that cannot be read.
     """
     try:
         content = path.read_bytes()
     except OSError:
         return None
-    with suppress(ValueError, KeyError, TypeError):  # where it is no notebook
+    with suppress(ValueError, KeyError, TypeError):  # if it is not a notebook
         cells = json.loads(content)["cells"]
         sources = [[cell["cell_type"], "".join(cell["source"])] for cell in cells]
         content = json.dumps([cell for cell in sources if cell[1].strip()]).encode()
@@ -91,8 +91,8 @@ def version_of(path):
 
 
 def read_copies(folder):
-    """Of which version each file is a copy, {name: version}; {} where that cannot be
-    read: then start() keeps all that differs.
+    """The version of which each file is a copy, {name: version}; {} if that cannot be
+    read: then start() keeps all changed files.
     """
     try:
         copies = json.loads((folder / COURSE_FILE).read_bytes())["copies"]
@@ -107,7 +107,7 @@ def write_copies(folder, copies):
 
 
 def copy(content, target):
-    """Write a file of the course into a course folder, for Jupyter to trust."""
+    """Write a file of the course into a course folder, trusted by Jupyter."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -118,8 +118,8 @@ def copy(content, target):
 
 
 def trust(path):
-    """Sign a notebook, so that Jupyter shows the pictures that are stored in it. Where
-    that fails they show once their cells have run.
+    """Sign a notebook, so that Jupyter shows the pictures that are stored in it. If
+    that fails, they are shown after their cells have run.
     """
     import nbformat
     from nbformat.sign import NotebookNotary
@@ -129,7 +129,7 @@ def trust(path):
 
 
 def link_package(folder):
-    """Link ddp_course/ to the package, where the system lets us: for the file browser,
+    """Link ddp_course/ to the package, if the system allows it: for the file browser,
     and for `torchrun ddp_course/lesson04.py`.
     """
     link = folder / "ddp_course"
@@ -141,7 +141,7 @@ def link_package(folder):
 
 
 def tell(folder, outcome):
-    """What start() did, as lines for a person; [] where there was nothing to do."""
+    """What start() did, as lines for the learner; [] if there was nothing to do."""
     done = [f"{len(outcome.new)} new files"] if outcome.new else []
     done += [f"{len(outcome.updated)} brought up to date"] if outcome.updated else []
     copies = f"Your copies of the course are in {os.path.relpath(folder)}"
@@ -177,7 +177,7 @@ def bring_back(which):
 
 
 def name_of_copy(folder, which):
-    """The name of the copy that a person means, such as "lessons/04_ddp.ipynb"."""
+    """The name of the copy that the learner means, such as "lessons/04_ddp.ipynb"."""
     if len(which) <= 2:
         solutions = exercises.notebooks("solutions")
         solution = folders.find(solutions, which, "exercise")
@@ -189,8 +189,8 @@ def name_of_copy(folder, which):
 
 
 def as_at_first(name, target):
-    """What a file of the course holds at first, bytes. In a checkout without work/ the
-    learner's exercise is the course's own: it is made again from its solution.
+    """The original content of a file of the course, bytes. In a checkout without work/
+    the learner's exercise is the course's own: it is generated again from its solution.
     """
     original = course_files().get(name)
     if original and not (target.exists() and target.samefile(original)):

@@ -61,7 +61,7 @@ def averages_the_parameters(module):
 
 @wrong(
     "average_gradients",
-    "NoneType[^$]*None where nothing flowed, as in a frozen",
+    "NoneType[^$]*None without a gradient, as for a frozen",
     status="your code raised",
 )
 def forgets_frozen_parameters(module):
@@ -230,7 +230,7 @@ class Sums(lesson03.OverlappedDDP):
 
 @wrong(
     "overlapped",
-    "a frozen parameter takes no hook",
+    "a frozen parameter cannot have a hook",
     status="your code raised",
 )
 class HooksFrozenParameters(lesson03.OverlappedDDP):

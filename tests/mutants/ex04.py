@@ -106,7 +106,7 @@ class DoesNotPad(Interleaved):
         return iter(self.order()[self.rank :: self.num_replicas])
 
 
-@wrong("sharded_sampler", "repeated more than once")
+@wrong("sharded_sampler", "repeat the samples more than once")
 class PadsOnce(Interleaved):
     def resized(self, order):
         total = len(self) * self.num_replicas
@@ -318,7 +318,7 @@ class NeverEnds(Interleaved):
 # ---- evaluate ----
 
 
-@wrong("sharded_sampler", "of a list, return iter", status="your code raised")
+@wrong("sharded_sampler", "for a list, return iter", status="your code raised")
 class ReturnsAList(Interleaved):
     def __iter__(self):
         return list(super().__iter__())

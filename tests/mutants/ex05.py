@@ -811,7 +811,7 @@ def copies_statistics_that_are_not_there(module):
     return replaced(module, make)
 
 
-@wrong("convert", "expected[^$]*eval mode[^$]*got[^$]*training mode[^$]*keeps its mode")
+@wrong("convert", "expected[^$]*eval mode[^$]*got[^$]*training mode[^$]*keep its mode")
 def begins_to_train(module):
     return replaced(module, lambda layer: converted(layer).train())
 

@@ -1,4 +1,4 @@
-"""What charts are made of: matplotlib's figures and axes, boxes on them, and legends."""
+"""The parts of charts: matplotlib's figures and axes, boxes on them, and legends."""
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -50,7 +50,7 @@ def mark(color, label, **options):
 
 
 def rank_swatches(ranks):
-    """Which colour is which rank, for a legend."""
+    """The colours of the ranks, for a legend."""
     return [swatch(color_of(rank), f"rank {rank}") for rank in range(ranks)]
 
 

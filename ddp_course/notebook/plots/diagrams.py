@@ -50,8 +50,8 @@ def flow(steps):
 
 
 def data_parallel_step(ranks):
-    """One data-parallel training step: each rank its part of the batch, then the mean
-    of the gradients, for all.
+    """One data-parallel training step: forward and backward on each rank's part of the
+    batch, then the mean of the gradients.
     """
     top, tall, step = 34, 42, 54
     work = {"part {} of\nthe batch": 70, "forward,\nbackward": 224}
@@ -78,7 +78,7 @@ def data_parallel_step(ranks):
 
 
 def machines(nodes, ranks_per_node):
-    """The ranks of a job on its machines, with the numbers that each has."""
+    """The ranks of a job on its machines, with their rank, local rank and world size."""
     world, side = nodes * ranks_per_node, 126
     frame = ranks_per_node * (side + 10) + 10
     pieces, told = [], []
@@ -144,7 +144,7 @@ def one_update(ranks, micro_batches, synced, top):
 
 
 def item_weights(micro_batches):
-    """How much each item of an update weighs in the loss, as a share of a strip.
+    """The weight of each item of an update in the loss, as a share of a strip.
 
     micro_batches: how many items each of them has. Above, a mean of the micro-batches'
     means; below, the mean over all items.

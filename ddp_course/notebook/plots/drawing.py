@@ -1,4 +1,4 @@
-"""What diagrams and animations are made of: pieces of SVG, measured in pixels."""
+"""The parts of diagrams and animations: pieces of SVG, measured in pixels."""
 
 import html
 

@@ -113,7 +113,7 @@ def of_bytes(sizes):
 
 
 def in_words(messages, ranks, note):
-    """Who sends to whom, round by round."""
+    """Which rank sends to which, round by round."""
     told = [
         f"round {name}: "
         + listing(f"rank {m['source']} to rank {m['target']}" for m in of_round)

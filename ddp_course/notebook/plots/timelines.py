@@ -66,8 +66,8 @@ def in_words(rows):
 
 @styled
 def pipelines(schedules):
-    """Who computes which micro-batch when. schedules: {title: for each stage its
-    [(kind, micro-batch, begin, seconds)]}.
+    """Which stage computes which micro-batch, and when. schedules: {title: for each
+    stage its [(kind, micro-batch, begin, seconds)]}.
 
     kind: 'forward' or 'backward'.
     """
