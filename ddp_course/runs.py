@@ -187,7 +187,7 @@ def check_finite(losses, before=0):
         step, rank = before + min(steps) + 1, steps.index(min(steps))
         where = f"in step {step} of the epoch, on rank {rank}"
         cure = "look at that batch, or lower the learning rate"
-        raise UsageError(f"the loss is no number {where}: {cure}")
+        raise UsageError(f"the loss is not a number {where}: {cure}")
 
 
 def finish(

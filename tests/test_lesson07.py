@@ -121,7 +121,7 @@ def nan_on_rank_one(options):
 
 
 def test_a_loss_that_is_no_number_ends_the_run_with_its_step_and_rank(tmp_path):
-    said = "UsageError: the loss is no number in step 2 of the epoch, on rank 1"
+    said = "UsageError: the loss is not a number in step 2 of the epoch, on rank 1"
     with pytest.raises(RankError, match=said):
         launch(nan_on_rank_one, [*DIGITS, "--out", str(tmp_path)])
     assert not (tmp_path / "result.json").exists()

@@ -674,7 +674,7 @@ def spoils(out):
 def test_a_nan_ends_the_run_with_one_line_and_is_in_no_checkpoint(tmp_path):
     with pytest.raises(RankError) as error:
         launched(tmp_path, before=spoils)
-    said = "UsageError: the loss is no number in step 2 of the epoch, on rank 1"
+    said = "UsageError: the loss is not a number in step 2 of the epoch, on rank 1"
     assert said in error.value.message
     names = [path.name for path in checkpoints.checkpoints(tmp_path / "checkpoints")]
     assert names == ["step-00000002", "step-00000004"]

@@ -588,7 +588,7 @@ def ruins():
 
 
 def test_a_loss_that_is_no_number_ends_the_run_with_step_and_rank(text, tmp_path):
-    with pytest.raises(RankError, match="no number in step 2 of the epoch, on rank 1"):
+    with pytest.raises(RankError, match="not a number in step 2 of the epoch, on rank 1"):
         run(text, tmp_path / "out", before=ruins)
     assert not (tmp_path / "out" / "result.json").exists()
 

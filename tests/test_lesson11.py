@@ -355,12 +355,12 @@ def test_in_4_bits_nothing_that_stays_unpacked_grows(base):
 def evaluates_first():
     """Plant what our program is careful not to do."""
 
-    class EvaluatesFirst(transformers.Trainer):
+    class EvaluatesFirst(lesson11.transformers.Trainer):
         def train(self, **options):
             self.evaluate()
             return super().train(**options)
 
-    transformers.Trainer = EvaluatesFirst
+    lesson11.transformers.Trainer = EvaluatesFirst
 
 
 def test_to_evaluate_before_training_would_train_without_ddp_and_the_fingerprints_tell(
@@ -468,12 +468,12 @@ def test_with_a_chat_models_own_template_bos_and_pad_as_eos_answers_end(
 
 
 def stops_after_an_epoch():
-    class Stops(transformers.Trainer):
+    class Stops(lesson11.transformers.Trainer):
         def _save_checkpoint(self, *args, **options):
             super()._save_checkpoint(*args, **options)
             raise RuntimeError("planted")
 
-    transformers.Trainer = Stops
+    lesson11.transformers.Trainer = Stops
 
 
 def counts_batches():
@@ -483,12 +483,12 @@ def counts_batches():
     """
     batches, finish = [], lesson11.finish
 
-    class Counts(transformers.Trainer):
+    class Counts(lesson11.transformers.Trainer):
         def training_step(self, *args, **options):
             batches.append(1)
             return super().training_step(*args, **options)
 
-    transformers.Trainer = Counts
+    lesson11.transformers.Trainer = Counts
     lesson11.finish = lambda args, trainer: (
         finish(args, trainer) | {"batches": len(batches)}
     )
@@ -567,7 +567,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_names_step_and_rank(
 ):
     with pytest.raises(RankError) as error:
         run(base, question_file, tmp_path, plant=spoils_a_batch_on_rank_1)
-    assert "the loss is no number in step 2 of the epoch, on rank 1" in str(error.value)
+    assert "the loss is not a number in step 2 of the epoch, on rank 1" in str(error.value)
     assert not (tmp_path / "result.json").exists()
     assert not (tmp_path / "adapter").exists()
 

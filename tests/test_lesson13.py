@@ -460,7 +460,7 @@ def test_the_program_trains_as_lesson_12_resumes_exactly_and_its_shards_make_wha
         )
     pattern = r"checkpoints was made with zero_optimization {'stage': 2, .*}, not {'stage': 1, "
     assert re.search(pattern, results["another stage"])
-    assert re.match(r"the loss is no number in step \d of the epoch", results["NaN"])
+    assert re.match(r"the loss is not a number in step \d of the epoch", results["NaN"])
     again = results["its own configuration"]["params_sha256"]
     assert again == results["stage 3"]["params_sha256"]
     refusal, loss = launch(run_alone, tmp_path, nproc=1, timeout=120)[0]
@@ -1068,6 +1068,10 @@ def pipelines(micro_batches):
         return found
 
 
+def seed_with_int(seed):
+    torch.manual_seed(int(seed))
+
+
 def by_deepspeed(pieces, method):
     deepspeed = lesson13.load_deepspeed(CPU)
     model = deepspeed.pipe.PipelineModule(
@@ -1076,6 +1080,8 @@ def by_deepspeed(pieces, method):
         loss_fn=pipeline.token_loss,
         partition_method=method,
         seed_layers=True,
+        # DeepSpeed's own fails for "parameters", whose numbers are NumPy's
+        seed_fn=seed_with_int,
     )
     assert len(list(model.children())) < len(SPECS)  # each rank builds its own only
     sizes = dict(zip(BATCH, (2 * len(pieces), 2, len(pieces))))

@@ -343,7 +343,7 @@ def test_an_impossible_environment_gives_one_line(workplace):
 
 def test_a_loss_that_is_not_a_number_ends_a_run_with_the_step_and_the_rank(workplace):
     too_fast = ["--data", "digits", "--learning-rate", "1e30", "--epochs", "2"]
-    with pytest.raises(RankError, match=r"UsageError: the loss is no.* number in step .* on rank \d"):
+    with pytest.raises(RankError, match=r"UsageError: the loss is not a number in step .* on rank \d"):
         launch(lesson04.main, too_fast)
     assert not list(workplace.glob("runs/**/result.json")), "a NaN is no success"
 

@@ -260,8 +260,8 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def end_all_of(process, folder):
-    """Kill what a run has left: its session, and whoever still has its folder in the
-    environment.
+    """Kill what a run has left: its session, and each process that still has the run's
+    folder in its environment.
     """
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

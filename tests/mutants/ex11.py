@@ -395,7 +395,7 @@ def one_too_late(logits, tokens, questions, lengths):
     return with_labels(logits, labels_of(tokens, questions, lengths, begin=1))
 
 
-@wrong("answer_loss", "the last token of the question counts")
+@wrong("answer_loss", "the last token of the question counts|question's tokens count")
 def one_too_early(logits, tokens, questions, lengths):
     return with_labels(logits, labels_of(tokens, questions, lengths, begin=-1))
 
