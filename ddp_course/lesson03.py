@@ -106,8 +106,8 @@ class BucketedDDP(OverlappedDDP):
         last call: its bucket was not sent, or was sent too early.
         """
         if any(self.missing):
-            cure = "freeze those that are not used, and finish after each backward"
-            raise RuntimeError(f"each parameter must get one gradient per step: {cure}")
+            fix = "freeze those that are not used, and finish after each backward"
+            raise RuntimeError(f"each parameter must get one gradient per step: {fix}")
         for work, gradients, bucket in self.sent:
             work.wait()
             sizes = [parameter.numel() for parameter in bucket]

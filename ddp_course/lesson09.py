@@ -180,8 +180,8 @@ def resume(folder, settings, restore):
             warn(checkpoint, problem)
         checkpoint = newest(folder, older_than=checkpoint)
     if finished(folder):
-        cure = "see train.log; without --resume, the run starts anew"
-        raise UsageError(f"no checkpoint in {folder} can be used: {cure}")
+        fix = "see train.log; without --resume, the run starts anew"
+        raise UsageError(f"no checkpoint in {folder} can be used: {fix}")
 
 
 def was_restarted():

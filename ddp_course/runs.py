@@ -132,8 +132,8 @@ def empty_folder(folder):
 
 def cannot_write(path, error):
     """The UsageError for a file or folder that cannot be written; error: an OSError."""
-    cure = "make room, or choose another folder with --out"
-    return UsageError(f"cannot write to {path}: {error.strerror}; {cure}")
+    fix = "make room, or choose another folder with --out"
+    return UsageError(f"cannot write to {path}: {error.strerror}; {fix}")
 
 
 def write_atomically(path, content):
@@ -186,8 +186,8 @@ def check_finite(losses, before=0):
     if min(steps) < len(losses):
         step, rank = before + min(steps) + 1, steps.index(min(steps))
         where = f"in step {step} of the epoch, on rank {rank}"
-        cure = "look at that batch, or lower the learning rate"
-        raise UsageError(f"the loss is not a number {where}: {cure}")
+        fix = "look at that batch, or lower the learning rate"
+        raise UsageError(f"the loss is not a number {where}: {fix}")
 
 
 def finish(

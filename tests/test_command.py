@@ -226,7 +226,7 @@ def read_only(tmp_path_factory):
 # ---- the doctor ----
 
 
-def test_the_doctor_finds_this_machine_well():
+def test_the_doctor_finds_no_problem_on_this_machine():
     done = course("doctor", cwd=COURSE)
     assert done.returncode == 0, done.stdout
     assert "launch()     2 ranks, one all_reduce: right" in done.stdout
@@ -243,35 +243,35 @@ def test_the_doctor_finds_this_machine_well():
         "backends",
         "data",
     ):
-        assert re.search(rf"(?m)^well +{subject} ", done.stdout), subject
+        assert re.search(rf"(?m)^ok +{subject} ", done.stdout), subject
     assert done.stdout.endswith("Nothing is missing.\n")
 
 
-def test_a_left_over_launcher_variable_is_a_problem_with_a_cure(monkeypatch):
+def test_a_left_over_launcher_variable_is_a_problem_with_a_fix(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert (
-        doctor.environment().cure == "unset WORLD_SIZE: only a launcher should set them"
+        doctor.environment().fix == "unset WORLD_SIZE: only a launcher should set them"
     )
 
 
-def test_an_interface_that_is_not_there_is_a_problem_with_a_cure(monkeypatch):
+def test_an_interface_that_is_not_there_is_a_problem_with_a_fix(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nope0")
-    assert doctor.environment().cure == "unset GLOO_SOCKET_IFNAME"
+    assert doctor.environment().fix == "unset GLOO_SOCKET_IFNAME"
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nope0")
     assert (
         "nope0" in doctor.ranks_by_launch().found
     )  # and it is a real one: gloo says so too
 
 
-def test_damaged_mnist_is_a_problem_with_a_cure(tmp_path, monkeypatch):
+def test_damaged_mnist_is_a_problem_with_a_fix(tmp_path, monkeypatch):
     monkeypatch.setenv("DDP_COURSE_DATA", str(tmp_path))
-    assert not doctor.images().cure
+    assert not doctor.images().fix
     (tmp_path / images.RAW).mkdir(parents=True)
     (tmp_path / images.RAW / "train-images-idx3-ubyte").write_bytes(b"half")
     finding = doctor.images()
     assert (
         "half-downloaded" in finding.found
-        and "start again to download it" in finding.cure
+        and "start again to download it" in finding.fix
     )
 
 
@@ -299,8 +299,8 @@ def test_a_mixed_pair_of_torch_and_torchvision_is_told_in_one_line(
     assert python("-m", "ddp_course.school.doctor", "pair").returncode == 0
 
 
-def test_a_full_disk_is_a_problem_with_a_cure(monkeypatch):
+def test_a_full_disk_is_a_problem_with_a_fix(monkeypatch):
     monkeypatch.setattr(
         doctor.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 2**20})
     )
-    assert "free some space" in doctor.disk().cure
+    assert "free some space" in doctor.disk().fix

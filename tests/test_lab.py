@@ -300,7 +300,7 @@ def test_elsewhere_without_a_terminal_it_names_the_command_in_one_line(tmp_path)
     )
 
 
-def test_a_lesson_that_is_gone_is_told_with_its_cure(tmp_path):
+def test_a_lesson_that_is_gone_is_told_with_its_fix(tmp_path):
     start.start(tmp_path)
     (tmp_path / "lessons" / "04_ddp.ipynb").unlink()
     done = python(*LAB[1:], "4", cwd=tmp_path, timeout=60)

@@ -388,7 +388,7 @@ def test_a_port_that_another_run_has_gives_one_line(workplace):
         )
     assert_one_line(
         done,
-        f"cannot listen on 127.0.0.1:{port}: Address already in use; another run has it",
+        f"cannot listen on 127.0.0.1:{port}: Address already in use; another run may have it",
     )
 
 
@@ -399,7 +399,7 @@ def test_without_an_environment_a_process_is_alone(monkeypatch):
 def test_lesson_01_refuses_to_train_twice(workplace):
     with pytest.raises(
         RankError,
-        match="UsageError: lesson 01 is for one process; lesson 04 trains one mod",
+        match="UsageError: lesson 01 is for one process, lesson 04 for many",
     ):
         launch(importlib.import_module("ddp_course.lesson01").main, [])
 
@@ -407,7 +407,7 @@ def test_lesson_01_refuses_to_train_twice(workplace):
 def test_a_folder_that_cannot_be_written_to_gives_one_line(workplace):
     (workplace / "file").write_text("in the way")
     done = start("--data", "digits", "--out", workplace / "file" / "out")
-    assert_one_line(done, "file/out: Not a directory; choose another folder with --out")
+    assert_one_line(done, "file/out: Not a directory; make room, or choose another folder with --out")
 
 
 FEW = ["--data", "digits", "--train-samples", "128", "--epochs", "1"]
@@ -531,7 +531,7 @@ INTERRUPTS_ITSELF = """
 import os, signal, time
 from ddp_course.runs import start
 
-def main():
+def main(flags):
     try:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(30)

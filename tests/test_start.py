@@ -122,7 +122,7 @@ def test_outputs_of_a_run_stay_while_the_course_has_nothing_newer(mine):
     assert contents(mine) == before
 
 
-def test_what_the_learner_has_changed_is_kept_and_the_cure_is_named_in_one_line(
+def test_what_the_learner_has_changed_is_kept_and_the_fix_is_named_in_one_line(
     mine, newer
 ):
     changed = [LESSON, EXERCISE, PROGRAM]
@@ -257,8 +257,8 @@ def test_a_course_without_its_lessons_says_so(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "which, line",
     [
-        ("lessons/99_none.ipynb", "lessons/99_none.ipynb is no copy of a file"),
-        ("../newer", "../newer is no copy of a file of the course"),
+        ("lessons/99_none.ipynb", "lessons/99_none.ipynb is not a copy of a file"),
+        ("../newer", "../newer is not a copy of a file of the course"),
         ("99", "there is no exercise 99: choose one of 01"),
     ],
 )
@@ -274,7 +274,7 @@ def test_reset_works_on_course_folders_only(tmp_path, monkeypatch):
     done = command_line("reset", "03")
     assert done.returncode == 2 and not list(tmp_path.iterdir())
     assert done.stderr == (
-        "ddp-course: this is no course folder: "
+        "ddp-course: this is not a course folder: "
         "`ddp-course start FOLDER` makes a course folder to work in\n"
     )
 

@@ -1,4 +1,4 @@
-"""A line below a cell that takes long, "running for 12 s", until it ends."""
+"""A line below a slow cell, "running for 12 s", until the cell ends."""
 
 import threading
 import time
@@ -29,9 +29,9 @@ def watch_cells(shell):
 
 
 class Line(threading.Thread):
-    """Counts the seconds of the cell that is running, on the page only.
+    """Counts the seconds of the running cell, on the page only.
 
-    What stays in the saved notebook is an output without content.
+    In the saved notebook, an output without content remains.
     """
 
     def __init__(self, kernel):

@@ -41,8 +41,8 @@ def torchrun_environment():
         return Place(0, 0, 1, 1)
     if missing:
         present = ", ".join(name for name in names if name in os.environ)
-        cure = "start with torchrun, which sets all of them, or unset them"
-        raise UsageError(f"{present} set, but {', '.join(missing)} not: {cure}")
+        fix = "start with torchrun, which sets all of them, or unset them"
+        raise UsageError(f"{present} set, but {', '.join(missing)} not: {fix}")
     place = Place(*map(whole_number, places))
     for name, index, size in (
         ("RANK", place.rank, place.world_size),
@@ -78,13 +78,13 @@ def choose_device(wish="auto"):
         wish = "cuda" if gpus >= local_world_size else "mps" if mps else "cpu"
     if wish == "cuda":
         if gpus < local_world_size:
-            cure = "nccl needs one for each: start fewer ranks, or use --device cpu"
-            raise UsageError(f"{local_world_size} local ranks, but {gpus} GPUs; {cure}")
+            fix = "nccl needs one for each: start fewer ranks, or use --device cpu"
+            raise UsageError(f"{local_world_size} local ranks, but {gpus} GPUs; {fix}")
         torch.cuda.set_device(local_rank)
         return torch.device("cuda", local_rank)
     if wish == "mps" and not mps:
-        cure = "it has no collectives; use --device cpu"
-        raise UsageError(f"mps is for one process on a Mac: {cure}")
+        fix = "it has no collectives; use --device cpu"
+        raise UsageError(f"mps is for one process on a Mac: {fix}")
     return torch.device(wish)
 
 
@@ -170,8 +170,8 @@ def host_store(port=0):
         listener = socket.create_server(("127.0.0.1", port))
     except OSError as error:
         problem = f"cannot listen on 127.0.0.1:{port}: {os.strerror(error.errno)}"
-        cure = "another run may have it: choose another master port"
-        raise UsageError(f"{problem}; {cure}") from None
+        fix = "another run may have it: choose another master port"
+        raise UsageError(f"{problem}; {fix}") from None
     address = listener.getsockname()
     return dist.TCPStore(
         *address,

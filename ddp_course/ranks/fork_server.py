@@ -1,6 +1,6 @@
-"""The process that the ranks are forked from: it has imported torch, and nothing else.
+"""The process that the ranks are forked from: it has imported torch and little else.
 
-So a rank starts quickly, and does not depend on what the calling process did before.
+Ranks therefore start quickly, and do not depend on what the calling process did before.
 """
 
 import multiprocessing
@@ -25,10 +25,9 @@ PRELOADED = [
 def start_server(*more):
     """Start the fork server ahead of the first launch, which then need not wait for it.
 
-    more: names of modules that the ranks are to begin with, besides torch: those that
-    take seconds to import.
-    Returns at once, the server imports in the background. Does nothing where it runs
-    already, nor in a rank, which has no use for a server of its own.
+    more: names of modules that the server imports besides torch, those that take
+    seconds. Returns at once; the server imports in the background. Does nothing if the
+    server runs already, nor in a rank, which needs no server of its own.
     """
     if start_method() == "forkserver" and multiprocessing.parent_process() is None:
         multiprocessing.get_context("forkserver").set_forkserver_preload(
@@ -40,8 +39,8 @@ def start_server(*more):
 
 
 def start_method():
-    """How ranks are started: 'forkserver'; 'spawn', which takes seconds, on Windows or
-    by DDP_COURSE_START_METHOD.
+    """How ranks are started: by 'forkserver', or by 'spawn', which takes seconds, on
+    Windows or if DDP_COURSE_START_METHOD says so.
     """
     best = (
         "forkserver"
@@ -52,13 +51,13 @@ def start_method():
 
 
 def prepare_environment():
-    """Set two environment variables for the processes that we start.
+    """Set environment variables for the processes that we start.
 
     glibc returns the memory of every large tensor to the kernel, which hands it out
-    again page by page: on a CPU, evaluation takes half as long again. They are to keep
-    it for their next tensor, see mallopt(3). And Accelerate and Trainer import
-    DeepSpeed wherever it is installed, which looks for a GPU, and warns in each process
-    where there is none: on such a machine it is told so.
+    again page by page: on a CPU, evaluation then takes half as long again. Two
+    variables make glibc keep the memory for the next tensor, see mallopt(3). Accelerate
+    and Trainer import DeepSpeed if it is installed, and DeepSpeed warns in each process
+    if it finds no GPU: on a machine without one, a variable says so beforehand.
     """
     os.environ.setdefault("MALLOC_MMAP_MAX_", "0")
     os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(4 * 10**9))

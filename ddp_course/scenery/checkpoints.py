@@ -155,5 +155,5 @@ def check_settings(made_with, settings, checkpoint):
         then, now = made_with.get(name), settings.get(name)
         if then != now:
             problem = f"{checkpoint} was made with {name} {then}, not {now}"
-            cure = "use that, or start anew, without --resume or with another --out"
-            raise UsageError(f"{problem}: {cure}")
+            fix = "use that, or start anew, without --resume or with another --out"
+            raise UsageError(f"{problem}: {fix}")

@@ -168,14 +168,14 @@ def read_verified(path):
     header = bytes([0, 0, 8, len(shape)])
     header += b"".join(size.to_bytes(4, "big") for size in shape)
     expected = len(header) + int(np.prod(shape))
-    cure = f"delete {path.parent} and start again to download it, or use --data digits"
+    fix = f"delete {path.parent} and start again to download it, or use --data digits"
     if not path.is_file():
-        raise UsageError(f"MNIST is incomplete, {path} is missing or no file: {cure}")
+        raise UsageError(f"MNIST is incomplete, {path} is missing or no file: {fix}")
     try:
         content = np.fromfile(path, dtype=np.uint8)
     except OSError as error:
         problem = f"MNIST is incomplete, {path} cannot be read ({error.strerror})"
-        raise UsageError(f"{problem}: {cure}") from None
+        raise UsageError(f"{problem}: {fix}") from None
     if len(content) != expected:
         problem = (
             f"is truncated or half-downloaded, {len(content):,} bytes of {expected:,}"
@@ -186,7 +186,7 @@ def read_verified(path):
         problem = "is damaged, its checksum is not that of MNIST"
     else:
         return content[len(header) :].reshape(shape)
-    raise UsageError(f"{path} {problem}: {cure}")
+    raise UsageError(f"{path} {problem}: {fix}")
 
 
 class Unreachable(UsageError):
@@ -225,8 +225,8 @@ def download_mnist(folder, patience=300, give_up_for=20, fetch=None):
             failure.unlink(missing_ok=True)
     except OSError as error:
         problem = f"MNIST cannot be kept in {folder}: {error.strerror}"
-        cure = "name another folder in DDP_COURSE_DATA, or use --data digits"
-        raise Unreachable(f"{problem}; {cure}") from None
+        fix = "name another folder in DDP_COURSE_DATA, or use --data digits"
+        raise Unreachable(f"{problem}; {fix}") from None
 
 
 FETCH = """
@@ -253,8 +253,8 @@ def _fetch_with_torchvision(folder, patience):
     except subprocess.TimeoutExpired:
         reason = f"not within {patience:g} s"
     files = f"put its files in {data_folder() / RAW}"
-    cure = f"connect to the network, {files}, or use --data digits"
-    raise Unreachable(f"MNIST could not be downloaded: {reason}; {cure}")
+    fix = f"connect to the network, {files}, or use --data digits"
+    raise Unreachable(f"MNIST could not be downloaded: {reason}; {fix}")
 
 
 def save_digits(path):

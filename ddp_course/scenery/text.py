@@ -108,8 +108,8 @@ def load_text(data="python", tokenizer=None, vocabulary=2048):
     """
     if (Path(data) / MANIFEST).is_file():
         if tokenizer:
-            cure = "leave out --tokenizer, or name a folder of text"
-            raise UsageError(f"--data {data} has tokens, not text: {cure}")
+            fix = "leave out --tokenizer, or name a folder of text"
+            raise UsageError(f"--data {data} has tokens, not text: {fix}")
         return read_tokens(Path(data))
     tokenizer = tokenizer or "bytes"
     contents = [content_of(path) for path in files_of(data)]

@@ -353,14 +353,14 @@ def doctor():
 
     problems = 0
     for finding in examine():
-        problems += bool(finding.cure)
-        verdict = "[red]problem[/]" if finding.cure else "[green]well[/]   "
+        problems += bool(finding.fix)
+        verdict = "[red]problem[/]" if finding.fix else "[green]ok[/]     "
         console.print(
             f"{verdict}  {finding.subject:12} {escape(finding.found)}", soft_wrap=True
         )
-        if finding.cure:
+        if finding.fix:
             console.print(
-                f"         cure         {escape(finding.cure)}", soft_wrap=True
+                f"         fix          {escape(finding.fix)}", soft_wrap=True
             )
     console.print("Nothing is missing." if not problems else f"{problems} to fix.")
     raise typer.Exit(1 if problems else 0)

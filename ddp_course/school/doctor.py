@@ -15,13 +15,13 @@ REINSTALL = "install the two together: pip install --force-reinstall torch torch
 
 
 class Finding(NamedTuple):
-    """One answer: what was checked, what was found, and how to fix it; `cure` is empty
+    """One answer: what was checked, what was found, and how to fix it; `fix` is empty
     if all is well.
     """
 
     subject: str
     found: str
-    cure: str = ""
+    fix: str = ""
 
 
 def examine():
@@ -141,8 +141,8 @@ def loopback():
         ):
             pass
     except OSError as error:
-        cure = "enable the loopback interface, and allow it in your firewall"
-        return Finding("loopback", f"127.0.0.1 cannot be reached ({error})", cure)
+        fix = "enable the loopback interface, and allow it in your firewall"
+        return Finding("loopback", f"127.0.0.1 cannot be reached ({error})", fix)
     try:
         socket.gethostbyname(socket.gethostname())
     except OSError:
@@ -292,16 +292,16 @@ def ranks_by_torchrun():
     words = [line for line in done.stderr.splitlines() if "Error" in line] or [
         "no reason given"
     ]
-    cure = (
+    fix = (
         "set USE_LIBUV=0"
         if "libuv" in done.stderr
         else "look at the loopback and environment lines above"
     )
-    return Finding("torchrun", f"2 ranks failed: {words[-1].strip()}", cure)
+    return Finding("torchrun", f"2 ranks failed: {words[-1].strip()}", fix)
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["pair"]:
         finding = torch_and_torchvision()
-        sys.exit(f"{finding.found}: {finding.cure}" if finding.cure else None)
+        sys.exit(f"{finding.found}: {finding.fix}" if finding.fix else None)
     print(sum_of_ranks())

@@ -16,8 +16,8 @@ def originals(kind):
 
 
 def learner_folder():
-    """Where the learner's exercises and progress are: the course folder that we are in;
-    at a checkout, the course folder work/, once there is one, else the checkout.
+    """The folder with the learner's exercises and progress: the current course folder.
+    In a checkout, it is work/ if that is a course folder, or else the checkout itself.
     """
     here = project_folder()
     work = here / "work"
@@ -25,8 +25,8 @@ def learner_folder():
 
 
 def programs():
-    """The lessons' programs, {"01": path}; by the link to them that a course folder
-    has, so that their paths are short.
+    """The lessons' programs, {"01": path}. In a course folder, the paths go through its
+    link `ddp_course`, which keeps them short.
     """
     link = project_folder() / "ddp_course"
     package = link if link.is_dir() and link.samefile(PACKAGE) else PACKAGE
@@ -42,8 +42,8 @@ def notebooks(folder):
 
 
 def find(paths, number, kind="lesson"):
-    """The path of a lesson, or of an exercise, by its number, which may come without
-    the leading zero.
+    """The path of a lesson or an exercise by its number, with or without the leading
+    zero.
     """
     number = number.zfill(2)
     if number not in paths:

@@ -1,10 +1,10 @@
-"""Grading: what a submission's answers are worth, whatever else it holds.
+"""Grading of submissions: each answer gets a verdict and points.
 
-Only the solution cells are taken from a submission. Each goes, as text that nothing but
-its own ranks will run, into the course's notebook with the reference output of its
-check, and pytest's nbval runs that: one notebook and one process for a question, so
-that none can disturb another. A stored output, an edited check or a patched module
-gains nothing.
+Only the solution cells are taken from a submission. Each one is put, as text, into the
+course's own notebook, with the reference output of its check, and pytest's nbval runs
+that notebook. Each question has its own notebook, process and ranks, and only the ranks
+run the learner's code, so no answer can disturb another. Editing a stored output or a
+check, or patching a module, gains nothing.
 """
 
 import ctypes
@@ -30,11 +30,11 @@ MOST_SECONDS = 90  # for one question, all told; a check itself ends within ten
 
 
 def submissions(path):
-    """What there is to grade under a path: {submission: {"01": notebook path}}.
+    """The notebooks to grade under a path: {submission: {"01": notebook path}}.
 
-    path: a notebook, a folder of notebooks, or a folder of such folders, of which those
-    that hold none have handed in
-    nothing: {}. Hidden folders do not count. Raises UsageError where nothing is found.
+    path: a notebook, a folder of notebooks, or a folder with one folder per person. A
+    person's folder without notebooks has handed in nothing: {}. Hidden folders do not
+    count. Raises UsageError if nothing is found.
     """
     path = Path(path)
     if not path.exists():
@@ -71,17 +71,17 @@ def submissions(path):
 
 
 def hidden(folder, path):
-    """Whether a folder, or one between it and the path, is no person's: Jupyter's
-    .ipynb_checkpoints, a Mac's __MACOSX.
+    """Whether a folder, or one between it and the path, belongs to a program and not to
+    a person: Jupyter's .ipynb_checkpoints, a Mac's __MACOSX.
     """
     return any(part.startswith((".", "__")) for part in folder.relative_to(path).parts)
 
 
 def notebooks_in(folder):
-    """The exercise notebooks right in a folder, {"01": path}, with one line on stderr
-    for each that is left out.
+    """The exercise notebooks directly in a folder, {"01": path}. One line on stderr
+    names each that is left out.
 
-    Of several for one number, the one that is named as in the course counts, or else
+    If several have the same number, the one with the course's own name counts, or else
     the first by name.
     """
     course, found = exercises.notebooks("solutions"), {}
@@ -132,8 +132,8 @@ def grade(path, workers=None):
     with inheriting_orphans():
         with ThreadPoolExecutor(workers or min(4, os.cpu_count() or 1)) as pool:
             results = list(pool.map(grade_job, jobs))
-        # beside others, or while the machine was slow, a right answer may have been
-        # late: it gets another try, alone
+        # beside other answers, or on a slow machine, a right answer may take too long:
+        # it gets another try, alone
         for place, job in enumerate(jobs):
             if results[place]["status"] == TIMED_OUT:
                 results[place] = grade_job(job)
@@ -235,8 +235,8 @@ def run_nbval(folder, notebook):
 
 @contextmanager
 def inheriting_orphans():
-    """At the end, kill whatever answers have started and nobody can be asked about any
-    more, under whatever name.
+    """At the end, kill all processes that answers have started and that have lost their
+    parent.
 
     On Linux, this process becomes the parent of all orphans among its descendants, see
     prctl(2).
@@ -260,8 +260,8 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def end_all_of(process, folder):
-    """Kill what a run has left: its session, and each process that still has the run's
-    folder in its environment.
+    """Kill the processes that a run has left: those of its session, and those that
+    still have the run's folder in their environment.
     """
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -275,8 +275,8 @@ def end_all_of(process, folder):
 
 
 def totals(report):
-    """Points of all that there are, for each submission: {submission: (points,
-    questions)}.
+    """The points of each submission, and the number of its questions: {submission:
+    (points, questions)}.
     """
     rows = {}
     for submission, numbers in report.items():

@@ -1,8 +1,8 @@
 """How an answer is judged: on real ranks, in bounded time, with a verdict in words.
 
-Nothing of the learner's runs in the process that judges. The answer travels to the
-ranks; what they observed there comes back as plain numbers, and is compared here. An
-answer that exits, hangs, forks or prints ends its own ranks.
+The learner's code never runs in the judging process. It is sent to the ranks; what they
+observe comes back as plain numbers and is compared here. An answer that exits, hangs or
+forks affects only its own ranks.
 """
 
 import functools
@@ -35,7 +35,7 @@ COLORS = {PASSED: "46, 160, 67", FAILED: "248, 81, 73", NOT_ATTEMPTED: "140, 140
 
 
 class Wrong(Exception):
-    """An answer that does something else than it should, told as a teacher would.
+    """A wrong answer, explained as a teacher would.
 
     checked: what was tried; rank: where it went wrong, e.g. "1 of 3"; expected, got:
     values or words; cause: the likely mistake, a sentence.
@@ -57,9 +57,9 @@ class Wrong(Exception):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a check. status: one of the six above; rows: what there is to say
-    about it, {name: text}; hints: those that it offers; picture: one to show with it,
-    the name of a function of ddp_course.notebook.plots and its arguments.
+    """The result of a check. status: one of the six above; rows: the explanation,
+    {name: text}; hints: those that it offers; picture: a picture to show with it, the
+    name of a function of ddp_course.notebook.plots and its arguments.
     """
 
     question: str
@@ -144,7 +144,7 @@ class Question:
         except Wrong as wrong:
             status, rows = FAILED, wrong.rows
         except RankTimeout as late:
-            status, rows = TIMED_OUT, {"where": _where_they_stood(str(late))}
+            status, rows = TIMED_OUT, {"where": _where_they_were(str(late))}
             rows["likely cause"] = _cause_of_waiting(rows["where"])
         except RankError as error:
             if (
@@ -161,7 +161,7 @@ class Question:
             status = GRADER_ERROR
             rows = {
                 "where": traceback.format_exc(),
-                "likely cause": "a mistake of the course's, not yours",
+                "likely cause": "a mistake in the course, not yours",
             }
         if answer and answer.printed and status != GRADER_ERROR:
             rows["printed"] = "\n".join(
@@ -198,9 +198,9 @@ def _without_our_frames(story):
     return "\n".join(line for line in story.splitlines() if not ours.search(line))
 
 
-def _where_they_stood(story):
-    """Where each rank was at a timeout; the barrier of our own observers is described
-    in words.
+def _where_they_were(story):
+    """Where each rank was at a timeout. The barrier of our own observers is described in
+    words.
     """
     return re.sub(
         r"was in torch/distributed/\S+, line \d+, in barrier: .*", FINISHED, story

@@ -24,8 +24,8 @@ def lab(number, browser):
     lesson = folders.find(folders.notebooks(folders.originals("lessons")), number).name
     folder = course_folder()
     if not (folder / "lessons" / lesson).exists():
-        cure = f"`ddp-course start {os.path.relpath(folder)}` brings it back"
-        raise UsageError(f"lessons/{lesson} is not there: {cure}")
+        fix = f"`ddp-course start {os.path.relpath(folder)}` brings it back"
+        raise UsageError(f"lessons/{lesson} is not there: {fix}")
     command = [sys.executable, "-m", "jupyterlab", "--ServerApp.ip=127.0.0.1"]
     command += [f"--ServerApp.root_dir={folder.absolute()}"]
     command += [f"--ServerApp.terminado_settings={terminal()}"]

@@ -1,8 +1,8 @@
 """`ddp-course start`: a course folder, in which a learner works on copies.
 
-It holds lessons/ and exercises/, and what the learner makes: runs/ and data/. A hidden
-file tells of which version each file is a copy. So the course can bring a newer version
-of what the learner has not changed, and leaves alone what the learner has.
+It holds copies of lessons/ and exercises/, and the learner's own runs/ and data/. A
+hidden file records which version of the course each copy came from. With it, the course
+can update the copies that the learner has not changed, and keep the others.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ class Outcome(NamedTuple):
 def start(folder):
     """Make a course folder, or bring it up to date; return the Outcome.
 
-    Raises UsageError where a file is in the way, or where nothing can be written.
+    Raises UsageError if a file is in the way, or if the folder cannot be written to.
     """
     if is_checkout(folder):
         raise UsageError(
@@ -91,8 +91,8 @@ def version_of(path):
 
 
 def read_copies(folder):
-    """The version of which each file is a copy, {name: version}; {} if that cannot be
-    read: then start() keeps all changed files.
+    """Which version of the course each copy came from, {name: version}. {} if the
+    record cannot be read; start() then keeps all changed files.
     """
     try:
         copies = json.loads((folder / COURSE_FILE).read_bytes())["copies"]
@@ -119,7 +119,7 @@ def copy(content, target):
 
 def trust(path):
     """Sign a notebook, so that Jupyter shows the pictures that are stored in it. If
-    that fails, they are shown after their cells have run.
+    signing fails, Jupyter shows each picture after its cell has run.
     """
     import nbformat
     from nbformat.sign import NotebookNotary
@@ -129,8 +129,8 @@ def trust(path):
 
 
 def link_package(folder):
-    """Link ddp_course/ to the package, if the system allows it: for the file browser,
-    and for `torchrun ddp_course/lesson04.py`.
+    """Make ddp_course/ a link to the package, if the system allows links: for the file
+    browser, and for `torchrun ddp_course/lesson04.py`.
     """
     link = folder / "ddp_course"
     with suppress(OSError):
@@ -149,22 +149,22 @@ def tell(folder, outcome):
     for name in outcome.kept:
         path = os.path.relpath(folder / name)
         lines.append(
-            f"{path} is kept as you changed it. The course has a newer one: "
-            f"`ddp-course reset {path}` brings it, and keeps yours in runs/backups/."
+            f"{path} is kept as you changed it. The course has a newer version: "
+            f"`ddp-course reset {path}` gets it, and keeps yours in runs/backups/."
         )
     return lines
 
 
 def bring_back(which):
-    """Bring back a copy as it was at first; return its path, and the path where the
-    learner's own is kept, None where there was none.
+    """Restore the original of a copy; return its path, and the path where the learner's
+    version is kept, or None if there was none.
 
-    which: the number of an exercise, or the path of any copy. Raises UsageError where
-    the course has no such file, or where the learner's cannot be kept.
+    which: the number of an exercise, or the path of any copy. Raises UsageError if the
+    course has no such file, or if the learner's version cannot be kept.
     """
     folder = folders.learner_folder()
     if not ((folder / COURSE_FILE).is_file() or is_checkout(folder)):
-        raise UsageError(f"this is no course folder: {folders.MAKE_ONE}")
+        raise UsageError(f"this is not a course folder: {folders.MAKE_ONE}")
     name = name_of_copy(folder, which)
     target, kept = folder / name, None
     content = as_at_first(name, target)
@@ -184,7 +184,7 @@ def name_of_copy(folder, which):
         return f"exercises/{exercises.exercise_name(solution)}"
     name = Path(os.path.relpath(which, folder)).as_posix()
     if name not in course_files():
-        raise UsageError(f"{which} is no copy of a file of the course")
+        raise UsageError(f"{which} is not a copy of a file of the course")
     return name
 
 
