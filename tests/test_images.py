@@ -213,7 +213,9 @@ def test_a_missing_file_is_found(copy):
 def test_a_pipe_in_place_of_a_file_is_found_and_not_waited_for(copy):
     (copy / "t10k-images-idx3-ubyte").unlink()
     os.mkfifo(copy / "t10k-images-idx3-ubyte")
-    with pytest.raises(UsageError, match="t10k-images-idx3-ubyte is missing or no file"):
+    with pytest.raises(
+        UsageError, match="t10k-images-idx3-ubyte is missing or no file"
+    ):
         images.load_images("mnist")
 
 

@@ -588,7 +588,9 @@ def ruins():
 
 
 def test_a_loss_that_is_no_number_ends_the_run_with_step_and_rank(text, tmp_path):
-    with pytest.raises(RankError, match="not a number in step 2 of the epoch, on rank 1"):
+    with pytest.raises(
+        RankError, match="not a number in step 2 of the epoch, on rank 1"
+    ):
         run(text, tmp_path / "out", before=ruins)
     assert not (tmp_path / "out" / "result.json").exists()
 
@@ -726,10 +728,9 @@ def test_it_starts_ranks_with_spawn_listens_on_loopback_only_and_leaves_none_beh
             time.sleep(0.05)
         output = process.stdout.read()
     assert process.returncode == 0
-    assert (
-        json.loads((out / "result.json").read_text())["world_size"] == 2
-        and re.search(r"(?m)^world_size +2$", output)
-    )
+    assert json.loads((out / "result.json").read_text())[
+        "world_size"
+    ] == 2 and re.search(r"(?m)^world_size +2$", output)
     assert listening and listening <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
     assert len(ranks) >= 3
 

@@ -567,7 +567,9 @@ def test_a_loss_that_is_no_number_ends_the_run_and_names_step_and_rank(
 ):
     with pytest.raises(RankError) as error:
         run(base, question_file, tmp_path, plant=spoils_a_batch_on_rank_1)
-    assert "the loss is not a number in step 2 of the epoch, on rank 1" in str(error.value)
+    assert "the loss is not a number in step 2 of the epoch, on rank 1" in str(
+        error.value
+    )
     assert not (tmp_path / "result.json").exists()
     assert not (tmp_path / "adapter").exists()
 

@@ -484,7 +484,9 @@ def train_on_a_nan():
 
 
 def test_a_loss_that_is_no_number_ends_the_run():
-    with pytest.raises(RankError, match="the loss is not a number in step 1 .* on rank 1"):
+    with pytest.raises(
+        RankError, match="the loss is not a number in step 1 .* on rank 1"
+    ):
         launch(train_on_a_nan)
 
 

@@ -336,14 +336,14 @@ def test_an_impossible_environment_is_named(wrong, expected, monkeypatch):
 
 
 def test_an_impossible_environment_gives_one_line(workplace):
-    assert_one_line(
-        start(env=os.environ | PLACE | {"RANK": "5"}), "RANK is impossible"
-    )
+    assert_one_line(start(env=os.environ | PLACE | {"RANK": "5"}), "RANK is impossible")
 
 
 def test_a_loss_that_is_not_a_number_ends_a_run_with_the_step_and_the_rank(workplace):
     too_fast = ["--data", "digits", "--learning-rate", "1e30", "--epochs", "2"]
-    with pytest.raises(RankError, match=r"UsageError: the loss is not a number in step .* on rank \d"):
+    with pytest.raises(
+        RankError, match=r"UsageError: the loss is not a number in step .* on rank \d"
+    ):
         launch(lesson04.main, too_fast)
     assert not list(workplace.glob("runs/**/result.json")), "a NaN is no success"
 
@@ -407,7 +407,10 @@ def test_lesson_01_refuses_to_train_twice(workplace):
 def test_a_folder_that_cannot_be_written_to_gives_one_line(workplace):
     (workplace / "file").write_text("in the way")
     done = start("--data", "digits", "--out", workplace / "file" / "out")
-    assert_one_line(done, "file/out: Not a directory; make room, or choose another folder with --out")
+    assert_one_line(
+        done,
+        "file/out: Not a directory; make room, or choose another folder with --out",
+    )
 
 
 FEW = ["--data", "digits", "--train-samples", "128", "--epochs", "1"]
