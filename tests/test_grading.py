@@ -20,7 +20,7 @@ from conftest import COURSE, THOROUGH, descendants, python, wait_until
 from test_exercises import course, ddp_course, solution_tasks  # noqa: F401
 
 from ddp_course import UsageError
-from ddp_course.school import exercises, grading, handed_in, sandbox
+from ddp_course.school import doctor, exercises, grading, handed_in, sandbox
 
 QUESTIONS = ["average_gradients", "overlapped", "bucketed"]
 PATCHES = """
@@ -334,9 +334,11 @@ def test_an_answer_reaches_nothing_and_ends_nobody(course):  # noqa: F811
 @needs_bwrap
 def test_thirty_submissions_in_one_call(course):  # noqa: F811
     """Right, half done, broken, hostile and hanging ones."""
-    [*_] = tasks = solution_tasks("03")
-    ours = {task.name: exercises.answer_of(task.cell.source) for task in tasks}
-    [average] = [ours["average_gradients"]]
+    ours = {
+        task.name: exercises.answer_of(task.cell.source)
+        for task in solution_tasks("03")
+    }
+    average = ours["average_gradients"]
     there, expected = course / "all", {}
     for number in range(6):
         submit(
@@ -378,6 +380,8 @@ def test_without_bubblewrap_only_ones_own_answers_are_graded(course, monkeypatch
         "installed: X. --without-a-sandbox runs them with your rights\n"
     )
     assert not grading.must_be_shut_in(Path("exercises"), without_a_sandbox=False)
+    finding = doctor.grading()
+    assert finding.found.endswith("bubblewrap is not installed: X") and not finding.fix
 
 
 # ---- read as data ----

@@ -5,7 +5,9 @@ grading.
 notebook holds, for each question, a cell tagged `solution` with the answer
 between `### BEGIN SOLUTION: task` and `### END SOLUTION` (nbgrader's markers), and
 after it a check cell tagged `nbval-check-output`, which is one call:
-`checks.ex03.check_average_gradients(average_gradients)`.
+`checks.ex03.check_average_gradients(average_gradients)`. In the exercise, nbval compares
+no outputs (`nbval-ignore-output`), and the check cell is tagged `check`: a question that
+has not passed fails by an error.
 
 python -m ddp_course.school.exercises
 """
