@@ -154,6 +154,7 @@ def test_the_environment_is_torchruns(tmp_path):
     for name in set(ours) - {
         "MASTER_ADDR",
         "MASTER_PORT",
+        "TORCHELASTIC_RUN_ID",
         "GLOO_SOCKET_IFNAME",
     }:
         assert ours[name] == theirs[name], name
