@@ -20,7 +20,14 @@ from conftest import COURSE, THOROUGH, descendants, python, wait_until
 from test_exercises import course, ddp_course, solution_tasks  # noqa: F401
 
 from ddp_course import UsageError
-from ddp_course.school import doctor, exercises, grading, handed_in, sandbox
+from ddp_course.school import (
+    cleaning,
+    doctor,
+    exercises,
+    grading,
+    handed_in,
+    sandbox,
+)
 
 QUESTIONS = ["average_gradients", "overlapped", "bucketed"]
 PATCHES = """
@@ -432,6 +439,37 @@ def test_links_to_folders_are_left_out_and_odd_names_do_no_harm(course, capsys):
     assert "left out: all/b/exercises, it is a link\n" == capsys.readouterr().err
     with pytest.raises(UsageError, match="is a link"):
         handed_in.submissions("all/b/exercises")
+
+
+def test_no_module_of_a_submission_takes_the_place_of_ours(course):  # noqa: F811
+    """Wherever grading is started."""
+    submit(course / "all" / "a", {})
+    for name in ("shutil.py", "psutil.py", "tempfile.py"):
+        text = f"open({str(course / 'reached')!r}, 'w')\nraise SystemExit"
+        (course / "all" / "a" / name).write_text(text)
+    line = [sys.executable, "-P", "-m", "ddp_course.school.command", "grade", "."]
+    done = subprocess.run(
+        [*line, "--without-a-sandbox"],
+        cwd=course / "all" / "a",
+        capture_output=True,
+        text=True,
+    )
+    assert "a: 0 of 3" in done.stdout, done.stderr
+    assert not (course / "reached").exists() and not done.stderr
+
+
+def test_whatever_an_answer_leaves_in_a_folder_is_removed(tmp_path):
+    folder, here = tmp_path / "left", os.getcwd()
+    (folder / "locked").mkdir(parents=True)
+    (folder / "locked" / "file").touch()
+    (folder / "locked").chmod(0)
+    os.chdir(folder)
+    for _ in range(1500):  # within one another: deeper than Python's recursion
+        os.mkdir("x")
+        os.chdir("x")
+    os.chdir(here)
+    cleaning.remove(folder)
+    assert not folder.exists()
 
 
 # ---- what an instructor gets ----

@@ -29,7 +29,7 @@ import psutil
 
 from ddp_course import UsageError
 from ddp_course.school import exercises, handed_in, reports, sandbox
-from ddp_course.school.cleaning import end_those_in, workplace
+from ddp_course.school.cleaning import end_those_in, remove, workplace
 from ddp_course.school.judge import (
     GRADER_ERROR,
     NOT_ATTEMPTED,
@@ -344,8 +344,11 @@ def grade_one(job, folder, rules, running):
     elif exercises.untouched(job.task, job.written):
         verdict = {"status": NOT_ATTEMPTED, "rows": {}}
     else:
-        with tempfile.TemporaryDirectory(prefix="", dir=folder) as own:
+        own = tempfile.mkdtemp(prefix="", dir=folder)
+        try:
             verdict = run_nbval(Path(own), job, rules, running)
+        finally:
+            remove(own)
     return {
         "status": verdict["status"],
         "seconds": round(time.monotonic() - begin, 1),
