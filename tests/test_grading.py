@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import attacks
@@ -439,6 +440,15 @@ def test_links_to_folders_are_left_out_and_odd_names_do_no_harm(course, capsys):
     assert "left out: all/b/exercises, it is a link\n" == capsys.readouterr().err
     with pytest.raises(UsageError, match="is a link"):
         handed_in.submissions("all/b/exercises")
+
+
+def test_a_notebook_of_very_many_cells_is_read_in_a_moment(course):  # noqa: F811
+    tasks = exercises.questions_of("03")
+    cell = {"cell_type": "code", "source": "a_cell_of_theirs"}
+    content = json.dumps({"cells": [cell] * 20_000}).encode()
+    begin = time.process_time()
+    assert exercises.answer_cells(handed_in.cells_of(content), tasks) == {}
+    assert time.process_time() - begin < 1
 
 
 def test_no_module_of_a_submission_takes_the_place_of_ours(course):  # noqa: F811
