@@ -3,6 +3,7 @@ another from being graded.
 """
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -21,12 +22,14 @@ from conftest import COURSE, THOROUGH, descendants, python, wait_until
 from test_exercises import course, ddp_course, solution_tasks  # noqa: F401
 
 from ddp_course import UsageError
+from ddp_course.ranks.launch import RankError
 from ddp_course.school import (
     cleaning,
     doctor,
     exercises,
     grading,
     handed_in,
+    judge,
     sandbox,
 )
 
@@ -478,8 +481,29 @@ def test_whatever_an_answer_leaves_in_a_folder_is_removed(tmp_path):
         os.mkdir("x")
         os.chdir("x")
     os.chdir(here)
+    assert sandbox.size_of(folder) == math.inf
     cleaning.remove(folder)
     assert not folder.exists()
+
+
+@needs_bwrap
+def test_files_without_names_count_and_nobody_makes_namespaces(tmp_path):
+    text = attacks.FILES_WITHOUT_NAMES.replace("SHARED", str(tmp_path))
+    with pytest.raises(RankError, match="MB of files"):
+        in_a_sandbox(tmp_path, text)
+    if sandbox.no_namespaces_within():
+        assert in_a_sandbox(tmp_path, attacks.MAKES_NAMESPACES) == [0]
+
+
+def in_a_sandbox(folder, text):
+    """What a cell makes of the name `result` on each rank, which is one."""
+    shut_in = sandbox.Sandbox(folder, [], 4 * 10**9)
+    try:
+        cell = judge.Source("result", "", text)
+        return shut_in.launch(judge.Source.load, cell, nproc=1, timeout=60)[0]
+    finally:
+        shut_in.process.kill()
+        shut_in.process.wait()
 
 
 # ---- what an instructor gets ----
