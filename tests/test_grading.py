@@ -553,6 +553,28 @@ def test_points_have_weights_and_go_to_a_gradebook_and_a_page_for_each(course, q
     assert refused.returncode == 2 and "no question 03 bucket" in refused.stderr
 
 
+def test_nothing_that_was_said_or_named_harms_a_page(course, monkeypatch):  # noqa: F811
+    """Neither halves of characters nor escape sequences, links or long names."""
+    said = "\ud800 \x1b[2J ![](http://a) \\| <b>"
+
+    def run_nbval(*_):
+        return {"status": "failed", "rows": {"where": said}}
+
+    monkeypatch.setattr(grading, "run_nbval", run_nbval)
+    submit(course / "all" / ("a" * 250), {"bucketed": "def bucketed(): pass"})
+    folder = course / "all" / "b"
+    folder.mkdir()
+    (folder / os.fsdecode(b"03_\xff.ipynb")).write_text("{")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(course / "summary.md"))
+    done = ddp_course("grade", "--without-a-sandbox", "all", "--feedback", "pages")
+    assert done.returncode == 1, done.stderr
+    texts = [path.read_text() for path in (course / "pages").iterdir()]
+    assert len(texts) == 2
+    for text in [*texts, (course / "summary.md").read_text()]:
+        assert "\x1b" not in text and "\ufffd" in text
+    assert r"!\[](http://a) \\\| &lt;b>" in (course / "summary.md").read_text()
+
+
 def test_an_interrupted_grading_is_resumed_with_its_seed(course, quick, monkeypatch):  # noqa: F811
     submit(course / "all" / "a", {"bucketed": "right"})
     submit(course / "all" / "b", {"bucketed": "right", "overlapped": "wrong"})

@@ -83,6 +83,9 @@ class Job(NamedTuple):
         return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
 
 
+LONGEST_NAME = 200  # bytes; most file systems take 255, and ours begin with more
+
+
 def must_be_shut_in(path, without_a_sandbox):
     """Whether answers under this path are shut in. Raises UsageError if they must be,
     and cannot.
@@ -190,7 +193,8 @@ def write_pages(folder, report):
         raise UsageError(f"cannot make {folder}: {error.strerror}") from None
     names = {}
     for submission in report["totals"]:
-        name = handed_in.unused(submission.replace("/", "_").replace("\\", "_"), names)
+        short = submission.encode()[:LONGEST_NAME].decode(errors="ignore")
+        name = handed_in.unused(short.replace("/", "_").replace("\\", "_"), names)
         names[name] = submission
         text = reports.feedback(report, submission)
         exercises.write_text(folder / f"{name}.md", text)
@@ -352,7 +356,9 @@ def grade_one(job, folder, rules, running):
     return {
         "status": verdict["status"],
         "seconds": round(time.monotonic() - begin, 1),
-        "details": verdict["rows"],
+        "details": {
+            row: reports.harmless(said) for row, said in verdict["rows"].items()
+        },
     }
 
 
