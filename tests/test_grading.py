@@ -575,6 +575,22 @@ def test_nothing_that_was_said_or_named_harms_a_page(course, monkeypatch):  # no
     assert r"!\[](http://a) \\\| &lt;b>" in (course / "summary.md").read_text()
 
 
+@pytest.mark.parametrize("said", ["x", None, {"where": 5}])
+def test_a_report_with_something_else_in_it_is_refused(said, tmp_path):
+    result = {"answer": "a", "status": "failed", "details": said}
+    report = {"seed": 1, "submissions": {"a": {"03": {"bucketed": result}}}}
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    with pytest.raises(UsageError, match="is no report to resume"):
+        grading.report_in(tmp_path / "report.json")
+
+
+@pytest.mark.parametrize("weight", ['"3"', "-1", "1e999", "NaN", "[]"])
+def test_a_weight_that_is_no_number_is_refused(weight, tmp_path):
+    (tmp_path / "weights.json").write_text(f'{{"03 bucketed": {weight}}}')
+    with pytest.raises(UsageError, match="is no JSON file such as"):
+        grading.weights_in(tmp_path / "weights.json")
+
+
 def test_an_interrupted_grading_is_resumed_with_its_seed(course, quick, monkeypatch):  # noqa: F811
     submit(course / "all" / "a", {"bucketed": "right"})
     submit(course / "all" / "b", {"bucketed": "right", "overlapped": "wrong"})

@@ -10,6 +10,7 @@ Editing a stored output or a check, or patching a module, gains nothing.
 import ctypes
 import hashlib
 import json
+import math
 import os
 import secrets
 import signal
@@ -114,7 +115,7 @@ def weights_in(file):
     }
     try:
         weights = json.loads(file.read_text())
-        numbers = [float(weight) >= 0 for weight in weights.values()]
+        numbers = [0 <= weight < math.inf for weight in weights.values()]
     except (OSError, ValueError, TypeError, AttributeError):
         numbers = [False]
     if not all(numbers):
@@ -131,7 +132,8 @@ def report_in(file):
         for numbers in report["submissions"].values():
             for results in numbers.values():
                 for result in results.values():
-                    result["answer"], result["status"], result["details"]
+                    texts = [result["answer"], result["status"]]
+                    "".join([*texts, *result["details"].values()])  # all are texts
         int(report["seed"])
         return report
     except FileNotFoundError:
