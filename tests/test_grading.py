@@ -17,11 +17,13 @@ import attacks
 import nbformat
 import psutil
 import pytest
+import torch
 import yaml
 from conftest import COURSE, THOROUGH, descendants, python, wait_until
 from test_exercises import course, ddp_course, solution_tasks  # noqa: F401
 
 from ddp_course import UsageError
+from ddp_course.checks import ex09
 from ddp_course.ranks.launch import RankError
 from ddp_course.school import (
     cleaning,
@@ -484,6 +486,22 @@ def test_whatever_an_answer_leaves_in_a_folder_is_removed(tmp_path):
     assert sandbox.size_of(folder) == math.inf
     cleaning.remove(folder)
     assert not folder.exists()
+
+
+def test_the_judge_waits_for_no_pipe_and_follows_no_link(tmp_path):
+    torch.save({"step": 3}, tmp_path / "state.pt")
+    (tmp_path / "link").symlink_to("state.pt")
+    os.mkfifo(tmp_path / "pipe")
+    assert ex09.reading(tmp_path / "state.pt") == 3
+    for name in ("link", "pipe"):
+        assert "Error" in str(ex09.reading(tmp_path / name))
+
+
+def test_an_error_that_a_sandbox_tells_is_cut():
+    told = json.dumps({"printed": "p", "error": ["RankError", "x" * 10**6, 0, ""]})
+    with pytest.raises(sandbox.Printed) as failed:
+        sandbox.Sandbox._results(None, told, b"", 1)
+    assert len(str(failed.value.error)) == sandbox.MOST_TEXT
 
 
 @needs_bwrap

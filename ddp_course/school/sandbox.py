@@ -37,6 +37,7 @@ PROCESSES = 400  # at most
 SIZE = 512 * 2**20  # bytes of /tmp and of /dev/shm, and of the shared folder
 LARGEST_REPLY = 512 * 2**20
 LARGEST_HEADER = 4 * 2**20  # the part of a reply in words
+MOST_TEXT = 100_000  # characters of output and errors that come out
 DEEPEST, MOST_FILES = 50, 20_000  # folders within folders, and files, in the shared one
 START, REPLY = 180, 30  # seconds: to import torch there; for a reply after its timeout
 SYSTEM = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64"]
@@ -204,11 +205,12 @@ class Sandbox:
         from ddp_course.school.judge import plain
 
         header = json.loads(header)
-        printed = str(header["printed"])
+        printed = str(header["printed"])[:MOST_TEXT]
         if header["error"]:
             kind, text, rank, message = header["error"]
+            text, message = str(text)[:MOST_TEXT], str(message)[:MOST_TEXT]
             error = RankTimeout if kind == "RankTimeout" else RankError
-            raise Printed(printed, error(str(text), rank, str(message)))
+            raise Printed(printed, error(text, rank, message))
         try:
             results = plain(torch.load(io.BytesIO(values), weights_only=True))
         except Exception:
