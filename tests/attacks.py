@@ -80,6 +80,33 @@ def average_gradients(module):
             file.write(bytes(5 * 10**7))
 """
 
+FILES_WITHOUT_NAMES = """
+def attack():
+    import os, time
+    kept = []
+    for number in range(16):
+        kept.append(os.memfd_create("x"))
+        os.write(kept[-1], bytes(2 * 10**7))
+        kept.append(os.open(f"SHARED/{number}", os.O_CREAT | os.O_WRONLY))
+        os.unlink(f"SHARED/{number}")
+        os.write(kept[-1], bytes(2 * 10**7))
+    time.sleep(30)
+
+result = attack()
+"""
+
+MAKES_NAMESPACES = """
+def attack():
+    import ctypes, os
+    child = os.fork()  # who has threads cannot make any
+    if child == 0:
+        new_user = 0x10000000
+        os._exit(ctypes.CDLL(None).unshare(new_user) == 0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+result = attack()
+"""
+
 WRITES_FOR_LATER = """
 def average_gradients(module):
     import os, pathlib
