@@ -147,6 +147,14 @@ def average_gradients(module):
                     pass
 """
 
+FORGES_ITS_RESULT = """
+def average_gradients(module):
+    import glob, os, torch
+    [stack] = glob.glob(f"/tmp/ddp-course-*/{os.environ['RANK']}.stack")
+    torch.save(5, stack.replace(".stack", ".result"))
+    os._exit(0)
+"""
+
 EXITS = "def average_gradients(module):\n    import os\n    os._exit(0)"
 HANGS = "def average_gradients(module):\n    while True:\n        pass"
 CRASHES = "def average_gradients(module):\n    import ctypes\n    ctypes.string_at(0)"
@@ -157,6 +165,7 @@ HOSTILE = [
     WRITES_FOR_LATER,
     READS_THE_SOLUTION,
     SENDS_NONSENSE,
+    FORGES_ITS_RESULT,
     EXITS,
     CRASHES,
 ]

@@ -344,6 +344,17 @@ def test_an_answer_reaches_nothing_and_ends_nobody(course):  # noqa: F811
     assert set(Path("/dev/shm").iterdir()) <= before
 
 
+@needs_bwrap
+def test_a_forged_result_costs_its_own_question_only(course):  # noqa: F811
+    """One that the check cannot read is no error of the grader's."""
+    submit(course / "all" / "a", {"average_gradients": attacks.FORGES_ITS_RESULT})
+    done = grade("all", sandboxed=True)
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = results(course)["average_gradients"]
+    assert found["status"] == "your code raised"
+    assert "cannot make sense" in found["details"]["likely cause"]
+
+
 @pytest.mark.skipif(not THOROUGH, reason="takes minutes: make thorough")
 @needs_bwrap
 def test_thirty_submissions_in_one_call(course):  # noqa: F811
@@ -441,7 +452,9 @@ def test_links_to_folders_are_left_out_and_odd_names_do_no_harm(course, capsys):
     (course / "all" / "b" / "exercises").symlink_to(course / "solutions")
     odd = os.fsdecode(b"\xff\n=1")
     submit(course / "all" / odd, {})
-    assert list(handed_in.submissions("all")) == ["a", "b", "\ufffd\ufffd=1"]
+    submit(course / "all" / "::error::c", {})  # GitHub would take it for a command
+    names = [":_error:_c", "a", "b", "\ufffd\ufffd=1"]
+    assert list(handed_in.submissions("all")) == names
     assert "left out: all/b/exercises, it is a link\n" == capsys.readouterr().err
     with pytest.raises(UsageError, match="is a link"):
         handed_in.submissions("all/b/exercises")
@@ -612,20 +625,19 @@ def test_a_weight_that_is_no_number_is_refused(weight, tmp_path):
 def test_an_interrupted_grading_is_resumed_with_its_seed(course, quick, monkeypatch):  # noqa: F811
     submit(course / "all" / "a", {"bucketed": "right"})
     submit(course / "all" / "b", {"bucketed": "right", "overlapped": "wrong"})
-    written = exercises.write_text
+    told = []
 
-    def interrupted(path, text):
-        written(path, text)
-        if text.count('"status"') == 4:
+    def interrupted(job, result):
+        told.append(job)
+        if len(told) == 4:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(exercises, "write_text", interrupted)
+    monkeypatch.setattr(grading, "print_result", interrupted)
     line = ["grade", "--without-a-sandbox", "all", "-j", "1"]
     done = ddp_course(*line)
     assert done.returncode == 2 and "--resume goes on" in done.stderr
     report = json.loads((course / "report.json").read_text())
-    assert not report["complete"] and len(quick) < 6 + 1
-    monkeypatch.setattr(exercises, "write_text", written)
+    assert not report["complete"] and len(told) == 4
     quick.clear()
     done = ddp_course(*line, "--resume")
     assert done.returncode == 1 and len(quick) == 2

@@ -36,6 +36,7 @@ from ddp_course.school.judge import (
     NOT_ATTEMPTED,
     PASSED,
     PATIENCE,
+    RAISED,
     SEED,
     TIMED_OUT,
     VERDICT,
@@ -148,15 +149,15 @@ def run(path, rules, earlier, file, table, pages):
     """Grade all submissions under a path, and print each result as it comes; return the
     report.
 
-    earlier: a report to resume. The report is saved in `file` after each question; at
-    the end, `table` is the CSV file, and `pages` the folder with a page for each
+    earlier: a report to resume. The report is saved in `file` as the grading goes on;
+    at the end, `table` is the CSV file, and `pages` the folder with a page for each
     submission. Both may be None.
     """
     jobs = jobs_in(path)
     with ended_by_sigterm():
         with closing(grade(jobs, rules, earlier, tell=print_result)) as reports_so_far:
-            for report in reports_so_far:
-                exercises.write_text(file, json.dumps(report, indent=2) + "\n")
+            save_as_it_grows(reports_so_far, file)
+        report = report_in(file)
     for submission, (points, most) in report["totals"].items():
         print(f"{submission}: {reports.score(points, most)}")
     if table:
@@ -167,6 +168,23 @@ def run(path, rules, earlier, file, table, pages):
         with open(summary, "a") as page:
             page.write(reports.markdown(report))
     return report
+
+
+def save_as_it_grows(reports_so_far, file):
+    """Save each report, and at least the last one. Where there are so many questions
+    that it takes long to save them all, a tenth of the time goes into saving.
+    """
+    report, next_time = None, 0.0
+    try:
+        for report in reports_so_far:
+            begin = time.monotonic()
+            if begin >= next_time:
+                exercises.write_text(file, json.dumps(report, indent=2) + "\n")
+                end = time.monotonic()
+                next_time = end + 9 * (end - begin)
+    finally:
+        if report:
+            exercises.write_text(file, json.dumps(report, indent=2) + "\n")
 
 
 def exit_code(report, attempted=False):
@@ -350,11 +368,9 @@ def grade_one(job, folder, rules, running):
     elif exercises.untouched(job.task, job.written):
         verdict = {"status": NOT_ATTEMPTED, "rows": {}}
     else:
-        own = tempfile.mkdtemp(prefix="", dir=folder)
-        try:
-            verdict = run_nbval(Path(own), job, rules, running)
-        finally:
-            remove(own)
+        verdict = judged(job, folder, rules, running)
+        if verdict["status"] == GRADER_ERROR:
+            verdict = blamed(verdict, job, folder, rules, running)
     return {
         "status": verdict["status"],
         "seconds": round(time.monotonic() - begin, 1),
@@ -362,6 +378,26 @@ def grade_one(job, folder, rules, running):
             row: reports.harmless(said) for row, said in verdict["rows"].items()
         },
     }
+
+
+def judged(job, folder, rules, running):
+    """The verdict on a Job, {"status", "rows"}; what its run has left is removed."""
+    own = tempfile.mkdtemp(prefix="", dir=folder)
+    try:
+        return run_nbval(Path(own), job, rules, running)
+    finally:
+        remove(own)
+
+
+def blamed(verdict, job, folder, rules, running):
+    """The verdict where a check has failed itself: if it can judge the course's own
+    answer, it is the learner's that has sent back what no answer sends.
+    """
+    ours = exercises.Written(exercises.answer_of(job.task.cell.source))
+    if judged(job._replace(written=ours), folder, rules, running)["status"] != PASSED:
+        return verdict
+    cause = "the check cannot make sense of what your ranks have sent back"
+    return {"status": RAISED, "rows": verdict["rows"] | {"likely cause": cause}}
 
 
 def merged(reference, task, written):

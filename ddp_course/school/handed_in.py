@@ -118,8 +118,10 @@ def say_left_out(path, why):
 
 
 def printable(path):
-    """A path as text that any terminal and file can take: names need not be UTF-8."""
-    text = os.fsencode(path).decode("utf-8", errors="replace")
+    """A path as text that any terminal and file can take: names need not be UTF-8.
+    Two colons would begin a command in a log of GitHub's.
+    """
+    text = os.fsencode(path).decode("utf-8", errors="replace").replace("::", ":_")
     return "".join(
         letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}"
         for letter in text
