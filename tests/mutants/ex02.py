@@ -410,6 +410,115 @@ def sends_to_ranks_that_are_not_there(tensor):
             dist.recv(tensor, rank - 2**k)
 
 
+@wrong("broadcast", r"rank \d sends its own tensor before rank 0's has reached it")
+def everybody_sends_up_and_then_receives(tensor):
+    """Blocking sends: in truth a chain, since each waits for the next to receive."""
+    rank, n = me()
+    distance = 1
+    while distance < n:
+        if rank + distance < n:
+            dist.send(tensor, rank + distance)
+        if rank >= distance:
+            dist.recv(tensor, rank - distance)
+        distance *= 2
+
+
+@wrong("broadcast", "sends it first to ranks that cannot send it on")
+def binary_tree(tensor):
+    """A heap: rank r sends to 2 r + 1 and 2 r + 2. The last of 7 comes in round 4."""
+    rank, n = me()
+    if rank:
+        dist.recv(tensor, (rank - 1) // 2)
+    for child in (2 * rank + 1, 2 * rank + 2):
+        if child < n:
+            dist.send(tensor, child)
+
+
+@wrong("broadcast", "converted to a less precise type")
+def in_32_bits(tensor):
+    small = tensor.float()
+    doubling(small)
+    tensor.copy_(small)
+
+
+@wrong(
+    "broadcast", "converted to a less precise type|neither rank 0's tensor nor its own"
+)
+def in_16_bits_on_the_way(tensor):
+    small = tensor.to(torch.bfloat16)
+    doubling(small)
+    if dist.get_rank():
+        tensor.copy_(small)
+
+
+@wrong("broadcast", "messages, but .* are enough|the same rank twice")
+def in_two_halves(tensor):
+    """Each half has its own tree, which is no faster and sends twice as often."""
+    for half in tensor.view(-1).tensor_split(2):
+        doubling(half)
+
+
+@wrong("broadcast", "messages, but .* are enough")
+def confirms_what_it_received(tensor):
+    """Each rank answers with an empty message that the tensor has come."""
+    rank, n = me()
+    have = 1
+    while have < n:
+        if rank < have and rank + have < n:
+            dist.send(tensor, rank + have)
+            dist.recv(torch.empty(1), rank + have)
+        elif have <= rank < 2 * have:
+            dist.recv(tensor, rank - have)
+            dist.send(torch.ones(1), rank - have)
+        have *= 2
+
+
+@wrong(
+    "broadcast", "which rank should have sent to it|the last round, with fewer pairs"
+)
+def for_eight_ranks_at_most(tensor):
+    rank, n = me()
+    for sender, target in [(0, 1), (0, 2), (1, 3), (0, 4), (1, 5), (2, 6), (3, 7)]:
+        if rank == sender and target < n:
+            dist.send(tensor, target)
+        if rank == target:
+            dist.recv(tensor, sender)
+
+
+@right("broadcast")
+def by_the_ranks_above(tensor):
+    """Recursion over a range: its owner sends to the first rank of the upper half."""
+
+    def spread(low, high):
+        if high - low < 2:
+            return
+        middle = high - (high - low) // 2
+        if rank == low:
+            dist.send(tensor, middle)
+        if rank == middle:
+            dist.recv(tensor, low)
+        spread(low, middle) if rank < middle else spread(middle, high)
+
+    rank, n = me()
+    spread(0, n)
+
+
+@right("broadcast")
+def with_numpy_and_batches(tensor):
+    import numpy as np
+
+    rank, n = (np.int64(number) for number in me())
+    for k in range(int(np.ceil(np.log2(n)))):
+        operations = []
+        if rank < 2**k and rank + 2**k < n:
+            operations.append(dist.P2POp(dist.isend, tensor, int(rank + 2**k)))
+        if 2**k <= rank < 2 ** (k + 1):
+            operations.append(dist.P2POp(dist.irecv, tensor, int(rank - 2**k)))
+        if operations:
+            for work in dist.batch_isend_irecv(operations):
+                work.wait()
+
+
 # ---- ring_all_reduce ----
 
 
