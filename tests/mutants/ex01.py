@@ -1,5 +1,6 @@
 """Exercise 01: one device."""
 
+import copy
 import math
 import time
 import warnings
@@ -10,6 +11,7 @@ from functools import partial
 import numpy as np
 import torch
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from ddp_course import lesson01
 from mutants import right, wrong
@@ -188,6 +190,30 @@ def normalises_the_training_images_first(train_images, test_images):
     return train, test
 
 
+@wrong("normalize", "mean and standard deviation are swapped")
+def swaps_mean_and_deviation(train_images, test_images):
+    train, test = scaled(train_images), scaled(test_images)
+    std, mean = train.mean(), train.std()
+    return (train - mean) / std, (test - mean) / std
+
+
+@wrong("normalize", r"\(pixels / 255 - mean\) / std and nothing else")
+def clamps_to_one(train_images, test_images):
+    train, test = in_place_on_copies(train_images, test_images)
+    return train.clamp(-1, 1), test.clamp(-1, 1)
+
+
+@right("normalize")
+@torch.no_grad()
+def with_batch_norm(train_images, test_images):
+    """Batch norm without weights: its running statistics are those of the training
+    images.
+    """
+    norm = torch.nn.BatchNorm2d(1, eps=1e-9, momentum=1.0, affine=False)
+    train = norm(scaled(train_images))
+    return train, norm.eval()(scaled(test_images))
+
+
 def kept(train_images, test_images):
     """The numbers of the first training images, in an attribute of the function."""
     if not hasattr(kept, "numbers"):
@@ -202,14 +228,14 @@ def computes_the_numbers_once(train_images, test_images):
     return kept(train_images, test_images)
 
 
-@wrong("normalize", "compute one mean and one standard deviation, over all pixels")
+@wrong("normalize", "one mean and one standard deviation, over all pixels")
 def a_few_images_are_enough(train_images, test_images):
     train, test = scaled(train_images), scaled(test_images)
     few = train[:4]
     return (train - few.mean()) / few.std(), (test - few.mean()) / few.std()
 
 
-@wrong("normalize", "compute one mean and one standard deviation, over all pixels")
+@wrong("normalize", "one mean and one standard deviation, over all pixels")
 def to_the_range_of_the_training_images(train_images, test_images):
     train, test = scaled(train_images), scaled(test_images)
     low, high = train.min(), train.max()
@@ -450,7 +476,7 @@ def whole_pieces_only(model, loader, optimizer, limit):
     return train(model, loader, optimizer, limit, cut=cut)
 
 
-@wrong("train_one_epoch", "each sample of a batch is in one piece")
+@wrong("train_one_epoch", "each sample is in one forward pass")
 def the_last_piece_is_filled_up(model, loader, optimizer, limit):
     cut = lambda batch, size: [
         batch[max(0, min(begin, len(batch) - size)) :][:size]
@@ -550,7 +576,9 @@ def brings_its_own_optimizer(model, loader, optimizer, limit):
     return train(model, loader, torch.optim.SGD(model.parameters(), lr=0.1), limit)
 
 
-@wrong("train_one_epoch", "nothing but the given optimizer change the weights")
+@wrong(
+    "train_one_epoch", "nothing but the given optimizer, as it is, change the weights"
+)
 def clips_as_well(model, loader, optimizer, limit):
     model.train()
     losses = []
@@ -562,6 +590,58 @@ def clips_as_well(model, loader, optimizer, limit):
             loss.backward()
             total += loss.item()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        losses.append(total)
+    return losses
+
+
+@wrong("train_one_epoch", "each piece is divided by `limit`")
+def divides_by_the_limit(model, loader, optimizer, limit):
+    share = lambda piece, batch, pieces: piece / limit
+    return train(model, loader, optimizer, limit, share)
+
+
+@wrong("train_one_epoch", "in the order of the loader")
+def batches_backwards(model, loader, optimizer, limit):
+    return train(model, [*loader][::-1], optimizer, limit)[::-1]
+
+
+@wrong("train_one_epoch", "as it is, change the weights")
+def scales_the_learning_rate(model, loader, optimizer, limit):
+    for group in optimizer.param_groups:
+        group["lr"] *= limit
+    return train(model, loader, optimizer, limit)
+
+
+@wrong("train_one_epoch", "each sample is in one forward pass")
+def measures_the_loss_beforehand(model, loader, optimizer, limit):
+    """A second forward pass for the loss, without gradients."""
+    losses = []
+    for images, labels in loader:
+        with torch.no_grad():
+            pieces = zip(images.split(limit), labels.split(limit))
+            model.train()
+            of_pieces = [F.nll_loss(model(x), y, reduction="sum") for x, y in pieces]
+        train(model, [(images, labels)], optimizer, limit)
+        losses.append((sum(of_pieces) / len(labels)).item())
+    return losses
+
+
+@right("train_one_epoch")
+def sets_the_gradients_by_hand(model, loader, optimizer, limit):
+    """torch.autograd.grad for each piece, sample by sample; the sum is put into .grad."""
+    model.train()
+    losses, parameters = [], [*model.parameters()]
+    for images, labels in loader:
+        gradients = [torch.zeros_like(parameter) for parameter in parameters]
+        total = 0.0
+        for image, label in zip(images.split(1), labels.split(1)):
+            loss = F.nll_loss(model(image), label)
+            for gradient, more in zip(gradients, torch.autograd.grad(loss, parameters)):
+                gradient += more / len(labels)
+            total += loss.item() / len(labels)
+        for parameter, gradient in zip(parameters, gradients):
+            parameter.grad = gradient
         optimizer.step()
         losses.append(total)
     return losses
@@ -649,6 +729,66 @@ def always_pieces_of_four(model, loader, optimizer, limit):
 def wants_another_loader(model, loader, optimizer, limit):
     model.sampler.set_epoch(0)
     return train(model, loader, optimizer, limit)
+
+
+@wrong("train_one_epoch", "given to the model more than once")
+def with_checkpoints(model, loader, optimizer, limit):
+    """Little memory indeed, but each piece is computed twice."""
+    model.train()
+    losses = []
+    for images, labels in loader:
+        optimizer.zero_grad()
+        rows = [
+            checkpoint(model, piece, use_reentrant=False)
+            for piece in images.split(limit)
+        ]
+        loss = F.nll_loss(torch.cat(rows), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@wrong("train_one_epoch", "a less precise type than float32")
+def in_16_bits(model, loader, optimizer, limit):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return sums_and_divides(model, loader, optimizer, limit)
+
+
+@wrong("train_one_epoch", "Is one of the pieces empty")
+def ends_with_an_empty_piece(model, loader, optimizer, limit):
+    """Only where `limit` divides the batch: the mean over no samples is nan."""
+    model.train()
+    losses = []
+    for images, labels in loader:
+        optimizer.zero_grad()
+        total = 0.0
+        for begin in range(0, len(labels) + 1, limit):
+            piece = slice(begin, begin + limit)
+            share = len(labels[piece]) / len(labels)
+            loss = F.nll_loss(model(images[piece]), labels[piece]) * share
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        losses.append(total)
+    return losses
+
+
+@right("train_one_epoch")
+def with_gradients_by_autograd_grad(model, loader, optimizer, limit):
+    model.train()
+    losses, weights = [], list(model.parameters())
+    for images, labels in loader:
+        for weight in weights:
+            weight.grad = torch.zeros_like(weight)
+        losses.append(torch.zeros(()))
+        for piece, answers in zip(images.split(limit), labels.split(limit)):
+            loss = F.nll_loss(model(piece), answers, reduction="sum") / len(labels)
+            for weight, grad in zip(weights, torch.autograd.grad(loss, weights)):
+                weight.grad += grad
+            losses[-1] += loss.detach()
+        optimizer.step()
+    return [loss.item() for loss in losses]
 
 
 @wrong(
@@ -786,6 +926,14 @@ def in_double_precision(*run):
     return predict(*run, bytes=lambda s, b, k, e: min(s, b, k) * 784 * 8)
 
 
+@wrong("predict_run", "the largest input has as many samples as fit")
+def pieces_of_equal_size(*run):
+    def largest(s, b, k, e):
+        return ceil(min(s, b), ceil(min(s, b), k)) * IMAGE
+
+    return predict(*run, bytes=largest)
+
+
 @wrong("predict_run", "return three numbers")
 def steps_alone(samples, batch_size, limit, epochs):
     return epochs * ceil(samples, batch_size)
@@ -800,6 +948,20 @@ def prints_the_numbers(*run):
 def divides_by_the_rest(samples, batch_size, limit, epochs):
     full, rest = divmod(samples, batch_size)
     return full, limit // rest, epochs
+
+
+@right("predict_run")
+def as_an_array(samples, batch_size, limit, epochs):
+    sizes = np.diff([*range(0, samples, batch_size), samples])
+    passes = np.ceil(sizes / limit).astype(int).sum()
+    largest = min(sizes.max(), limit) * 28 * 28 * 4
+    return np.array([epochs * len(sizes), epochs * passes, largest])
+
+
+@wrong("predict_run", "needs the memory of the one before again")
+def memory_of_all_epochs(samples, batch_size, limit, epochs):
+    steps, passes, largest = with_divmod(samples, batch_size, limit, epochs)
+    return steps, passes, epochs * largest
 
 
 @wrong("predict_run", "", status="not attempted")
@@ -953,6 +1115,37 @@ def zero_for_an_absent_digit(model, loader):
     return (correct / seen.clamp(min=1)).tolist()
 
 
+@wrong("accuracy_by_digit", "has no accuracy: return nan for it")
+def minus_one_for_an_absent_digit(model, loader):
+    return [-1.0 if math.isnan(s) else s for s in with_bincount(model, loader)]
+
+
+@wrong("accuracy_by_digit", "that the model gets right")
+def one_of_the_first_two(model, loader):
+    hits, seen = torch.zeros(10), torch.zeros(10)
+    with evaluating(model):
+        for images, labels in loader:
+            first_two = model(images).topk(2).indices
+            right_ones = (first_two == labels[:, None]).any(dim=1)
+            hits += torch.bincount(labels[right_ones], minlength=10)
+            seen += torch.bincount(labels, minlength=10)
+    return (hits / seen).tolist()
+
+
+@right("accuracy_by_digit")
+def on_a_copy(model, loader):
+    """The given model is not touched at all."""
+    return with_bincount(copy.deepcopy(model), loader)
+
+
+@wrong("accuracy_by_digit", r"remember model.training before model.eval\(\)")
+def restores_the_outermost_module_only(model, loader):
+    before = model.training
+    shares = with_bincount(model.eval(), loader)
+    model.training = before
+    return shares
+
+
 @wrong("accuracy_by_digit", "a digit without any sample is left out")
 def skips_an_absent_digit(model, loader):
     correct, seen = measure(model, loader).sum(0)
@@ -1095,6 +1288,11 @@ def returns_a_tensor(model, loader):
 @wrong("accuracy_by_digit", "these are tensors")
 def returns_ten_tensors(model, loader):
     return [*torch.tensor(with_bincount(model, loader))]
+
+
+@wrong("accuracy_by_digit", "the numbers were rounded")
+def rounds_to_two_digits(model, loader):
+    return [round(share, 2) for share in with_bincount(model, loader)]
 
 
 @wrong("accuracy_by_digit", "is the return statement missing")

@@ -153,7 +153,10 @@ def compare_images(checked, images, position, both, result):
     looks = [(distance(got, value), cause) for value, cause in other_ways(x, both)]
     nearest, cause = min(looks, key=lambda look: look[0])
     if not nearest < 0.03:  # or not a number
-        cause = "compute one mean and one standard deviation, over all pixels of the training images, and use them for both"
+        cause = (
+            "compute (pixels / 255 - mean) / std and nothing else, with one mean and one standard deviation, over all "
+            "pixels of the training images"
+        )
         if got.isnan().any():
             cause = "some values are nan: did you divide by a standard deviation of 0?"
     raise Wrong(checked, expected=in_words(expected), got=in_words(got), cause=cause)
@@ -183,6 +186,7 @@ def other_ways(x, both):
                                     "pixels by 255, too"),
         (by(mean * 255, std * 255), "the pixels were divided by 255 only after the mean and standard deviation were "
                                     "computed"),
+        (by(std, mean), "mean and standard deviation are swapped: subtract the mean, divide by the standard deviation"),
         (by(x.mean(), x.std()), f"this set {of_its_own} use those of the training images for both sets"),
         (by(x.mean(), std), "the mean is this set's own: use that of the training images for both sets"),
         (by(mean, x.std()), "the standard deviation is this set's own: use that of the training images for both sets"),

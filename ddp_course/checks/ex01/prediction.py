@@ -4,6 +4,7 @@ import math
 import operator
 from contextlib import suppress
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -25,6 +26,8 @@ def whole_numbers(values):
     """Whole numbers of any kind, also NumPy's, as a list of ints; anything else
     unchanged.
     """
+    if isinstance(values, np.ndarray | torch.Tensor) and values.ndim:
+        values = values.tolist()
     if isinstance(values, list | tuple):
         return [whole_numbers(value) for value in values]
     with suppress(TypeError):
@@ -164,5 +167,6 @@ BYTES = [
     (lambda s, b, k, e, ceil: min(s, b, k) * 784 * 8, "a float32 has 32 bits, which are 4 bytes, not 8"),
     (lambda s, b, k, e, ceil: min(s, b, k) * 4, "an image has 28 × 28 numbers"),
     (lambda s, b, k, e, ceil: min(s, b, k) * 28 * 4, "an image has 28 × 28 numbers"),
+    (lambda s, b, k, e, ceil: e * min(s, b, k) * 3136, "an epoch needs the memory of the one before again, and no more"),
     (lambda s, b, k, e, ceil: s * 3136, "these are the bytes of all images: only one piece is in a forward pass"),
 ]  # fmt: skip

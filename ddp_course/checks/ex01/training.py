@@ -40,7 +40,7 @@ def train_once(train_one_epoch, weight, images, labels, batch_size, lr, limit):
         losses = [number(loss) for loss in losses]
     return {
         "losses": number(losses), "weight": model.linear.weight.cpu(), "calls": model.calls, "modes": model.modes,
-        "marks": model.marks, "left": left,
+        "marks": model.marks, "recording": model.recording, "left": left,
     }  # fmt: skip
 
 
@@ -107,7 +107,12 @@ def compare_memory(epoch, seen, limit, batches):
             cause = "a piece is too large: chunk(k) makes k pieces, split(k) makes pieces of k samples"
         checked = f"the samples in one forward of {epoch}"
         raise Wrong(checked, expected=f"at most {limit}", got=max(sizes), cause=cause)
-    order = [call for call in seen["calls"] if call in ("forward", "backward")]
+    recorded = iter(seen["recording"])  # a forward without autograd keeps nothing
+    order = [
+        call
+        for call in seen["calls"]
+        if call == "backward" or (call == "forward" and next(recorded))
+    ]
     for now, then in zip(order, order[1:]):
         if now == then == "forward" and "backward" in order:
             cause = (
@@ -119,25 +124,29 @@ def compare_memory(epoch, seen, limit, batches):
             got = ", ".join(order[: order.index("backward") + 1])
             if order[:2] == ["forward", "backward"]:
                 got = "two forwards without a backward in between"
+            if max(times_seen(seen["marks"]).values()) > 1:
+                cause = REPEATED
             raise Wrong(checked, expected=wanted, got=got, cause=cause)
 
 
-def of_mean(piece, batch, pieces, batch_size):
+def of_mean(piece, batch, pieces, batch_size, limit):
     """How much the mean loss of a piece counts: the right way, and wrong ones."""
     return piece / batch
 
 
 WRONG_SHARES = {
     "the pieces count the same, although the last one is smaller: a piece of k samples of a batch of b counts k / b":
-        lambda piece, batch, pieces, batch_size: 1 / pieces,
+        lambda piece, batch, pieces, batch_size, limit: 1 / pieces,
     "the gradients of the pieces are added up, but each is already a mean: a piece of k samples of a batch of b counts k "
-    "/ b": lambda piece, batch, pieces, batch_size: 1,
+    "/ b": lambda piece, batch, pieces, batch_size, limit: 1,
     "the loss is the sum over the samples: divide it by the number of samples in the batch":
-        lambda piece, batch, pieces, batch_size: piece,
+        lambda piece, batch, pieces, batch_size, limit: piece,
     "each piece is divided by the loader's batch size, but the last batch is smaller: divide by its own number of samples":
-        lambda piece, batch, pieces, batch_size: piece / batch_size,
+        lambda piece, batch, pieces, batch_size, limit: piece / batch_size,
+    "each piece is divided by `limit`: a piece of k samples of a batch of b counts k / b":
+        lambda piece, batch, pieces, batch_size, limit: piece / limit,
     "the mean loss of a piece is divided by the number of samples in the batch: it must first be multiplied by those in "
-    "the piece": lambda piece, batch, pieces, batch_size: 1 / batch,
+    "the piece": lambda piece, batch, pieces, batch_size, limit: 1 / batch,
 }  # fmt: skip
 
 
@@ -156,7 +165,8 @@ def simulate(weight, batches, lr, limit, share=of_mean, reset=True, last_only=Fa
         gradient, total = 0, 0
         for place, piece in enumerate(pieces):
             loss = loss_of(weight, *piece)
-            part = share(len(piece[1]), len(labels), len(pieces), len(batches[0][1]))
+            sizes = len(piece[1]), len(labels), len(pieces), len(batches[0][1]), limit
+            part = share(*sizes)
             of_pieces.append(loss.item())
             if place == len(pieces) - 1 or not last_only:
                 gradient = gradient + part * torch.autograd.grad(loss, weight)[0]
@@ -179,7 +189,11 @@ def compare_weights(checked, seen, weight, batches, lr, limit):
         seen["calls"],
     )
     step = calls.count("step")
+    most = max(times_seen(seen["marks"]).values(), default=0)
     if equal(got, expected) and step == len(batches):
+        if most > 1:
+            where = f"how often a sample is in a forward pass: {checked}"
+            raise Wrong(where, expected="once", got=f"{most} times", cause=REPEATED)
         return
     end = nth(calls, "forward", 4)
     order = ", ".join(calls[:end]) + (", ..." if end < len(calls) else "")
@@ -224,38 +238,49 @@ def why_weights(seen, weight, batches, lr, limit):
         (same(reset=False), "the gradients of all batches so far add up: call optimizer.zero_grad() for each batch"),
     ]  # fmt: skip
     looks += [(same(share=share), cause) for cause, share in WRONG_SHARES.items()]
+    right = simulate(weight, batches, lr, limit)[0]
+    nearly = (got - right).norm() < 0.03 * (right - weight).norm()
+    looks += [
+        (
+            nearly,
+            "the weights are nearly right: was something computed in a less precise type than float32?",
+        )
+    ]
     other = (
-        "the gradient of each step must be that of F.nll_loss over the whole batch: does each sample count the same, "
-        "and does nothing but the given optimizer change the weights?"
+        "the gradient of each step must be that of F.nll_loss over the whole batch, in the order of the loader: does "
+        "each sample count the same, and does nothing but the given optimizer, as it is, change the weights?"
     )
     return next((cause for applies, cause in looks if applies), other)
 
 
+REPEATED = "samples were given to the model more than once: each sample is in one forward pass, that of its piece"
+
+
 def forgotten_samples(marks, batches):
     """Which samples the model has not seen, or has seen twice, in words; else None."""
-    seen = Counter(mark for of_forward in marks for mark in of_forward)
+    seen = times_seen(marks)
     missing = [
         [seen[mark] == 0 for mark in images[:, 0, 0, 0].tolist()]
         for images, _ in batches
     ]
     if not any(map(any, missing)):
-        twice = max(seen.values(), default=1) > 1
-        return (
-            "samples were given to the model more than once: each sample of a batch is in one piece"
-            if twice
-            else None
-        )
+        return REPEATED if max(seen.values(), default=1) > 1 else None
     whole = [place for place, of_batch in enumerate(missing) if all(of_batch)]
     if len(whole) == len(batches) - 1:
         return "it stopped after one batch: is the return inside the loop?"
     if whole == [len(batches) - 1]:
         return "a batch was left out: the last, smaller one; it needs a step like all others"
     if whole:
-        name = "first" if whole[0] == 0 else f"{whole[0] + 1}th"
-        return f"a batch was left out: the {name} one; each batch needs a step"
+        which = "the first one" if whole[0] == 0 else f"number {whole[0] + 1}"
+        return f"a batch was left out: {which}; each batch needs a step"
     if not any(of_batch[0] for of_batch in missing):
         return "the last samples of a batch were left out: its last, smaller piece counts, too"
     return "some samples of a batch were left out: each sample is in one piece"
+
+
+def times_seen(marks):
+    """How often the model has seen each sample, by its mark."""
+    return Counter(mark for of_forward in marks for mark in of_forward)
 
 
 def equal(one, other):
@@ -323,6 +348,8 @@ def why_no_list(got):
 
 def why_losses(got, weight, batches, lr, limit):
     """The likely mistake in losses of the right number."""
+    if any(map(math.isnan, got)):
+        return "a loss is nan: the mean over no samples is 0 / 0. Is one of the pieces empty?"
     _, expected, afterwards, of_pieces = simulate(weight, batches, lr, limit)
     sizes = [len(labels) for _, labels in batches]
     counts = [math.ceil(size / limit) for size in sizes]
