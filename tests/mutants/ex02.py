@@ -353,6 +353,11 @@ def calls_broadcast(tensor):
     dist.broadcast(tensor, src=0)
 
 
+@wrong("broadcast", "that is a collective")
+def the_lessons_broadcast(tensor):
+    lesson02.broadcast(tensor, *me())
+
+
 @wrong("broadcast", "a barrier is a collective, too")
 def waits_after_each_round(tensor):
     doubling(tensor)
