@@ -37,10 +37,18 @@ def test_the_questions_of_an_exercise_come_in_the_order_of_its_notebook(number):
 
 @pytest.mark.parametrize(
     "wanted",
-    ["3", "ring", "ring_all", "Ring-All-Reduce", "ring all reduce", "reduce", " RING "],
+    [
+        "3",
+        "ring",
+        "ring_reduce",
+        "Ring-Reduce-Scatter",
+        "ring reduce",
+        "reduce",
+        " RING ",
+    ],
 )
 def test_a_question_is_found_as_people_name_it(wanted):
-    assert hints.find_question("02", wanted, RING) == "ring_all_reduce"
+    assert hints.find_question("02", wanted, RING) == "ring_reduce_scatter"
 
 
 def test_a_whole_name_comes_before_first_letters_and_these_before_any_part():
@@ -51,13 +59,13 @@ def test_a_whole_name_comes_before_first_letters_and_these_before_any_part():
     assert hints.find_question("04", "bug 3", BUGS) == "find_the_bug_3"
 
 
-@pytest.mark.parametrize("wanted", ["x", "4", "0", "-", "ringg", "3.0"])
+@pytest.mark.parametrize("wanted", ["x", "5", "0", "-", "ringg", "3.0"])
 def test_an_unknown_question_gives_one_line_with_all_choices(wanted):
     with pytest.raises(UsageError) as error:
         hints.find_question("02", wanted, RING)
     assert str(error.value) == (
         f"exercise 02 has no question {wanted}: choose one of rank_arithmetic, "
-        "broadcast, ring_all_reduce, or 1 to 3"
+        "broadcast, ring_reduce_scatter, crossover, or 1 to 4"
     )
 
 
@@ -82,15 +90,15 @@ def test_an_unknown_exercise_gives_one_line(number):
 def test_hints_grow_stronger_are_numbered_and_the_last_one_says_so():
     given = [hints.next_hint("2", "ring") for _ in range(5)]
     assert [title for title, _ in given] == [
-        "02 ring_all_reduce, hint 1 of 3",
-        "02 ring_all_reduce, hint 2 of 3",
-        "02 ring_all_reduce, hint 3 of 3 (the last one)",
-        "02 ring_all_reduce, hint 3 of 3 again (there are no more)",
-        "02 ring_all_reduce, hint 3 of 3 again (there are no more)",
+        "02 ring_reduce_scatter, hint 1 of 3",
+        "02 ring_reduce_scatter, hint 2 of 3",
+        "02 ring_reduce_scatter, hint 3 of 3 (the last one)",
+        "02 ring_reduce_scatter, hint 3 of 3 again (there are no more)",
+        "02 ring_reduce_scatter, hint 3 of 3 again (there are no more)",
     ]
-    texts = ex02.check_ring_all_reduce.hints
+    texts = ex02.check_ring_reduce_scatter.hints
     assert tuple(text for _, text in given) == (*texts, texts[-1], texts[-1])
-    assert progress.load()["02 ring_all_reduce"]["hints"] == 3
+    assert progress.load()["02 ring_reduce_scatter"]["hints"] == 3
 
 
 def test_without_a_name_the_hint_is_on_the_first_question_that_has_not_passed():
@@ -221,9 +229,9 @@ def test_the_magic_gives_hints_on_the_exercise_imported_or_checked_last(kernel):
     assert kernel("import ddp_course.checks.ex02").errors == []
     first, second = kernel("%hint ring"), kernel("%hint 3")
     assert first.texts == [
-        f"02 ring_all_reduce, hint 1 of 3: {ex02.check_ring_all_reduce.hints[0]}"
+        f"02 ring_reduce_scatter, hint 1 of 3: {ex02.check_ring_reduce_scatter.hints[0]}"
     ]
-    assert second.texts[0].startswith("02 ring_all_reduce, hint 2 of 3: ")
+    assert second.texts[0].startswith("02 ring_reduce_scatter, hint 2 of 3: ")
     assert "hint 2 of 3" in second.shown[0]["text/html"]
     assert kernel("%hint").texts[0].startswith("02 rank_arithmetic, hint 1 of 3: ")
     assert kernel("%hint 3 over").texts[0].startswith("03 overlapped, hint 1 of 3: ")
@@ -263,17 +271,15 @@ def broadcast(tensor):
             dist.recv(tensor, rank - have)
         have *= 2
 
-def ring_all_reduce(tensor):
+def ring_reduce_scatter(tensor, lengths):
     rank, n = dist.get_rank(), dist.get_world_size()
-    pieces = list(tensor.tensor_split(n))
-    for step in range(2 * (n - 1)):
-        mine, coming = pieces[(rank - step) % n], pieces[(rank - step - 1) % n]
+    pieces = list(tensor.clone().split(lengths))
+    for step in range(n - 1):
+        mine, coming = pieces[(rank - 1 - step) % n], pieces[(rank - 2 - step) % n]
         came = torch.empty_like(coming)
         BEGIN
-        if step < n - 1:
-            coming += came
-        else:
-            coming.copy_(came)
+        coming += came
+    return pieces[rank]
 """
 SEND_FIRST = """work = dist.isend(mine, (rank + 1) % n)
         dist.recv(came, (rank - 1) % n)
@@ -308,18 +314,16 @@ def test_a_passed_broadcast_gives_its_messages_in_rounds():
 
 @pytest.mark.parametrize("begin", [SEND_FIRST, RECEIVE_FIRST], ids=["send", "receive"])
 def test_a_passed_ring_gives_a_message_of_each_rank_in_each_round(begin):
-    messages, n = drawn(ex02.check_ring_all_reduce, "ring_all_reduce", begin)
+    messages, n = drawn(ex02.check_ring_reduce_scatter, "ring_reduce_scatter", begin)
     assert [(each["round"], each["source"], each["target"]) for each in messages] == [
-        (round, rank, (rank + 1) % n)
-        for round in range(1, 2 * n - 1)
-        for rank in range(n)
+        (round, rank, (rank + 1) % n) for round in range(1, n) for rank in range(n)
     ]
     assert len({each["bytes"] for each in messages}) == 1
 
 
 def test_a_ring_in_which_ranks_wait_for_each_other_takes_more_rounds():
-    messages, n = drawn(ex02.check_ring_all_reduce, "ring_all_reduce", IN_TURN)
-    assert max(each["round"] for each in messages) > 2 * (n - 1)
+    messages, n = drawn(ex02.check_ring_reduce_scatter, "ring_reduce_scatter", IN_TURN)
+    assert max(each["round"] for each in messages) > n - 1
 
 
 def test_after_a_pass_a_reader_sees_the_messages_and_nbval_does_not(kernel):

@@ -91,7 +91,11 @@ def test_imports_run_one_way(name):
         ("runs.py", "from ddp_course.lesson01 import main", "lesson01.main"),
         ("ranks/launch.py", "from ddp_course import runs", "runs"),
         ("scenery/text.py", "import ddp_course.ranks.launch", "ranks.launch"),
-        ("checks/ex02.py", "from ddp_course.notebook import plots", "notebook.plots"),
+        (
+            "checks/ex02/ring.py",
+            "from ddp_course.notebook import plots",
+            "notebook.plots",
+        ),
         ("notebook/magics.py", "from ddp_course.school import x", "school.x"),
     ],
 )

@@ -1,11 +1,17 @@
 """Exercise 01: one device."""
 
+import copy
+import math
 import time
 import warnings
+from collections import Counter
+from contextlib import contextmanager
 from functools import partial
 
+import numpy as np
 import torch
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from ddp_course import lesson01
 from mutants import right, wrong
@@ -174,447 +180,6 @@ def counts_for_ever(train_images, test_images):
         time.sleep(0.1)
 
 
-# ---- train_one_epoch ----
-
-
-@right("train_one_epoch")
-def ours(model, loader, optimizer):
-    return lesson01.train_one_epoch(model, loader, optimizer, "cpu")
-
-
-@right("train_one_epoch")
-def resets_at_the_end(model, loader, optimizer):
-    """zero_grad after the step, another way to write the loss, and a progress bar of
-    dots.
-    """
-    losses = ()
-    for step, (images, labels) in enumerate(loader):
-        model.train(True)
-        loss = -model(images).gather(1, labels[:, None]).mean()
-        loss.backward()
-        optimizer.step()
-        model.zero_grad(set_to_none=False)
-        losses += (float(loss),)
-        print("." * step)
-    return losses
-
-
-@right("train_one_epoch")
-def with_a_closure(model, loader, optimizer):
-    def one_loss(images, labels):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(
-            model(images), labels
-        )  # of log-probabilities: the same number
-        loss.backward()
-        return loss
-
-    model.train()
-    return [optimizer.step(partial(one_loss, *batch)).item() for batch in loader]
-
-
-def train(model, loader, optimizer, order="zero forward backward step", returned=None):
-    """A loop that does what `order` says, for each batch. returned: what it makes of a
-    loss.
-    """
-    model.train()
-    losses = []
-    for images, labels in loader:
-        for act in order.split():
-            if act == "zero":
-                optimizer.zero_grad()
-            elif act == "forward":
-                loss = F.nll_loss(model(images), labels)
-            elif act == "backward":
-                loss.backward()
-            elif act == "step":
-                optimizer.step()
-        losses.append(returned(loss, labels) if returned else loss.item())
-    return losses
-
-
-@wrong("train_one_epoch", r"call optimizer.zero_grad\(\) for each batch")
-def never_resets(model, loader, optimizer):
-    return train(model, loader, optimizer, "forward backward step")
-
-
-@wrong("train_one_epoch", "the step comes before backward")
-def steps_before_backward(model, loader, optimizer):
-    return train(model, loader, optimizer, "zero forward step backward")
-
-
-@wrong("train_one_epoch", "the step comes before backward")
-def steps_first_and_never_resets(model, loader, optimizer):
-    return train(model, loader, optimizer, "forward step backward")
-
-
-@wrong("train_one_epoch", "reset between backward and step")
-def resets_too_late(model, loader, optimizer):
-    return train(model, loader, optimizer, "forward backward zero step")
-
-
-@wrong("train_one_epoch", "reset between backward and step")
-def resets_too_late_by_hand(model, loader, optimizer):
-    model.train()
-    losses = []
-    for images, labels in loader:
-        loss = F.nll_loss(model(images), labels)
-        loss.backward()
-        for parameter in model.parameters():
-            parameter.grad = None
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-@wrong("train_one_epoch", "took no step")
-def never_steps(model, loader, optimizer):
-    return train(model, loader, optimizer, "zero forward backward")
-
-
-@wrong("train_one_epoch", r"loss.backward\(\) computes them")
-def never_goes_backward(model, loader, optimizer):
-    return train(model, loader, optimizer, "zero forward step")
-
-
-@wrong("train_one_epoch", "more steps than batches")
-def steps_twice(model, loader, optimizer):
-    return train(model, loader, optimizer, "zero forward backward step step")
-
-
-@wrong("train_one_epoch", r"begin with model.train\(\)")
-def stays_in_eval_mode(model, loader, optimizer):
-    losses = []
-    for images, labels in loader:
-        optimizer.zero_grad()
-        loss = F.nll_loss(model(images), labels)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-@wrong("train_one_epoch", "belongs inside the loop")
-def one_step_an_epoch(model, loader, optimizer):
-    losses = train(model, loader, optimizer, "zero forward backward")
-    optimizer.step()
-    return losses
-
-
-@wrong("train_one_epoch", "is the return inside the loop")
-def returns_too_soon(model, loader, optimizer):
-    return train(model, [next(iter(loader))], optimizer)
-
-
-@wrong("train_one_epoch", "a batch was left out")
-def full_batches_only(model, loader, optimizer):
-    return train(
-        model,
-        [batch for batch in loader if len(batch[1]) == loader.batch_size],
-        optimizer,
-    )
-
-
-@wrong("train_one_epoch", "the loss is the sum over the batch")
-def sums_the_loss(model, loader, optimizer):
-    model.train()
-    losses = []
-    for images, labels in loader:
-        optimizer.zero_grad()
-        loss = F.nll_loss(model(images), labels, reduction="sum")
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-@wrong("train_one_epoch", "the given optimizer took no step")
-def brings_its_own_optimizer(model, loader, optimizer):
-    return train(model, loader, torch.optim.SGD(model.parameters(), lr=0.1))
-
-
-@wrong("train_one_epoch", "these are still tensors")
-def returns_tensors(model, loader, optimizer):
-    return train(model, loader, optimizer, returned=lambda loss, labels: loss)
-
-
-@wrong("train_one_epoch", r"\.tolist\(\)")
-def returns_one_tensor(model, loader, optimizer):
-    return torch.tensor(train(model, loader, optimizer))
-
-
-@wrong("train_one_epoch", "one number for the epoch")
-def mean_of_the_epoch(model, loader, optimizer):
-    losses = train(model, loader, optimizer)
-    return sum(losses) / len(losses)
-
-
-@wrong("train_one_epoch", "one loss for the whole epoch")
-def last_loss_only(model, loader, optimizer):
-    return train(model, loader, optimizer)[-1:]
-
-
-@wrong("train_one_epoch", "multiplied by the size of its batch")
-def sums_of_losses(model, loader, optimizer):
-    return train(
-        model,
-        loader,
-        optimizer,
-        returned=lambda loss, labels: loss.item() * len(labels),
-    )
-
-
-@wrong("train_one_epoch", "mean of the losses so far")
-def running_mean(model, loader, optimizer):
-    losses = train(model, loader, optimizer)
-    return [sum(losses[: end + 1]) / (end + 1) for end in range(len(losses))]
-
-
-@wrong("train_one_epoch", "collect the losses in a list")
-def returns_no_losses(model, loader, optimizer):
-    train(model, loader, optimizer)
-
-
-@wrong("train_one_epoch", "has no attribute 'sampler'", status="your code raised")
-def wants_another_loader(model, loader, optimizer):
-    model.sampler.set_epoch(0)
-    return train(model, loader, optimizer)
-
-
-@wrong(
-    "train_one_epoch",
-    "^(?s:(?!.*another that does not come).*a loop does not end)",
-    status="timed out",
-)
-def trains_for_ever(model, loader, optimizer):
-    while True:
-        train(model, loader, optimizer)
-
-
-@wrong("train_one_epoch", "", status="not attempted")
-def not_begun(model, loader, optimizer):
-    raise NotImplementedError
-
-
-# ---- accuracy ----
-
-
-@right("accuracy")
-def our_counts(model, loader):
-    correct, seen = lesson01.evaluate(model, loader, "cpu")
-    return correct / seen
-
-
-@right("accuracy")
-def all_at_once(model, loader):
-    """Every prediction first, one comparison at the end, and a warning; the model is
-    put back into training mode.
-    """
-    model.eval()
-    with torch.inference_mode():
-        guesses = torch.cat([model(images).max(1).indices for images, _ in loader])
-    model.train()
-    labels = torch.cat([labels for _, labels in loader])
-    warnings.warn(f"{len(labels)} samples", stacklevel=1)
-    return torch.eq(guesses, labels).double().mean().item()
-
-
-@right("accuracy")
-@torch.no_grad()
-def weighted_means(model, loader):
-    """Accuracies of batches, each times its size, as NumPy numbers."""
-    print("evaluating ...")
-    model.train(False)
-    share = 0
-    for images, labels in loader:
-        accuracy = (model(images).argmax(-1) == labels).numpy().mean(dtype="float32")
-        share += accuracy * len(labels) / len(loader.dataset)
-    return share
-
-
-@torch.no_grad()
-def hits(model, loader, dim=1):
-    """Right answers and samples of each batch."""
-    model.eval()
-    counts = [
-        ((model(images).argmax(dim) == labels).sum().item(), len(labels))
-        for images, labels in loader
-    ]
-    return zip(*counts)
-
-
-@wrong("accuracy", "mean of the batches' accuracies")
-def mean_of_batches(model, loader):
-    correct, seen = hits(model, loader)
-    return sum(c / s for c, s in zip(correct, seen)) / len(seen)
-
-
-@wrong("accuracy", "number of batches times the batch size")
-def divides_by_full_batches(model, loader):
-    correct, _ = hits(model, loader)
-    return sum(correct) / (len(loader) * loader.batch_size)
-
-
-@wrong("accuracy", "the last batch was left out")
-def drops_the_last_batch(model, loader):
-    correct, seen = hits(
-        model, [batch for batch in loader if len(batch[1]) == loader.batch_size]
-    )
-    return sum(correct) / sum(seen)
-
-
-@wrong("accuracy", "correct predictions of the last batch were left out")
-def drops_it_half(model, loader):
-    correct, _ = hits(
-        model, [batch for batch in loader if len(batch[1]) == loader.batch_size]
-    )
-    return sum(correct) / len(loader.dataset)
-
-
-@wrong("accuracy", r"model.eval\(\) switches it off")
-@torch.no_grad()
-def leaves_dropout_on(model, loader):
-    correct = sum(
-        (model(images).argmax(dim=1) == labels).sum().item()
-        for images, labels in loader
-    )
-    return correct / len(loader.dataset)
-
-
-@wrong("accuracy", "torch.no_grad")
-def records_gradients(model, loader):
-    model.eval()
-    correct = sum(
-        (model(images).argmax(dim=1) == labels).sum().item()
-        for images, labels in loader
-    )
-    return correct / len(loader.dataset)
-
-
-@wrong("accuracy", "argmax is taken over the samples")
-def argmax_over_samples(model, loader):
-    correct, seen = hits(model, loader, dim=0)
-    return sum(correct) / sum(seen)
-
-
-@wrong("accuracy", "it is 0: do you compare the digits")
-def argmax_over_everything(model, loader):
-    correct, seen = hits(model, loader, dim=None)
-    return sum(correct) / sum(seen)
-
-
-@wrong("accuracy", "divide by the number of samples, not of batches")
-def divides_by_batches(model, loader):
-    correct, seen = hits(model, loader)
-    return sum(correct) / len(seen)
-
-
-@wrong("accuracy", "divided by the size of one batch")
-def divides_by_one_batch(model, loader):
-    correct, seen = hits(model, loader)
-    return sum(correct) / seen[-1]
-
-
-@wrong("accuracy", "before the loop, and add to them with")
-def starts_again_each_batch(model, loader):
-    correct, seen = hits(model, loader)
-    return correct[-1] / seen[-1]
-
-
-@wrong("accuracy", "is the return inside the loop")
-def stops_after_one_batch(model, loader):
-    correct, seen = hits(model, loader)
-    return correct[0] / seen[0]
-
-
-@wrong("accuracy", "a percentage")
-def percentage(model, loader):
-    correct, seen = hits(model, loader)
-    return 100 * sum(correct) / sum(seen)
-
-
-@wrong("accuracy", "the number of correct predictions: divide")
-def counts_only(model, loader):
-    correct, _ = hits(model, loader)
-    return sum(correct)
-
-
-@wrong("accuracy", "not with //")
-def divides_whole_numbers(model, loader):
-    correct, seen = hits(model, loader)
-    return sum(correct) // sum(seen)
-
-
-@wrong("accuracy", "the share of wrong predictions")
-def error_rate(model, loader):
-    correct, seen = hits(model, loader)
-    return 1 - sum(correct) / sum(seen)
-
-
-@wrong("accuracy", r"it is a tensor: \.item\(\)")
-@torch.no_grad()
-def returns_a_tensor(model, loader):
-    model.eval()
-    correct = sum(
-        (model(images).argmax(dim=1) == labels).sum() for images, labels in loader
-    )
-    return correct / len(loader.dataset)
-
-
-@wrong("accuracy", "is the return statement missing")
-def prints_it(model, loader):
-    correct, seen = hits(model, loader)
-    print(sum(correct) / sum(seen))
-
-
-@wrong(
-    "accuracy",
-    "only integer tensors|Boolean value of Tensor|ambiguous",
-    status="your code raised",
-)
-@torch.no_grad()
-def compares_batches_as_numbers(model, loader):
-    model.eval()
-    correct = 0
-    for images, labels in loader:
-        if model(images).argmax(dim=1) == labels:
-            correct += 1
-    return correct / len(loader.dataset)
-
-
-@wrong(
-    "accuracy",
-    "^(?s:(?!.*another that does not come).*a loop does not end)",
-    status="timed out",
-)
-def waits_for_the_last_batch(model, loader):
-    seen = 0
-    while seen != len(loader) * loader.batch_size + 1:
-        seen = sum(len(labels) for _, labels in loader)
-
-
-@wrong("accuracy", "leave out keepdim=True")
-@torch.no_grad()
-def keeps_a_dimension(model, loader):
-    model.eval()
-    hits = [
-        (model(images).argmax(dim=1, keepdim=True) == labels).sum().item()
-        for images, labels in loader
-    ]
-    return sum(hits) / len(loader.dataset)
-
-
-@wrong("accuracy", "and not the highest scores")
-@torch.no_grad()
-def compares_scores(model, loader):
-    model.eval()
-    hits = [
-        (model(images).max(dim=1)[0] == labels).sum().item()
-        for images, labels in loader
-    ]
-    return sum(hits) / len(loader.dataset)
-
-
 @wrong("normalize", "were already normalised")
 def normalises_the_training_images_first(train_images, test_images):
     train, test = (
@@ -623,3 +188,1138 @@ def normalises_the_training_images_first(train_images, test_images):
     train = (train - train.mean()) / train.std()
     test = (test - train.mean()) / train.std()
     return train, test
+
+
+@wrong("normalize", "mean and standard deviation are swapped")
+def swaps_mean_and_deviation(train_images, test_images):
+    train, test = scaled(train_images), scaled(test_images)
+    std, mean = train.mean(), train.std()
+    return (train - mean) / std, (test - mean) / std
+
+
+@wrong("normalize", r"\(pixels / 255 - mean\) / std and nothing else")
+def clamps_to_one(train_images, test_images):
+    train, test = in_place_on_copies(train_images, test_images)
+    return train.clamp(-1, 1), test.clamp(-1, 1)
+
+
+@right("normalize")
+@torch.no_grad()
+def with_batch_norm(train_images, test_images):
+    """Batch norm without weights: its running statistics are those of the training
+    images.
+    """
+    norm = torch.nn.BatchNorm2d(1, eps=1e-9, momentum=1.0, affine=False)
+    train = norm(scaled(train_images))
+    return train, norm.eval()(scaled(test_images))
+
+
+def kept(train_images, test_images):
+    """The numbers of the first training images, in an attribute of the function."""
+    if not hasattr(kept, "numbers"):
+        train = scaled(train_images)
+        kept.numbers = train.mean(), train.std()
+    mean, std = kept.numbers
+    return (scaled(train_images) - mean) / std, (scaled(test_images) - mean) / std
+
+
+@wrong("normalize", "those of the first call: compute them anew")
+def computes_the_numbers_once(train_images, test_images):
+    return kept(train_images, test_images)
+
+
+@wrong("normalize", "one mean and one standard deviation, over all pixels")
+def a_few_images_are_enough(train_images, test_images):
+    train, test = scaled(train_images), scaled(test_images)
+    few = train[:4]
+    return (train - few.mean()) / few.std(), (test - few.mean()) / few.std()
+
+
+@wrong("normalize", "one mean and one standard deviation, over all pixels")
+def to_the_range_of_the_training_images(train_images, test_images):
+    train, test = scaled(train_images), scaled(test_images)
+    low, high = train.min(), train.max()
+    return (train - low) / (high - low), (test - low) / (high - low)
+
+
+@right("normalize")
+def mean_of_squares(train_images, test_images):
+    """The variance as the mean of squares minus the square of the mean, image by image."""
+    total = squares = 0
+    for image in train_images:
+        total += (image.double() / 255).sum().item()
+        squares += (image.double() / 255).square().sum().item()
+    mean = total / train_images.numel()
+    std = (squares / train_images.numel() - mean**2) ** 0.5
+    return tuple(
+        torch.stack([(image.float()[None] / 255 - mean) / std for image in images])
+        for images in (train_images, test_images)
+    )
+
+
+# ---- train_one_epoch ----
+
+
+@right("train_one_epoch")
+def sums_and_divides(model, loader, optimizer, limit):
+    model.train()
+    losses = []
+    for images, labels in loader:
+        optimizer.zero_grad()
+        total = torch.zeros(())
+        for piece, answers in zip(images.split(limit), labels.split(limit)):
+            loss = F.nll_loss(model(piece), answers, reduction="sum") / len(labels)
+            loss.backward()
+            total += loss.detach()
+        optimizer.step()
+        losses.append(total)
+    return torch.stack(losses).tolist()
+
+
+@right("train_one_epoch")
+def weighs_and_resets_at_the_end(model, loader, optimizer, limit):
+    """Pieces by index, the smaller piece first, zero_grad after the step, and a progress
+    bar of dots.
+    """
+    losses = ()
+    for step, (images, labels) in enumerate(loader):
+        loss_of_batch = 0.0
+        model.train(True)
+        for end in range(len(labels), 0, -limit):
+            begin = max(0, end - limit)
+            loss = -model(images[begin:end]).gather(1, labels[begin:end, None]).mean()
+            loss = loss * (end - begin) / len(labels)
+            loss.backward()
+            loss_of_batch += float(loss)
+        optimizer.step()
+        model.zero_grad(set_to_none=False)
+        losses += (loss_of_batch,)
+        print("." * step)
+    return losses
+
+
+@right("train_one_epoch")
+def scales_the_gradients_at_the_end(model, loader, optimizer, limit):
+    """Sums of losses, in pieces of equal size, and gradients divided before the step."""
+    model.train()
+    losses = []
+    for images, labels in loader:
+        optimizer.zero_grad()
+        pieces = math.ceil(len(labels) / limit)
+        total = np.float64(0)
+        for piece, answers in zip(images.chunk(pieces), labels.chunk(pieces)):
+            loss = F.cross_entropy(model(piece), answers, reduction="sum")
+            loss.backward()
+            total += loss.item()
+        for parameter in model.parameters():
+            parameter.grad /= len(labels)
+        optimizer.step()
+        losses.append(total / len(labels))
+    return losses
+
+
+@right("train_one_epoch")
+def with_a_closure(model, loader, optimizer, limit):
+    def one_loss(images, labels):
+        optimizer.zero_grad()
+        total = 0
+        for place in torch.arange(len(labels)).split(limit):
+            loss = F.nll_loss(model(images[place]), labels[place]) * len(place)
+            (loss / len(labels)).backward()
+            total = total + loss.detach()
+        return total / len(labels)
+
+    model.train()
+    return [optimizer.step(partial(one_loss, *batch)).item() for batch in loader]
+
+
+def mean_of_samples(piece, batch, pieces):
+    return piece / batch
+
+
+def train(model, loader, optimizer, limit, share=mean_of_samples, order="zero pieces step",
+          within="forward backward", cut=torch.split, returned=None):  # fmt: skip
+    """A loop with places to go wrong. order: of each batch; within: of each piece;
+    returned: what it makes of the losses of a batch's pieces and their sizes.
+    """
+    model.train()
+    losses = []
+    for images, labels in loader:
+        of_pieces, sizes = [], []
+        for act in order.split():
+            if act == "zero":
+                optimizer.zero_grad()
+            elif act == "step":
+                optimizer.step()
+            else:
+                cuts = list(zip(cut(images, limit), cut(labels, limit)))
+                for piece, answers in cuts:
+                    for inner in within.split():
+                        if inner == "forward":
+                            loss = F.nll_loss(model(piece), answers)
+                            of_pieces.append(loss.item())
+                            sizes.append(len(answers))
+                        elif inner == "backward":
+                            part = share(len(answers), len(labels), len(cuts))
+                            (loss * part).backward()
+                        elif inner == "zero":
+                            optimizer.zero_grad()
+                        elif inner == "step":
+                            optimizer.step()
+        if returned:
+            losses += returned(of_pieces, sizes)
+        else:
+            losses.append(sum(map(math.prod, zip(of_pieces, sizes))) / sum(sizes))
+    return losses
+
+
+@wrong("train_one_epoch", "Invalid device|CUDA|device", status="your code raised")
+def the_lessons_own(model, loader, optimizer, limit):
+    return lesson01.train_one_epoch(model, loader, optimizer, limit)
+
+
+@wrong("train_one_epoch", r"expected +at most \d(.|\n)*cut each batch into pieces")
+def the_lessons_own_on_the_cpu(model, loader, optimizer, limit):
+    return lesson01.train_one_epoch(model, loader, optimizer, "cpu")
+
+
+@wrong("train_one_epoch", "the pieces count the same, although the last one is smaller")
+def mean_of_means(model, loader, optimizer, limit):
+    share = lambda piece, batch, pieces: 1 / pieces
+    return train(model, loader, optimizer, limit, share)
+
+
+@wrong(
+    "train_one_epoch",
+    "gradients of the pieces are added up, but each is already a mean",
+)
+def adds_means(model, loader, optimizer, limit):
+    return train(model, loader, optimizer, limit, lambda piece, batch, pieces: 1)
+
+
+@wrong("train_one_epoch", "the loss is the sum over the samples")
+def sums_the_loss(model, loader, optimizer, limit):
+    return train(model, loader, optimizer, limit, lambda piece, batch, pieces: piece)
+
+
+@wrong(
+    "train_one_epoch",
+    "divided by the loader's batch size, but the last batch is smaller",
+)
+def divides_by_full_batches(model, loader, optimizer, limit):
+    share = lambda piece, batch, pieces: piece / loader.batch_size
+    return train(model, loader, optimizer, limit, share)
+
+
+@wrong("train_one_epoch", "must first be multiplied by those in the piece")
+def divides_means_by_the_batch(model, loader, optimizer, limit):
+    return train(
+        model, loader, optimizer, limit, lambda piece, batch, pieces: 1 / batch
+    )
+
+
+@wrong("train_one_epoch", "it takes a step for each piece")
+def a_step_per_piece(model, loader, optimizer, limit):
+    within = "zero forward backward step"
+    return train(model, loader, optimizer, limit, order="pieces", within=within)
+
+
+@wrong("train_one_epoch", "only those of its last piece are left")
+def resets_for_each_piece(model, loader, optimizer, limit):
+    within = "zero forward backward"
+    return train(model, loader, optimizer, limit, order="pieces step", within=within)
+
+
+@wrong(
+    "train_one_epoch", "only those of its last piece are left|backward for each piece"
+)
+def goes_backward_for_the_last_piece_only(model, loader, optimizer, limit):
+    model.train()
+    losses = []
+    for images, labels in loader:
+        optimizer.zero_grad()
+        total = 0
+        for piece, answers in zip(images.split(limit), labels.split(limit)):
+            loss = F.nll_loss(model(piece), answers)
+            total += loss.item() * len(answers) / len(labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(total)
+    return losses
+
+
+@wrong("train_one_epoch", "call backward for each piece, before the next forward")
+def one_backward_for_all_pieces(model, loader, optimizer, limit):
+    model.train()
+    losses = []
+    for images, labels in loader:
+        optimizer.zero_grad()
+        scores = torch.cat([model(piece) for piece in images.split(limit)])
+        loss = F.nll_loss(scores, labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack(losses).tolist()
+
+
+@wrong("train_one_epoch", r"chunk\(k\) makes k pieces|at most \d")
+def takes_chunk_for_split(model, loader, optimizer, limit):
+    return train(model, loader, optimizer, limit, cut=torch.chunk)
+
+
+@wrong("train_one_epoch", "its last, smaller piece counts, too")
+def whole_pieces_only(model, loader, optimizer, limit):
+    cut = lambda batch, size: (
+        [batch[begin : begin + size] for begin in range(0, len(batch) - size + 1, size)]
+        or [batch]
+    )
+    return train(model, loader, optimizer, limit, cut=cut)
+
+
+@wrong("train_one_epoch", "each sample is in one forward pass")
+def the_last_piece_is_filled_up(model, loader, optimizer, limit):
+    cut = lambda batch, size: [
+        batch[max(0, min(begin, len(batch) - size)) :][:size]
+        for begin in range(0, len(batch), size)
+    ]
+    return train(model, loader, optimizer, limit, cut=cut)
+
+
+@wrong("train_one_epoch", r"call optimizer.zero_grad\(\) for each batch")
+def never_resets(model, loader, optimizer, limit):
+    return train(model, loader, optimizer, limit, order="pieces step")
+
+
+@wrong("train_one_epoch", "the step comes before backward")
+def steps_before_the_pieces(model, loader, optimizer, limit):
+    return train(model, loader, optimizer, limit, order="zero step pieces")
+
+
+@wrong("train_one_epoch", "reset between backward and step")
+def resets_too_late(model, loader, optimizer, limit):
+    return train(model, loader, optimizer, limit, order="pieces zero step")
+
+
+@wrong("train_one_epoch", "took no step")
+def never_steps(model, loader, optimizer, limit):
+    return train(model, loader, optimizer, limit, order="zero pieces")
+
+
+@wrong("train_one_epoch", "took no step")
+def steps_by_hand(model, loader, optimizer, limit):
+    """Plain SGD on the parameters, in place of the optimizer's step."""
+    model.train()
+    losses = []
+    for images, labels in loader:
+        model.zero_grad()
+        total = 0
+        for piece, answers in zip(images.split(limit), labels.split(limit)):
+            loss = F.nll_loss(model(piece), answers) * len(answers) / len(labels)
+            loss.backward()
+            total += loss.item()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= optimizer.param_groups[0]["lr"] * parameter.grad
+        losses.append(total)
+    return losses
+
+
+@wrong("train_one_epoch", r"loss.backward\(\) computes them")
+def never_goes_backward(model, loader, optimizer, limit):
+    return train(model, loader, optimizer, limit, within="forward")
+
+
+@wrong("train_one_epoch", "more steps than batches")
+def steps_twice(model, loader, optimizer, limit):
+    return train(model, loader, optimizer, limit, order="zero pieces step step")
+
+
+@wrong("train_one_epoch", r"begin with model.train\(\)")
+def stays_in_eval_mode(model, loader, optimizer, limit):
+    model.train = lambda mode=True: model
+    return sums_and_divides(model, loader, optimizer, limit)
+
+
+@wrong("train_one_epoch", "belongs inside the loop")
+def one_step_an_epoch(model, loader, optimizer, limit):
+    losses = train(model, loader, optimizer, limit, order="zero pieces")
+    optimizer.step()
+    return losses
+
+
+@wrong("train_one_epoch", "is the return inside the loop")
+def returns_too_soon(model, loader, optimizer, limit):
+    return train(model, [next(iter(loader))], optimizer, limit)
+
+
+@wrong("train_one_epoch", "a batch was left out: the last, smaller one")
+def full_batches_only(model, loader, optimizer, limit):
+    full = [batch for batch in loader if len(batch[1]) == loader.batch_size]
+    return train(model, full, optimizer, limit)
+
+
+@wrong("train_one_epoch", "a batch was left out: the first one")
+def skips_the_first_batch(model, loader, optimizer, limit):
+    batches = iter(loader)
+    next(batches)
+    return train(model, batches, optimizer, limit)
+
+
+@wrong("train_one_epoch", r"takes images \(b, 1, 28, 28\)", status="your code raised")
+def flattens_the_images(model, loader, optimizer, limit):
+    flat = [(images.flatten(1), labels) for images, labels in loader]
+    return train(model, flat, optimizer, limit)
+
+
+@wrong("train_one_epoch", "the given optimizer took no step")
+def brings_its_own_optimizer(model, loader, optimizer, limit):
+    return train(model, loader, torch.optim.SGD(model.parameters(), lr=0.1), limit)
+
+
+@wrong(
+    "train_one_epoch", "nothing but the given optimizer, as it is, change the weights"
+)
+def clips_as_well(model, loader, optimizer, limit):
+    model.train()
+    losses = []
+    for images, labels in loader:
+        optimizer.zero_grad()
+        total = 0
+        for piece, answers in zip(images.split(limit), labels.split(limit)):
+            loss = F.nll_loss(model(piece), answers) * len(answers) / len(labels)
+            loss.backward()
+            total += loss.item()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        losses.append(total)
+    return losses
+
+
+@wrong("train_one_epoch", "each piece is divided by `limit`")
+def divides_by_the_limit(model, loader, optimizer, limit):
+    share = lambda piece, batch, pieces: piece / limit
+    return train(model, loader, optimizer, limit, share)
+
+
+@wrong("train_one_epoch", "in the order of the loader")
+def batches_backwards(model, loader, optimizer, limit):
+    return train(model, [*loader][::-1], optimizer, limit)[::-1]
+
+
+@wrong("train_one_epoch", "as it is, change the weights")
+def scales_the_learning_rate(model, loader, optimizer, limit):
+    for group in optimizer.param_groups:
+        group["lr"] *= limit
+    return train(model, loader, optimizer, limit)
+
+
+@wrong("train_one_epoch", "each sample is in one forward pass")
+def measures_the_loss_beforehand(model, loader, optimizer, limit):
+    """A second forward pass for the loss, without gradients."""
+    losses = []
+    for images, labels in loader:
+        with torch.no_grad():
+            pieces = zip(images.split(limit), labels.split(limit))
+            model.train()
+            of_pieces = [F.nll_loss(model(x), y, reduction="sum") for x, y in pieces]
+        train(model, [(images, labels)], optimizer, limit)
+        losses.append((sum(of_pieces) / len(labels)).item())
+    return losses
+
+
+@right("train_one_epoch")
+def sets_the_gradients_by_hand(model, loader, optimizer, limit):
+    """torch.autograd.grad for each piece, sample by sample; the sum is put into .grad."""
+    model.train()
+    losses, parameters = [], [*model.parameters()]
+    for images, labels in loader:
+        gradients = [torch.zeros_like(parameter) for parameter in parameters]
+        total = 0.0
+        for image, label in zip(images.split(1), labels.split(1)):
+            loss = F.nll_loss(model(image), label)
+            for gradient, more in zip(gradients, torch.autograd.grad(loss, parameters)):
+                gradient += more / len(labels)
+            total += loss.item() / len(labels)
+        for parameter, gradient in zip(parameters, gradients):
+            parameter.grad = gradient
+        optimizer.step()
+        losses.append(total)
+    return losses
+
+
+@wrong("train_one_epoch", "losses of the pieces: return one for each batch")
+def losses_of_pieces(model, loader, optimizer, limit):
+    return train(model, loader, optimizer, limit, returned=lambda of, sizes: of)
+
+
+@wrong("train_one_epoch", "it is the loss of the last piece")
+def loss_of_the_last_piece(model, loader, optimizer, limit):
+    return train(model, loader, optimizer, limit, returned=lambda of, sizes: of[-1:])
+
+
+@wrong("train_one_epoch", "it is the mean of the pieces' losses")
+def mean_loss_of_pieces(model, loader, optimizer, limit):
+    returned = lambda of, sizes: [sum(of) / len(of)]
+    return train(model, loader, optimizer, limit, returned=returned)
+
+
+@wrong("train_one_epoch", "it is the last piece's part of the loss")
+def last_part_of_the_loss(model, loader, optimizer, limit):
+    returned = lambda of, sizes: [of[-1] * sizes[-1] / sum(sizes)]
+    return train(model, loader, optimizer, limit, returned=returned)
+
+
+@wrong("train_one_epoch", "multiplied by the size of its batch")
+def sums_of_losses(model, loader, optimizer, limit):
+    returned = lambda of, sizes: [sum(map(math.prod, zip(of, sizes)))]
+    return train(model, loader, optimizer, limit, returned=returned)
+
+
+@wrong("train_one_epoch", "losses of all batches so far add up")
+def never_begins_anew(model, loader, optimizer, limit):
+    losses = train(model, loader, optimizer, limit)
+    return [sum(losses[: end + 1]) for end in range(len(losses))]
+
+
+@wrong("train_one_epoch", "these are still tensors")
+def returns_tensors(model, loader, optimizer, limit):
+    return [*map(torch.tensor, train(model, loader, optimizer, limit))]
+
+
+@wrong("train_one_epoch", r"\.tolist\(\)")
+def returns_one_tensor(model, loader, optimizer, limit):
+    return torch.tensor(train(model, loader, optimizer, limit))
+
+
+@wrong("train_one_epoch", "one number for the epoch")
+def mean_of_the_epoch(model, loader, optimizer, limit):
+    losses = train(model, loader, optimizer, limit)
+    return sum(losses) / len(losses)
+
+
+@wrong("train_one_epoch", "one loss for the whole epoch")
+def last_loss_only(model, loader, optimizer, limit):
+    return train(model, loader, optimizer, limit)[-1:]
+
+
+@wrong("train_one_epoch", "mean of the losses so far")
+def running_mean(model, loader, optimizer, limit):
+    losses = train(model, loader, optimizer, limit)
+    return [sum(losses[: end + 1]) / (end + 1) for end in range(len(losses))]
+
+
+@wrong("train_one_epoch", "collect the losses in a list")
+def returns_no_losses(model, loader, optimizer, limit):
+    train(model, loader, optimizer, limit)
+
+
+@wrong("train_one_epoch", "gradients stay switched off")
+def gradients_off_at_the_end(model, loader, optimizer, limit):
+    losses = train(model, loader, optimizer, limit)
+    torch.set_grad_enabled(False)
+    return losses
+
+
+@wrong("train_one_epoch", "cut each batch into pieces|at most")
+def always_pieces_of_four(model, loader, optimizer, limit):
+    return train(model, loader, optimizer, 4)
+
+
+@wrong("train_one_epoch", "has no attribute 'sampler'", status="your code raised")
+def wants_another_loader(model, loader, optimizer, limit):
+    model.sampler.set_epoch(0)
+    return train(model, loader, optimizer, limit)
+
+
+@wrong("train_one_epoch", "given to the model more than once")
+def with_checkpoints(model, loader, optimizer, limit):
+    """Little memory indeed, but each piece is computed twice."""
+    model.train()
+    losses = []
+    for images, labels in loader:
+        optimizer.zero_grad()
+        rows = [
+            checkpoint(model, piece, use_reentrant=False)
+            for piece in images.split(limit)
+        ]
+        loss = F.nll_loss(torch.cat(rows), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@wrong("train_one_epoch", "a less precise type than float32")
+def in_16_bits(model, loader, optimizer, limit):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return sums_and_divides(model, loader, optimizer, limit)
+
+
+@wrong("train_one_epoch", "Is one of the pieces empty")
+def ends_with_an_empty_piece(model, loader, optimizer, limit):
+    """Only where `limit` divides the batch: the mean over no samples is nan."""
+    model.train()
+    losses = []
+    for images, labels in loader:
+        optimizer.zero_grad()
+        total = 0.0
+        for begin in range(0, len(labels) + 1, limit):
+            piece = slice(begin, begin + limit)
+            share = len(labels[piece]) / len(labels)
+            loss = F.nll_loss(model(images[piece]), labels[piece]) * share
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        losses.append(total)
+    return losses
+
+
+@right("train_one_epoch")
+def with_gradients_by_autograd_grad(model, loader, optimizer, limit):
+    model.train()
+    losses, weights = [], list(model.parameters())
+    for images, labels in loader:
+        for weight in weights:
+            weight.grad = torch.zeros_like(weight)
+        losses.append(torch.zeros(()))
+        for piece, answers in zip(images.split(limit), labels.split(limit)):
+            loss = F.nll_loss(model(piece), answers, reduction="sum") / len(labels)
+            for weight, grad in zip(weights, torch.autograd.grad(loss, weights)):
+                weight.grad += grad
+            losses[-1] += loss.detach()
+        optimizer.step()
+    return [loss.item() for loss in losses]
+
+
+@wrong(
+    "train_one_epoch",
+    "^(?s:(?!.*another that does not come).*a loop does not end)",
+    status="timed out",
+)
+def trains_for_ever(model, loader, optimizer, limit):
+    while True:
+        train(model, loader, optimizer, limit)
+
+
+@wrong("train_one_epoch", "", status="not attempted")
+def not_begun(model, loader, optimizer, limit):
+    raise NotImplementedError
+
+
+# ---- predict_run ----
+
+IMAGE = 28 * 28 * 4
+
+
+def ceil(a, b):
+    return -(-a // b)
+
+
+@right("predict_run")
+def with_divmod(samples, batch_size, limit, epochs):
+    full, rest = divmod(samples, batch_size)
+    passes = full * math.ceil(batch_size / limit) + math.ceil(rest / limit)
+    largest = min(samples, batch_size, limit)
+    return epochs * (full + (rest > 0)), epochs * passes, largest * IMAGE
+
+
+@right("predict_run")
+def by_playing_it_through(samples, batch_size, limit, epochs):
+    steps = passes = largest = 0
+    for _ in range(epochs):
+        for batch in torch.zeros(samples, dtype=torch.uint8).split(batch_size):
+            steps += 1
+            for piece in batch.split(limit):
+                passes += 1
+                largest = max(largest, len(piece))
+    return [steps, passes, largest * IMAGE]
+
+
+@right("predict_run")
+def in_numpy(samples, batch_size, limit, epochs):
+    sizes = np.diff([*range(0, samples, batch_size), samples])
+    passes = np.ceil(sizes / limit).astype(int).sum()
+    largest = np.minimum(sizes.max(), limit)
+    return np.int64(epochs * len(sizes)), epochs * passes, largest * IMAGE
+
+
+def predict(samples, batch_size, limit, epochs, **wrong):
+    """Right, but for what is given: a function of the same arguments, by its name."""
+    right = with_divmod(samples, batch_size, limit, epochs)
+    run = samples, batch_size, limit, epochs
+    names = "steps", "passes", "bytes"
+    return [wrong[n](*run) if n in wrong else r for n, r in zip(names, right)]
+
+
+@wrong("predict_run", "the last, smaller batch needs a step, too")
+def drops_the_last_batch_of_all(*run):
+    return predict(*run, steps=lambda s, b, k, e: e * (s // b))
+
+
+@wrong("predict_run", "each epoch ends with its own smaller batch")
+def one_long_epoch(*run):
+    return predict(*run, steps=lambda s, b, k, e: ceil(s * e, b))
+
+
+@wrong("predict_run", "multiply by the epochs")
+def forgets_the_epochs(*run):
+    return predict(*run, steps=lambda s, b, k, e: ceil(s, b))
+
+
+@wrong("predict_run", "there is no smaller last batch")
+def always_one_more(*run):
+    return predict(*run, steps=lambda s, b, k, e: e * (s // b + 1))
+
+
+@wrong("predict_run", "a step is taken once per batch")
+def a_step_for_each_piece(*run):
+    return predict(*run, steps=lambda s, b, k, e: e * ceil(s, k))
+
+
+@wrong("predict_run", "it must be a whole number")
+def divides_with_one_slash(*run):
+    return predict(*run, steps=lambda s, b, k, e: e * s / b)
+
+
+@wrong("predict_run", "it must be a whole number")
+def steps_as_a_float(*run):
+    return predict(*run, steps=lambda s, b, k, e: float(e * ceil(s, b)))
+
+
+@wrong("predict_run", "the last batch is smaller, and may have fewer pieces")
+def all_batches_are_full(*run):
+    return predict(*run, passes=lambda s, b, k, e: e * ceil(s, b) * ceil(b, k))
+
+
+@wrong("predict_run", "a piece never has samples of two batches")
+def pieces_across_batches(*run):
+    return predict(*run, passes=lambda s, b, k, e: e * ceil(s, k))
+
+
+@wrong("predict_run", "a batch that is larger than `limit` takes several")
+def a_pass_per_batch(*run):
+    return predict(*run, passes=lambda s, b, k, e: e * ceil(s, b))
+
+
+@wrong("predict_run", "can be smaller than `limit`")
+def always_the_limit(*run):
+    return predict(*run, bytes=lambda s, b, k, e: k * IMAGE)
+
+
+@wrong("predict_run", "all samples together can be fewer than a batch")
+def forgets_few_samples(*run):
+    return predict(*run, bytes=lambda s, b, k, e: min(b, k) * IMAGE)
+
+
+@wrong("predict_run", "each float32 has 4 bytes")
+def counts_numbers(*run):
+    return predict(*run, bytes=lambda s, b, k, e: min(s, b, k) * 784)
+
+
+@wrong("predict_run", "a whole batch never is in one forward pass")
+def bytes_of_a_batch(*run):
+    return predict(*run, bytes=lambda s, b, k, e: b * IMAGE)
+
+
+@wrong("predict_run", "4 bytes, not 8|28 × 28 numbers of 4 bytes")
+def in_double_precision(*run):
+    return predict(*run, bytes=lambda s, b, k, e: min(s, b, k) * 784 * 8)
+
+
+@wrong("predict_run", "the largest input has as many samples as fit")
+def pieces_of_equal_size(*run):
+    def largest(s, b, k, e):
+        return ceil(min(s, b), ceil(min(s, b), k)) * IMAGE
+
+    return predict(*run, bytes=largest)
+
+
+@wrong("predict_run", "return three numbers")
+def steps_alone(samples, batch_size, limit, epochs):
+    return epochs * ceil(samples, batch_size)
+
+
+@wrong("predict_run", "without a return")
+def prints_the_numbers(*run):
+    print(with_divmod(*run))
+
+
+@wrong("predict_run", "ZeroDivisionError", status="your code raised")
+def divides_by_the_rest(samples, batch_size, limit, epochs):
+    full, rest = divmod(samples, batch_size)
+    return full, limit // rest, epochs
+
+
+@right("predict_run")
+def as_an_array(samples, batch_size, limit, epochs):
+    sizes = np.diff([*range(0, samples, batch_size), samples])
+    passes = np.ceil(sizes / limit).astype(int).sum()
+    largest = min(sizes.max(), limit) * 28 * 28 * 4
+    return np.array([epochs * len(sizes), epochs * passes, largest])
+
+
+@wrong("predict_run", "needs the memory of the one before again")
+def memory_of_all_epochs(samples, batch_size, limit, epochs):
+    steps, passes, largest = with_divmod(samples, batch_size, limit, epochs)
+    return steps, passes, epochs * largest
+
+
+@wrong("predict_run", "", status="not attempted")
+def predicts_nothing(samples, batch_size, limit, epochs):
+    raise NotImplementedError
+
+
+# ---- accuracy_by_digit ----
+
+
+@contextmanager
+def evaluating(model):
+    before = model.training
+    model.eval()
+    with torch.no_grad():
+        yield
+    model.train(before)
+
+
+@right("accuracy_by_digit")
+def with_bincount(model, loader):
+    before = model.training
+    model.eval()
+    correct, seen = torch.zeros(10), torch.zeros(10)
+    with torch.no_grad():
+        for images, labels in loader:
+            right_ones = labels[model(images).argmax(dim=1) == labels]
+            seen += torch.bincount(labels, minlength=10)
+            correct += torch.bincount(right_ones, minlength=10)
+    model.train(before)
+    return (correct / seen).tolist()
+
+
+@right("accuracy_by_digit")
+def sample_by_sample(model, loader):
+    """Two dictionaries, and everything in plain Python."""
+    with evaluating(model):
+        hits, seen = Counter(), Counter()
+        for images, labels in loader:
+            for scores, label in zip(model(images).tolist(), labels.tolist()):
+                seen[label] += 1
+                hits[label] += scores.index(max(scores)) == label
+    print(dict(seen))
+    return tuple(hits[d] / seen[d] if d in seen else float("nan") for d in range(10))
+
+
+@right("accuracy_by_digit")
+@torch.no_grad()
+def all_at_once(model, loader):
+    """Every prediction first; a table of labels and predictions; NumPy's numbers, and a
+    warning for 0 / 0.
+    """
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    table = np.zeros((10, 10))
+    guesses = torch.cat([model(images).max(1).indices for images, _ in loader])
+    labels = torch.cat([labels for _, labels in loader])
+    np.add.at(table, (labels.numpy(), guesses.numpy()), 1)
+    for module, mode in modes.items():
+        module.training = mode
+    return list(np.float32(table.diagonal() / table.sum(axis=1)))
+
+
+@right("accuracy_by_digit")
+def a_pass_for_each_digit(model, loader):
+    with evaluating(model), torch.inference_mode():
+        shares = []
+        for digit in range(10):
+            hits = [
+                (model(images).argmax(-1) == digit)[labels == digit]
+                for images, labels in loader
+            ]
+            shares.append(torch.cat(hits).float().mean().item())
+    return shares
+
+
+def measure(model, loader, guess=lambda scores: scores.argmax(dim=1)):
+    """Per batch: a tensor (2, 10), of each digit's correct and all samples."""
+    with evaluating(model):
+        batches = []
+        for images, labels in loader:
+            hits = labels[guess(model(images)) == labels]
+            both = [torch.bincount(digits, minlength=10) for digits in (hits, labels)]
+            batches.append(torch.stack(both).double())
+    return torch.stack(batches)
+
+
+def shares_of(both):
+    return (both[0] / both[1]).tolist()
+
+
+@wrong("accuracy_by_digit", "a list with one float per digit")
+def the_lessons_own_count(model, loader):
+    return lesson01.evaluate(model, loader, "cpu")[0]
+
+
+@wrong("accuracy_by_digit", "one float for each of the ten digits")
+def the_lessons_two_counts(model, loader):
+    return lesson01.evaluate(model, loader, "cpu")
+
+
+@wrong("accuracy_by_digit", "it is the accuracy over all digits")
+def the_lessons_share_ten_times(model, loader):
+    correct, seen = lesson01.evaluate(model, loader, "cpu")
+    return [correct / seen] * 10
+
+
+@wrong("accuracy_by_digit", "divided by the number of predictions of each digit")
+def precision_for_recall(model, loader):
+    hits, guessed = torch.zeros(10), torch.zeros(10)
+    with evaluating(model):
+        for images, labels in loader:
+            guesses = model(images).argmax(dim=1)
+            hits += torch.bincount(guesses[guesses == labels], minlength=10)
+            guessed += torch.bincount(guesses, minlength=10)
+    return (hits / guessed).tolist()
+
+
+@wrong("accuracy_by_digit", "every prediction of a digit is counted")
+def counts_predictions(model, loader):
+    guessed = torch.zeros(10)
+    with evaluating(model):
+        for images, _ in loader:
+            guessed += torch.bincount(model(images).argmax(dim=1), minlength=10)
+    return (guessed / measure(model, loader).sum(0)[1]).tolist()
+
+
+@wrong("accuracy_by_digit", "the mean of the batches' accuracies")
+def mean_of_batches(model, loader):
+    batches = measure(model, loader)
+    return (batches[:, 0] / batches[:, 1]).nanmean(dim=0).tolist()
+
+
+@wrong("accuracy_by_digit", "the mean of the batches' accuracies")
+def mean_of_batches_with_zeros(model, loader):
+    batches = measure(model, loader)
+    return (batches[:, 0] / batches[:, 1].clamp(min=1)).mean(dim=0).tolist()
+
+
+@wrong(
+    "accuracy_by_digit", "nan where one batch has no sample|the mean of the batches'"
+)
+def mean_of_batches_with_nan(model, loader):
+    batches = measure(model, loader)
+    return (batches[:, 0] / batches[:, 1]).mean(dim=0).tolist()
+
+
+@wrong("accuracy_by_digit", "return nan for it, not 0")
+def zero_for_an_absent_digit(model, loader):
+    correct, seen = measure(model, loader).sum(0)
+    return (correct / seen.clamp(min=1)).tolist()
+
+
+@wrong("accuracy_by_digit", "has no accuracy: return nan for it")
+def minus_one_for_an_absent_digit(model, loader):
+    return [-1.0 if math.isnan(s) else s for s in with_bincount(model, loader)]
+
+
+@wrong("accuracy_by_digit", "that the model gets right")
+def one_of_the_first_two(model, loader):
+    hits, seen = torch.zeros(10), torch.zeros(10)
+    with evaluating(model):
+        for images, labels in loader:
+            first_two = model(images).topk(2).indices
+            right_ones = (first_two == labels[:, None]).any(dim=1)
+            hits += torch.bincount(labels[right_ones], minlength=10)
+            seen += torch.bincount(labels, minlength=10)
+    return (hits / seen).tolist()
+
+
+@right("accuracy_by_digit")
+def on_a_copy(model, loader):
+    """The given model is not touched at all."""
+    return with_bincount(copy.deepcopy(model), loader)
+
+
+@wrong("accuracy_by_digit", r"remember model.training before model.eval\(\)")
+def restores_the_outermost_module_only(model, loader):
+    before = model.training
+    shares = with_bincount(model.eval(), loader)
+    model.training = before
+    return shares
+
+
+@wrong("accuracy_by_digit", "a digit without any sample is left out")
+def skips_an_absent_digit(model, loader):
+    correct, seen = measure(model, loader).sum(0)
+    return (correct / seen)[seen > 0].tolist()
+
+
+@wrong("accuracy_by_digit", "and nan for a digit without any sample")
+def none_for_an_absent_digit(model, loader):
+    return [None if math.isnan(s) else s for s in with_bincount(model, loader)]
+
+
+@wrong(
+    "accuracy_by_digit",
+    "float division by zero|division by zero",
+    status="your code raised",
+)
+def divides_by_zero(model, loader):
+    correct, seen = measure(model, loader).sum(0).tolist()
+    return [c / s for c, s in zip(correct, seen)]
+
+
+@wrong("accuracy_by_digit", "the last, smaller batch was left out")
+def drops_the_last_batch(model, loader):
+    return (
+        shares_of(measure(model, loader)[:-1].sum(0))
+        if len(loader.dataset) % (loader.batch_size)
+        else shares_of(measure(model, loader).sum(0))
+    )
+
+
+@wrong("accuracy_by_digit", "it is the accuracy of the last batch")
+def starts_again_each_batch(model, loader):
+    return shares_of(measure(model, loader)[-1])
+
+
+@wrong("accuracy_by_digit", "is the return inside the loop")
+def stops_after_one_batch(model, loader):
+    return shares_of(measure(model, loader)[0])
+
+
+@wrong("accuracy_by_digit", "divided by the number of all samples")
+def divides_by_all_samples(model, loader):
+    correct, seen = measure(model, loader).sum(0)
+    return (correct / seen.sum()).tolist()
+
+
+@wrong("accuracy_by_digit", "divided by all correct predictions")
+def divides_by_all_hits(model, loader):
+    correct, _ = measure(model, loader).sum(0)
+    return (correct / correct.sum()).tolist()
+
+
+@wrong("accuracy_by_digit", "these are percentages")
+def percentages(model, loader):
+    return [100 * share for share in with_bincount(model, loader)]
+
+
+@wrong("accuracy_by_digit", "numbers of correct predictions: divide")
+def counts_only(model, loader):
+    return measure(model, loader).sum(0)[0].tolist()
+
+
+@wrong("accuracy_by_digit", "shares of wrong predictions")
+def error_rates(model, loader):
+    return [1 - share for share in with_bincount(model, loader)]
+
+
+@wrong("accuracy_by_digit", "only predictions with a probability above 1/2 count")
+def sure_ones_only(model, loader):
+    def guess(scores):
+        sure = scores.exp().max(dim=1).values > 0.5
+        return torch.where(sure, scores.argmax(dim=1), -1)
+
+    return shares_of(measure(model, loader, guess).sum(0))
+
+
+@wrong("accuracy_by_digit", "argmax is taken over the samples")
+def argmax_over_samples(model, loader):
+    guess = lambda scores: scores.argmax(dim=0)
+    return shares_of(measure(model, loader, guess).sum(0))
+
+
+@wrong("accuracy_by_digit", r"model.eval\(\) switches it off")
+@torch.no_grad()
+def leaves_dropout_on(model, loader):
+    correct, seen = torch.zeros(10), torch.zeros(10)
+    for images, labels in loader:
+        hits = labels[model(images).argmax(dim=1) == labels]
+        correct += torch.bincount(hits, minlength=10)
+        seen += torch.bincount(labels, minlength=10)
+    return (correct / seen).tolist()
+
+
+@wrong("accuracy_by_digit", "torch.no_grad")
+def records_gradients(model, loader):
+    before = model.training
+    model.eval()
+    correct, seen = torch.zeros(10), torch.zeros(10)
+    for images, labels in loader:
+        hits = labels[model(images).argmax(dim=1) == labels]
+        correct += torch.bincount(hits, minlength=10)
+        seen += torch.bincount(labels, minlength=10)
+    model.train(before)
+    return (correct / seen).tolist()
+
+
+@wrong("accuracy_by_digit", "gradients stay switched off")
+def gradients_off_for_good(model, loader):
+    torch.set_grad_enabled(False)
+    shares = with_bincount(model, loader)
+    torch.set_grad_enabled(False)
+    return shares
+
+
+@wrong("accuracy_by_digit", "do not change requires_grad")
+def freezes_the_model(model, loader):
+    model.requires_grad_(False)
+    return with_bincount(model, loader)
+
+
+@wrong("accuracy_by_digit", r"remember model.training before model.eval\(\)")
+def leaves_the_model_in_eval_mode(model, loader):
+    shares = with_bincount(model, loader)
+    model.eval()
+    return shares
+
+
+@wrong("accuracy_by_digit", r"remember model.training before model.eval\(\)")
+def always_goes_on_training(model, loader):
+    shares = with_bincount(model, loader)
+    model.train()
+    return shares
+
+
+@wrong("accuracy_by_digit", "it is a tensor")
+def returns_a_tensor(model, loader):
+    return torch.tensor(with_bincount(model, loader))
+
+
+@wrong("accuracy_by_digit", "these are tensors")
+def returns_ten_tensors(model, loader):
+    return [*torch.tensor(with_bincount(model, loader))]
+
+
+@wrong("accuracy_by_digit", "the numbers were rounded")
+def rounds_to_two_digits(model, loader):
+    return [round(share, 2) for share in with_bincount(model, loader)]
+
+
+@wrong("accuracy_by_digit", "is the return statement missing")
+def prints_it(model, loader):
+    print(with_bincount(model, loader))
+
+
+@wrong("accuracy_by_digit", r"takes images \(b, 1, 28, 28\)", status="your code raised")
+def one_flat_image_at_a_time(model, loader):
+    with evaluating(model):
+        return [
+            model(image.flatten()).argmax() for images, _ in loader for image in images
+        ]
+
+
+@wrong("accuracy_by_digit", "of them that the model gets right")
+def compares_scores(model, loader):
+    guess = lambda scores: scores.max(dim=1)[0].long()
+    return shares_of(measure(model, loader, guess).sum(0))
+
+
+@wrong(
+    "accuracy_by_digit",
+    "^(?s:(?!.*another that does not come).*a loop does not end)",
+    status="timed out",
+)
+def waits_for_the_last_batch(model, loader):
+    seen = 0
+    while seen != len(loader) * loader.batch_size + 1:
+        seen = sum(len(labels) for _, labels in loader)

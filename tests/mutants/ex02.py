@@ -1,9 +1,13 @@
 """Exercise 02: ranks and collectives."""
 
+import itertools
 import math
 import os
 import time
+from decimal import Decimal
+from fractions import Fraction
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -171,6 +175,59 @@ def only_one_of_two():
     return our_global_rank, node_and_local_rank
 
 
+@wrong(
+    "rank_arithmetic",
+    r"expected +\d+\s+got +'\d+'(.|\n)*return one integer",
+    several=True,
+)
+def ranks_as_text():
+    def global_rank(node_rank, local_rank, ranks_per_node):
+        return f"{our_global_rank(node_rank, local_rank, ranks_per_node)}"
+
+    return global_rank, our_node_and_local_rank
+
+
+@wrong("rank_arithmetic", "the local rank is wrong, but the other one", several=True)
+def by_masking():
+    return our_global_rank, lambda rank, per_node: (
+        rank // per_node,
+        rank & (per_node - 1),
+    )
+
+
+@wrong("rank_arithmetic", "a node does not always hold 4 ranks", several=True)
+def as_in_the_picture():
+    return lambda node, local, per_node: 4 * node + local, our_node_and_local_rank
+
+
+@wrong("rank_arithmetic", "a node does not always hold 1 rank", several=True)
+def by_the_local_world_size():
+    local_world_size = "LOCAL_WORLD_SIZE"
+    return our_global_rank, lambda rank, per_node: divmod(
+        rank, int(os.environ[local_world_size])
+    )
+
+
+@wrong("rank_arithmetic", "only the node rank is multiplied", several=True)
+def brackets():
+    return (
+        lambda node, local, per_node: (node + local) * per_node,
+        our_node_and_local_rank,
+    )
+
+
+@right("rank_arithmetic", several=True)
+def with_numpys_indices():
+    def global_rank(node_rank, local_rank, ranks_per_node):
+        shape = node_rank + 1, ranks_per_node
+        return np.ravel_multi_index((node_rank, local_rank), shape)
+
+    def node_and_local_rank(rank, ranks_per_node):
+        return np.unravel_index(rank, (rank // ranks_per_node + 1, ranks_per_node))
+
+    return global_rank, node_and_local_rank
+
+
 # ---- broadcast ----
 
 
@@ -296,6 +353,11 @@ def calls_broadcast(tensor):
     dist.broadcast(tensor, src=0)
 
 
+@wrong("broadcast", "that is a collective")
+def the_lessons_broadcast(tensor):
+    lesson02.broadcast(tensor, *me())
+
+
 @wrong("broadcast", "a barrier is a collective, too")
 def waits_after_each_round(tensor):
     doubling(tensor)
@@ -410,309 +472,901 @@ def sends_to_ranks_that_are_not_there(tensor):
             dist.recv(tensor, rank - 2**k)
 
 
-# ---- ring_all_reduce ----
-
-
-@right("ring_all_reduce")
-def as_in_the_lesson(tensor):
-    return lesson02.ring_all_reduce(tensor)
-
-
-@right("ring_all_reduce")
-def downwards_and_padded(tensor):
+@wrong("broadcast", r"rank \d sends its own tensor before rank 0's has reached it")
+def everybody_sends_up_and_then_receives(tensor):
+    """Blocking sends: in truth a chain, since each waits for the next to receive."""
     rank, n = me()
-    size = math.ceil(len(tensor) / n)
-    padded = torch.zeros(n, size, dtype=tensor.dtype)
-    padded.view(-1)[: len(tensor)] = tensor
-    for half in range(2):
-        for step in range(n - 1):
-            print("step", step)
-            piece = (rank + step - half) % n
-            came = torch.empty(size, dtype=tensor.dtype)
-            works = dist.batch_isend_irecv([
-                dist.P2POp(dist.irecv, came, (rank + 1) % n),
-                dist.P2POp(dist.isend, padded[piece], (rank - 1) % n),
-            ])  # fmt: skip
-            for work in works:
+    distance = 1
+    while distance < n:
+        if rank + distance < n:
+            dist.send(tensor, rank + distance)
+        if rank >= distance:
+            dist.recv(tensor, rank - distance)
+        distance *= 2
+
+
+@wrong("broadcast", "sends it first to ranks that cannot send it on")
+def binary_tree(tensor):
+    """A heap: rank r sends to 2 r + 1 and 2 r + 2. The last of 7 comes in round 4."""
+    rank, n = me()
+    if rank:
+        dist.recv(tensor, (rank - 1) // 2)
+    for child in (2 * rank + 1, 2 * rank + 2):
+        if child < n:
+            dist.send(tensor, child)
+
+
+@wrong("broadcast", "converted to a less precise type")
+def in_32_bits(tensor):
+    small = tensor.float()
+    doubling(small)
+    tensor.copy_(small)
+
+
+@wrong(
+    "broadcast", "converted to a less precise type|neither rank 0's tensor nor its own"
+)
+def in_16_bits_on_the_way(tensor):
+    small = tensor.to(torch.bfloat16)
+    doubling(small)
+    if dist.get_rank():
+        tensor.copy_(small)
+
+
+@wrong("broadcast", "messages, but .* are enough|the same rank twice")
+def in_two_halves(tensor):
+    """Each half has its own tree, which is no faster and sends twice as often."""
+    for half in tensor.view(-1).tensor_split(2):
+        doubling(half)
+
+
+@wrong("broadcast", "messages, but .* are enough")
+def confirms_what_it_received(tensor):
+    """Each rank answers with an empty message that the tensor has come."""
+    rank, n = me()
+    have = 1
+    while have < n:
+        if rank < have and rank + have < n:
+            dist.send(tensor, rank + have)
+            dist.recv(torch.empty(1), rank + have)
+        elif have <= rank < 2 * have:
+            dist.recv(tensor, rank - have)
+            dist.send(torch.ones(1), rank - have)
+        have *= 2
+
+
+@wrong(
+    "broadcast", "which rank should have sent to it|the last round, with fewer pairs"
+)
+def for_eight_ranks_at_most(tensor):
+    rank, n = me()
+    for sender, target in [(0, 1), (0, 2), (1, 3), (0, 4), (1, 5), (2, 6), (3, 7)]:
+        if rank == sender and target < n:
+            dist.send(tensor, target)
+        if rank == target:
+            dist.recv(tensor, sender)
+
+
+@wrong("broadcast", "views of it still have the old values")
+def gives_the_tensor_other_memory(tensor):
+    received = tensor.clone()
+    doubling(received)
+    tensor.data = received
+
+
+@wrong("broadcast", "converted to a less precise type|rank 0 already has")
+def in_64_bits_of_floating_point(tensor):
+    wide = tensor.double()
+    doubling(wide)
+    tensor.copy_(wide if tensor.dtype != torch.float64 else wide.float())
+
+
+@wrong("broadcast", "the same rank twice")
+def as_an_object(tensor):
+    rank, n = me()
+    have = 1
+    while have < n:
+        if rank < have and rank + have < n:
+            dist.send_object_list([tensor], rank + have)
+        elif have <= rank < 2 * have:
+            received = [None]
+            dist.recv_object_list(received, rank - have)
+            tensor.copy_(received[0])
+        have *= 2
+
+
+HAVE_SENT = []
+
+
+@wrong("broadcast", "does something stay from one call to the next")
+def once_and_for_all(tensor):
+    if not HAVE_SENT:
+        HAVE_SENT.append(True)
+        doubling(tensor)
+
+
+@wrong("broadcast", "sends its own tensor before rank 0's has reached it")
+def exchanges_with_a_partner(tensor):
+    """Pairs by one bit of the rank, as in a butterfly, whether or not they have it."""
+    rank, n = me()
+    bit = 1
+    while bit < n:
+        if rank ^ bit < n:
+            (dist.send if rank < rank ^ bit else dist.recv)(tensor, rank ^ bit)
+        bit *= 2
+
+
+@right("broadcast")
+def farthest_first(tensor):
+    rank, n = me()
+    for distance in (2**k for k in reversed(range((n - 1).bit_length()))):
+        if rank % (2 * distance) == distance:
+            dist.recv(tensor, rank - distance)
+        elif rank % (2 * distance) == 0 and rank + distance < n:
+            dist.send(tensor, rank + distance)
+
+
+@right("broadcast")
+def by_the_ranks_above(tensor):
+    """Recursion over a range: its owner sends to the first rank of the upper half."""
+
+    def spread(low, high):
+        if high - low < 2:
+            return
+        middle = high - (high - low) // 2
+        if rank == low:
+            dist.send(tensor, middle)
+        if rank == middle:
+            dist.recv(tensor, low)
+        spread(low, middle) if rank < middle else spread(middle, high)
+
+    rank, n = me()
+    spread(0, n)
+
+
+@right("broadcast")
+def with_numpy_and_batches(tensor):
+    rank, n = (np.int64(number) for number in me())
+    for k in range(int(np.ceil(np.log2(n)))):
+        operations = []
+        if rank < 2**k and rank + 2**k < n:
+            operations.append(dist.P2POp(dist.isend, tensor, int(rank + 2**k)))
+        if 2**k <= rank < 2 ** (k + 1):
+            operations.append(dist.P2POp(dist.irecv, tensor, int(rank - 2**k)))
+        if operations:
+            for work in dist.batch_isend_irecv(operations):
                 work.wait()
-            piece = (piece + 1) % n
-            padded[piece] = came if half else padded[piece] + came
-    tensor.copy_(padded.view(-1)[: len(tensor)])
 
 
-@right("ring_all_reduce")
-def in_turns(tensor):
-    """Even ranks send and then receive, odd ones the reverse; the last piece takes the
-    rest, empty ones stay at home.
-    """
+# ---- ring_reduce_scatter ----
+
+
+@right("ring_reduce_scatter")
+def with_split(tensor, lengths):
     rank, n = me()
-    size = len(tensor) // n
-    pieces = [
-        tensor[i * size : (i + 1) * size if i < n - 1 else None] for i in range(n)
-    ]
-    for step in range(2 * (n - 1)):
-        outgoing, incoming = pieces[(rank - step) % n], pieces[(rank - step - 1) % n]
+    pieces = [piece.clone() for piece in tensor.split(lengths)]
+    for step in range(n - 1):
+        outgoing, incoming = (
+            pieces[(rank - 1 - step) % n],
+            pieces[(rank - 2 - step) % n],
+        )
+        came = torch.empty_like(incoming)
+        work = dist.isend(outgoing, (rank + 1) % n)
+        dist.recv(came, (rank - 1) % n)
+        work.wait()
+        incoming += came
+    return pieces[rank]
+
+
+@right("ring_reduce_scatter")
+def downwards_and_one_sum(tensor, lengths):
+    """Down the ring, with one running sum, and pieces by their places."""
+    rank, n = me()
+    ends = list(itertools.accumulate(lengths, initial=0))
+
+    def mine(piece):
+        return tensor[ends[piece] : ends[piece + 1]]
+
+    total = mine((rank + 1) % n)
+    for step in range(1, n):
+        print("step", step)
+        piece = (rank + 1 + step) % n
+        came = tensor.new_empty(lengths[piece])
+        works = dist.batch_isend_irecv([
+            dist.P2POp(dist.irecv, came, (rank + 1) % n),
+            dist.P2POp(dist.isend, total, (rank - 1) % n),
+        ])  # fmt: skip
+        for work in works:
+            work.wait()
+        total = came + mine(piece)
+    return total.clone()
+
+
+@right("ring_reduce_scatter")
+def in_turns(tensor, lengths):
+    """Even ranks send and then receive, odd ones the reverse; empty pieces stay at home."""
+    rank, n = me()
+    pieces = list(tensor.clone().split(lengths))
+    for step in range(n - 1):
+        outgoing, incoming = (
+            pieces[(rank - 1 - step) % n],
+            pieces[(rank - 2 - step) % n],
+        )
         came = torch.empty_like(incoming)
         for sends in (True, False) if rank % 2 == 0 else (False, True):
             if sends and len(outgoing):
                 dist.send(outgoing, (rank + 1) % n)
             if not sends and len(incoming):
                 dist.recv(came, (rank - 1) % n)
-        incoming[:] = incoming + came if step < n - 1 else came
-    return tensor
+        incoming += came
+    return pieces[rank]
 
 
-def ring(
-    tensor,
-    pieces=None,
-    steps=None,
-    second=None,
-    first_index=0,
-    add=torch.Tensor.add_,
-    copy=torch.Tensor.copy_,
-):
-    """A ring with places to go wrong. second: number that is added to the piece's in
-    the second half.
+@right("ring_reduce_scatter")
+def in_numpy(tensor, lengths):
+    rank, n = me()
+    pieces = np.split(tensor.numpy().copy(), np.cumsum(lengths)[:-1])
+    for step in range(n - 1):
+        outgoing, incoming = (
+            pieces[(rank - 1 - step) % n],
+            pieces[(rank - 2 - step) % n],
+        )
+        came = torch.from_numpy(np.empty_like(incoming))
+        work = dist.isend(torch.from_numpy(outgoing), (rank + 1) % n)
+        dist.irecv(came, (rank - 1) % n).wait()
+        work.wait()
+        incoming += came.numpy()
+    return torch.from_numpy(pieces[rank])
+
+
+def ring(tensor, lengths, steps=None, start=1, add=torch.Tensor.add_, cut=None, into=0,
+         returned=None):  # fmt: skip
+    """A ring with places to go wrong. start: how far behind its rank each piece begins;
+    into: where a rank adds what came.
     """
     rank, n = me()
-    pieces = tensor.tensor_split(n) if pieces is None else pieces
-    for step in range(2 * (n - 1) if steps is None else steps):
-        shift = (second or 0) if step >= n - 1 else 0
-        outgoing = pieces[(rank - step + shift) % n]
-        incoming = pieces[(rank - step - 1 + shift + first_index) % n]
+    cut = cut or (lambda tensor: [piece.clone() for piece in tensor.split(lengths)])
+    pieces = cut(tensor)
+    for step in range(n - 1 if steps is None else steps):
+        outgoing = pieces[(rank - start - step) % n]
+        incoming = pieces[(rank - start - 1 - step) % n]
         came = torch.empty_like(incoming)
         work = dist.isend(outgoing.clone(), (rank + 1) % n)
         dist.recv(came, (rank - 1) % n)
         work.wait()
-        (add if step < n - 1 else copy)(incoming, came)
+        add(pieces[(rank - start - 1 - step + into) % n], came)
+    return pieces[rank if returned is None else (rank + returned) % n]
 
 
-@wrong("ring_all_reduce", "finished pieces must still travel round the ring")
-def forgets_the_second_half(tensor):
-    ring(tensor, steps=dist.get_world_size() - 1)
+@wrong("ring_reduce_scatter", "TypeError", status="your code raised")
+def the_lessons_own(tensor, lengths):
+    return lesson02.ring_all_reduce(tensor, lengths)
 
 
-@wrong("ring_all_reduce", "added more than once")
-def adds_in_the_second_half(tensor):
-    ring(tensor, copy=torch.Tensor.add_)
-
-
-@wrong("ring_all_reduce", "add the received pieces in the first half")
-def copies_in_the_first_half(tensor):
-    ring(tensor, add=torch.Tensor.copy_)
-
-
-@wrong("ring_all_reduce", "pieces are mixed up")
-def off_by_one_in_the_piece(tensor):
-    ring(tensor, first_index=1)
-
-
-@wrong("ring_all_reduce", "begin the second half by sending")
-def begins_the_second_half_with_another_piece(tensor):
-    ring(tensor, second=-1)
-
-
-@wrong("ring_all_reduce", "the second half begins by sending it")
-def begins_the_second_half_one_too_late(tensor):
-    ring(tensor, second=1)
-
-
-@wrong("ring_all_reduce", "different sizes", status="your code raised")
-def receives_into_numbers_of_another_type(tensor):
-    rank, n = me()
-    pieces = tensor.tensor_split(n)
-    for step in range(2 * (n - 1)):
-        incoming = pieces[(rank - step - 1) % n]
-        came = torch.empty(len(incoming))
-        work = dist.isend(pieces[(rank - step) % n], (rank + 1) % n)
-        dist.recv(came, (rank - 1) % n)
-        work.wait()
-        incoming.copy_(incoming + came if step < n - 1 else came)
-
-
-@wrong("ring_all_reduce", "no rank has sent anything: .* empty")
-def leaves_short_tensors_alone(tensor):
-    if len(tensor) >= dist.get_world_size():
-        ring(tensor)
-
-
-@wrong("ring_all_reduce", "it is the mean")
-def divides(tensor):
-    ring(tensor)
-    tensor /= dist.get_world_size()
-
-
-@wrong("ring_all_reduce", "did you add into a copy")
-def works_in_a_copy(tensor):
-    ring(tensor.clone())
-
-
-@wrong("ring_all_reduce", "you return the sum")
-def returns_the_sum(tensor):
+@wrong(
+    "ring_reduce_scatter",
+    "but the given list is|second half|given tensor|not needed|straight|changed",
+)
+def the_lessons_own_and_a_cut(tensor, lengths):
     total = tensor.clone()
-    ring(total)
+    lesson02.ring_all_reduce(total)
+    return total.split(lengths)[dist.get_rank()]
+
+
+@wrong("ring_reduce_scatter", "it is finished, but it is piece|must have|numbers")
+def the_first_half_of_the_lessons_own(tensor, lengths):
+    total, n = tensor.clone(), dist.get_world_size()
+    lesson02.ring_all_reduce(total, n - 1)
+    return total.split(lengths)[dist.get_rank()]
+
+
+@wrong("ring_reduce_scatter", "that is a collective")
+def torchs_reduce_scatter(tensor, lengths):
+    pieces = [*tensor.split(lengths)]
+    mine = torch.empty_like(pieces[dist.get_rank()])
+    dist.reduce_scatter(mine, pieces)
+    return mine
+
+
+@wrong("ring_reduce_scatter", "that is a collective")
+def all_reduce_and_a_cut(tensor, lengths):
+    total = tensor.clone()
+    dist.all_reduce(total)
+    return total.split(lengths)[dist.get_rank()]
+
+
+@wrong("ring_reduce_scatter", "but it is piece|numbers")
+def starts_where_the_lesson_starts(tensor, lengths):
+    """Piece r starts at rank r, as in the lesson: rank r ends with piece r + 1."""
+    return ring(tensor, lengths, start=0, returned=1)
+
+
+@wrong("ring_reduce_scatter", "not finished|one rank alone|rank's own piece")
+def returns_its_piece_too_soon(tensor, lengths):
+    return ring(tensor, lengths, start=0)
+
+
+@wrong("ring_reduce_scatter", "there is one step too many")
+def goes_one_step_further(tensor, lengths):
+    return ring(tensor, lengths, start=0, steps=dist.get_world_size() % 10**6 if (
+        dist.get_world_size() > 1) else 0, add=adds_or_copies())  # fmt: skip
+
+
+def adds_or_copies():
+    """Adds n - 1 times, and copies in the step after that."""
+    left = [dist.get_world_size() - 1]
+
+    def take(piece, came):
+        left[0] -= 1
+        return piece.add_(came) if left[0] >= 0 else piece.copy_(came)
+
+    return take
+
+
+@wrong(
+    "ring_reduce_scatter",
+    "second half, in which the finished pieces travel round, is not needed",
+)
+def goes_round_twice(tensor, lengths):
+    steps = 2 * (dist.get_world_size() - 1)
+    return ring(tensor, lengths, start=0, steps=steps, add=adds_or_copies())
+
+
+@wrong("ring_reduce_scatter", "steps, but a piece needs n - 1")
+def goes_a_step_too_few(tensor, lengths):
+    return ring(tensor, lengths, steps=max(0, dist.get_world_size() - 2))
+
+
+@wrong("ring_reduce_scatter", "from one rank alone")
+def copies_what_came(tensor, lengths):
+    return ring(tensor, lengths, add=torch.Tensor.copy_)
+
+
+@wrong(
+    "ring_reduce_scatter",
+    "no sum of numbers of this piece|rank's own piece|must match|size",
+)
+def adds_to_another_piece(tensor, lengths):
+    return ring(tensor, [len(tensor) // len(lengths)] * len(lengths), into=1)
+
+
+@wrong("ring_reduce_scatter", "it is the mean")
+def divides(tensor, lengths):
+    return ring(tensor, lengths) / dist.get_world_size()
+
+
+@wrong("ring_reduce_scatter", "sum into copies of its pieces")
+def sums_in_the_given_tensor(tensor, lengths):
+    return ring(tensor, lengths, cut=lambda tensor: tensor.split(lengths))
+
+
+@wrong("ring_reduce_scatter", "must be returned, and the tensor left unchanged")
+def works_in_place(tensor, lengths):
+    ring(tensor, lengths, cut=lambda tensor: tensor.split(lengths))
+
+
+@wrong("ring_reduce_scatter", "do not change it")
+def pops_the_lengths(tensor, lengths):
+    pieces, begin = [], 0
+    while lengths:
+        length = lengths.pop(0)
+        pieces.append(tensor[begin : begin + length].clone())
+        begin += length
+    return ring(tensor, lengths, cut=lambda tensor: pieces)
+
+
+@wrong("ring_reduce_scatter", "return piece . alone")
+def returns_all_pieces(tensor, lengths):
+    rank = dist.get_rank()
+    pieces = [torch.zeros(length, dtype=tensor.dtype) for length in lengths]
+    pieces[rank] = ring(tensor, lengths)
+    return torch.cat(pieces)
+
+
+@wrong("ring_reduce_scatter", "cut the tensor by `lengths`|has lengths")
+def ignores_the_lengths(tensor, lengths):
+    n = dist.get_world_size()
+    cut = lambda tensor: [piece.clone() for piece in tensor.tensor_split(n)]
+    return ring(tensor, lengths, cut=cut)
+
+
+@wrong("ring_reduce_scatter", "as if it were as long as the longest")
+def pads_every_piece(tensor, lengths):
+    longest = max(lengths)
+
+    def cut(tensor):
+        padded = [tensor.new_zeros(longest) for _ in lengths]
+        for piece, padding in zip(tensor.split(lengths), padded):
+            padding[: len(piece)] = piece
+        return padded
+
+    return ring(tensor, lengths, cut=cut)[: lengths[dist.get_rank()]]
+
+
+@wrong("ring_reduce_scatter", "the sum, rounded|less precise type")
+def sums_in_32_bits(tensor, lengths):
+    return ring(tensor.float(), lengths).to(tensor.dtype)
+
+
+@wrong("ring_reduce_scatter", "must have the type of the given tensor")
+def always_in_64_bits(tensor, lengths):
+    return ring(tensor.double(), lengths)
+
+
+@wrong("ring_reduce_scatter", "an all_to_all")
+def sends_to_each_owner(tensor, lengths):
+    """The right bytes, but no ring."""
+    rank, n = me()
+    pieces = [piece.clone() for piece in tensor.split(lengths)]
+    works = [dist.isend(pieces[other], other) for other in range(n) if other != rank]
+    total = pieces[rank].clone()
+    for other in range(n):
+        if other != rank:
+            came = torch.empty_like(total)
+            dist.recv(came, other)
+            total += came
+    for work in works:
+        work.wait()
     return total
 
 
-@wrong("ring_all_reduce", "does not divide .* in no piece")
-def loses_the_rest(tensor):
-    n = dist.get_world_size()
-    size = len(tensor) // n
-    ring(tensor, pieces=[tensor[i * size : (i + 1) * size] for i in range(n)])
-
-
-@wrong("ring_all_reduce", "out of range", status="your code raised")
-def has_fewer_pieces_than_ranks(tensor):
-    ring(tensor, pieces=tensor.chunk(dist.get_world_size()))
-
-
-@wrong("ring_all_reduce", "whole tensors travel round the ring")
-def sends_whole_tensors_round(tensor):
+@wrong("ring_reduce_scatter", "whole tensors travel round the ring")
+def sends_whole_tensors_round(tensor, lengths):
     rank, n = me()
-    outgoing = tensor.clone()
+    outgoing, total = tensor.clone(), tensor.clone()
     for _ in range(n - 1):
         came = torch.empty_like(tensor)
         work = dist.isend(outgoing, (rank + 1) % n)
         dist.recv(came, (rank - 1) % n)
         work.wait()
-        tensor += came
+        total += came
         outgoing = came
+    return total.split(lengths)[rank]
 
 
-@wrong("ring_all_reduce", "whole tensors travel round the ring")
-def sums_up_the_ring_and_down_again(tensor):
-    rank, n = me()
-    if n == 1:
-        return
-    came = torch.empty_like(tensor)
-    if rank > 0:
-        dist.recv(came, rank - 1)
-        tensor += came
-    dist.send(tensor, (rank + 1) % n)
-    if rank < n - 1:
-        dist.recv(tensor, (rank - 1) % n)
-        if rank < n - 2:
-            dist.send(tensor, rank + 1)
-
-
-@wrong("ring_all_reduce", "all ranks send to all: this is an all_gather")
-def gathers_from_all(tensor):
-    rank, n = me()
-    mine = tensor.clone()
-    works = [dist.isend(mine, other) for other in range(n) if other != rank]
-    for other in range(n):
-        if other != rank:
-            came = torch.empty_like(tensor)
-            dist.recv(came, other)
-            tensor += came
-    for work in works:
-        work.wait()
-
-
-@wrong("ring_all_reduce", "all ranks send to rank 0, which sends the sum back")
-def reduces_to_rank_zero_and_broadcasts(tensor):
+@wrong("ring_reduce_scatter", "same neighbour in every step|sends the sum back|whole")
+def rank_zero_sums_and_scatters(tensor, lengths):
     rank, n = me()
     if rank == 0:
-        came = torch.empty_like(tensor)
+        total, came = tensor.clone(), torch.empty_like(tensor)
         for other in range(1, n):
             dist.recv(came, other)
-            tensor += came
+            total += came
+        pieces = total.split(lengths)
         for other in range(1, n):
-            dist.send(tensor, other)
-    else:
-        dist.send(tensor, 0)
-        dist.recv(tensor, 0)
-
-
-@wrong("ring_all_reduce", "steps, but 2 .n - 1. are enough")
-def goes_one_step_too_far(tensor):
-    ring(tensor, steps=2 * dist.get_world_size() - 1)
-
-
-@wrong("ring_all_reduce", "that is a collective")
-def calls_all_reduce(tensor):
-    dist.all_reduce(tensor)
-
-
-@wrong("ring_all_reduce", "that is a collective")
-def gathers(tensor):
-    gathered = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, tensor)
-    tensor.copy_(sum(gathered))
+            dist.send(pieces[other].clone(), other)
+        return pieces[0].clone()
+    dist.send(tensor, 0)
+    mine = tensor.new_empty(lengths[rank])
+    dist.recv(mine, 0)
+    return mine
 
 
 @wrong(
-    "ring_all_reduce", "nobody receives: isend only begins to send", status="timed out"
+    "ring_reduce_scatter", "one piece goes round after the other, while most ranks wait"
 )
-def everybody_sends_first(tensor):
+def one_piece_after_the_other(tensor, lengths):
+    """The right bytes to the right neighbour."""
     rank, n = me()
-    pieces = tensor.tensor_split(n)
-    for step in range(2 * (n - 1)):
-        dist.send(pieces[(rank - step) % n], (rank + 1) % n)
-        came = torch.empty_like(pieces[(rank - step - 1) % n])
-        dist.recv(came, (rank - 1) % n)
-        pieces[(rank - step - 1) % n].add_(came)
+    pieces = [piece.clone() for piece in tensor.split(lengths)]
+    for piece in range(n if n > 1 else 0):
+        if rank != (piece + 1) % n:
+            came = torch.empty_like(pieces[piece])
+            dist.recv(came, (rank - 1) % n)
+            pieces[piece] += came
+        if rank != piece:
+            dist.send(pieces[piece], (rank + 1) % n)
+    return pieces[rank]
 
 
-@wrong("ring_all_reduce", "once too often: the first half takes n - 1")
-def first_half_is_a_step_too_long(tensor):
+@wrong("ring_reduce_scatter", "one piece in each: what are the other messages")
+def in_half_pieces(tensor, lengths):
     rank, n = me()
-    pieces = tensor.tensor_split(n)
-    for step in range(2 * n - 1):
-        work = dist.isend(pieces[(rank - step) % n], (rank + 1) % n)
-        came = torch.empty_like(pieces[(rank - step - 1) % n])
+    pieces = [piece.clone() for piece in tensor.split(lengths)]
+    for step in range(n - 1):
+        outgoing, incoming = (
+            pieces[(rank - 1 - step) % n],
+            pieces[(rank - 2 - step) % n],
+        )
+        for half, into in zip(outgoing.tensor_split(2), incoming.tensor_split(2)):
+            came = torch.empty_like(into)
+            work = dist.isend(half, (rank + 1) % n)
+            dist.recv(came, (rank - 1) % n)
+            work.wait()
+            into += came
+    return pieces[rank]
+
+
+@wrong("ring_reduce_scatter", "different sizes", status="your code raised")
+def receives_as_much_as_its_own_piece(tensor, lengths):
+    rank, n = me()
+    pieces = [piece.clone() for piece in tensor.split(lengths)]
+    for step in range(n - 1):
+        came = tensor.new_empty(lengths[rank])
+        work = dist.isend(pieces[(rank - 1 - step) % n], (rank + 1) % n)
         dist.recv(came, (rank - 1) % n)
         work.wait()
-        if step < n:
-            pieces[(rank - step - 1) % n].add_(came)
-        else:
-            pieces[(rank - step - 1) % n].copy_(came)
+        pieces[(rank - 2 - step) % n] += came
+    return pieces[rank]
 
 
-@wrong("ring_all_reduce", r"steps, but each half needs n - 1|n - 1 more steps")
-def second_half_is_a_step_too_short(tensor):
+@wrong("ring_reduce_scatter", "the sum, rounded")
+def integers_in_floating_point(tensor, lengths):
+    return ring(tensor.double(), lengths).to(tensor.dtype)
+
+
+@wrong("ring_reduce_scatter", "where does each piece begin")
+def begins_at_multiples_of_its_own_length(tensor, lengths):
+    cut = lambda tensor: [
+        tensor[place * length : (place + 1) * length].clone()
+        for place, length in enumerate(lengths)
+    ]
+    fitting = lambda piece, came: piece.add_(came[: len(piece)])
+    return ring(tensor, lengths, cut=cut, add=fitting)
+
+
+@wrong("ring_reduce_scatter", "cut the tensor by `lengths`|has lengths")
+def with_chunk(tensor, lengths):
+    n = dist.get_world_size()
+    cut = lambda tensor: [piece.clone() for piece in tensor.chunk(n)]
+    return ring(tensor, lengths, cut=cut)
+
+
+KEPT = {}
+
+
+@wrong("ring_reduce_scatter", "does something stay from one call to the next")
+def keeps_its_buffers(tensor, lengths):
+    """Allocated once for each cut, and never set to 0."""
+    key = tuple(lengths), tensor.dtype
+    buffers = KEPT.setdefault(key, torch.zeros_like(tensor)).split(lengths)
+
+    def cut(tensor):
+        for buffer, piece in zip(buffers, tensor.split(lengths)):
+            buffer += piece
+        return buffers
+
+    return ring(tensor, lengths, cut=cut).clone()
+
+
+@wrong("ring_reduce_scatter", "a rank sends to the same neighbour in every step")
+def both_ways_at_once(tensor, lengths):
+    """Half of each piece goes up the ring, the other half down."""
     rank, n = me()
-    pieces = tensor.tensor_split(n)
-    for step in range(2 * n - 3):
-        work = dist.isend(pieces[(rank - step) % n], (rank + 1) % n)
-        came = torch.empty_like(pieces[(rank - step - 1) % n])
-        dist.recv(came, (rank - 1) % n)
+    halves = [piece.clone().tensor_split(2) for piece in tensor.split(lengths)]
+    for step in range(n - 1):
+        works, sums = [], []
+        for half, way in (0, 1), (1, -1):
+            outgoing = halves[(rank - way * (1 + step)) % n][half]
+            incoming = halves[(rank - way * (2 + step)) % n][half]
+            came = torch.empty_like(incoming)
+            works.append(dist.isend(outgoing, (rank + way) % n, tag=half))
+            works.append(dist.irecv(came, (rank - way) % n, tag=half))
+            sums.append((incoming, came))
+        for work in works:
+            work.wait()
+        for incoming, came in sums:
+            incoming += came
+    return torch.cat(halves[rank])
+
+
+@wrong("ring_reduce_scatter", "a tensor")
+def returns_numbers(tensor, lengths):
+    return ring(tensor, lengths).tolist()
+
+
+@right("ring_reduce_scatter")
+def from_the_last_step_to_the_first(tensor, lengths):
+    rank, n = me()
+    pieces = dict(enumerate(map(torch.clone, torch.split(tensor, tuple(lengths)))))
+    for ahead in reversed(range(1, n)):
+        incoming = (rank + ahead - 1) % n
+        came = torch.zeros_like(pieces[incoming])
+        work = dist.irecv(came, src=(rank - 1) % n, tag=ahead)
+        dist.isend(pieces[(rank + ahead) % n], (rank + 1) % n, tag=ahead).wait()
         work.wait()
-        if step < n - 1:
-            pieces[(rank - step - 1) % n].add_(came)
-        else:
-            pieces[(rank - step - 1) % n].copy_(came)
+        pieces[incoming] = pieces[incoming] + came
+    return pieces[rank]
 
 
-@wrong("ring_all_reduce", "does somebody send first", status="timed out")
-def everybody_receives_first(tensor):
+@right("ring_reduce_scatter")
+def without_empty_messages(tensor, lengths):
     rank, n = me()
-    pieces = tensor.tensor_split(n)
-    for step in range(2 * (n - 1)):
-        came = torch.empty_like(pieces[(rank - step - 1) % n])
-        dist.recv(came, (rank - 1) % n)
-        dist.send(pieces[(rank - step) % n], (rank + 1) % n)
-        pieces[(rank - step - 1) % n].add_(came)
+    pieces = [piece.clone() for piece in torch.split(tensor, list(lengths))]
+    for step in range(n - 1):
+        outgoing, incoming = (
+            pieces[(rank - 1 - step) % n],
+            pieces[(rank - 2 - step) % n],
+        )
+        works, came = [], torch.empty_like(incoming)
+        if len(outgoing):
+            works.append(dist.isend(outgoing, (rank + 1) % n))
+        if len(incoming):
+            works.append(dist.irecv(came, (rank - 1) % n))
+        for work in works:
+            work.wait()
+        incoming += came
+    return pieces[rank]
+
+
+@wrong("ring_reduce_scatter", "no rank has sent anything")
+def sums_nothing(tensor, lengths):
+    return tensor.split(lengths)[dist.get_rank()].clone()
 
 
 @wrong(
-    "ring_all_reduce",
-    r"ZeroDivisionError[^$]*\(in \d+ numbers? of float64 on 1 rank\)",
+    "ring_reduce_scatter",
+    "nobody receives: isend only begins to send",
+    status="timed out",
+)
+def everybody_sends_first(tensor, lengths):
+    rank, n = me()
+    pieces = [piece.clone() for piece in tensor.split(lengths)]
+    for step in range(n - 1):
+        dist.send(pieces[(rank - 1 - step) % n], (rank + 1) % n)
+        came = torch.empty_like(pieces[(rank - 2 - step) % n])
+        dist.recv(came, (rank - 1) % n)
+        pieces[(rank - 2 - step) % n] += came
+    return pieces[rank]
+
+
+@wrong("ring_reduce_scatter", "does somebody send first", status="timed out")
+def everybody_receives_first(tensor, lengths):
+    rank, n = me()
+    pieces = [piece.clone() for piece in tensor.split(lengths)]
+    for step in range(n - 1):
+        came = torch.empty_like(pieces[(rank - 2 - step) % n])
+        dist.recv(came, (rank - 1) % n)
+        dist.send(pieces[(rank - 1 - step) % n], (rank + 1) % n)
+        pieces[(rank - 2 - step) % n] += came
+    return pieces[rank]
+
+
+@wrong(
+    "ring_reduce_scatter",
+    r"\(in lengths=\[\d\] of float64 on 1 rank\)",
     status="your code raised",
 )
-def cannot_be_alone(tensor):
+def cannot_be_alone(tensor, lengths):
     rank, n = me()
-    if n == 1:
-        tensor /= 1 // (n - 1)
-    lesson02.ring_all_reduce(tensor)
+    neighbours = {(rank - 1) % n, (rank + 1) % n} - {rank}
+    assert neighbours
+    return ring(tensor, lengths)
 
 
-@wrong("ring_all_reduce", "a loop does not end", status="timed out")
-def never_ends(tensor):
+@wrong("ring_reduce_scatter", "a loop does not end", status="timed out")
+def never_ends(tensor, lengths):
     while True:
         time.sleep(0.1)
 
 
-@wrong("ring_all_reduce", "", status="not attempted")
-def not_begun(tensor):
+@wrong("ring_reduce_scatter", "", status="not attempted")
+def not_begun(tensor, lengths):
+    raise NotImplementedError
+
+
+# ---- crossover ----
+
+
+def rounds_of(n):
+    return (n - 1).bit_length()
+
+
+@right("crossover")
+def solved(n, alpha, beta):
+    rounds = rounds_of(n)
+    return alpha * (n - 1 - rounds) / (beta * (rounds - (n - 1) / n))
+
+
+@right("crossover")
+def by_bisection(n, alpha, beta):
+    """With the lesson's formulas: the size at which the tree is no longer faster."""
+    low, high = 0.0, 1e12
+    for _ in range(200):
+        middle = (low + high) / 2
+        ring = lesson02.ring_seconds(middle, n, alpha, beta)
+        if ring < lesson02.tree_seconds(middle, n, alpha, beta):
+            high = middle
+        else:
+            low = middle
+    return np.float64(high)
+
+
+@right("crossover")
+def from_two_lines(n, alpha, beta):
+    """Both are lines over the bytes; rounded up to whole bytes."""
+    if n <= 3:
+        return 0
+    ways = lesson02.tree_seconds, lesson02.ring_seconds
+    begin = [way(0, n, alpha, beta) for way in ways]
+    slope = [way(1, n, alpha, beta) - at for way, at in zip(ways, begin)]
+    return math.ceil((begin[1] - begin[0]) / (slope[0] - slope[1]))
+
+
+@right("crossover")
+def as_a_tensor(n, alpha, beta):
+    rounds = torch.tensor(float(n)).log2().ceil()
+    return alpha * (n - 1 - rounds) / (beta * (rounds - 1 + 1 / n))
+
+
+@wrong("crossover", "TypeError|missing", status="your code raised")
+def the_lessons_ring_seconds(n, alpha, beta):
+    return lesson02.ring_seconds(n, alpha, beta)
+
+
+@wrong("crossover", "seconds of both equal")
+def seconds_of_a_megabyte(n, alpha, beta):
+    return lesson02.ring_seconds(2**20, n, alpha, beta)
+
+
+@wrong("crossover", "latency and bytes of one message take equally long")
+def alpha_over_beta(n, alpha, beta):
+    return alpha / beta
+
+
+@wrong("crossover", "whole number of rounds")
+def forgets_to_round(n, alpha, beta):
+    rounds = math.log2(n)
+    return alpha * (n - 1 - rounds) / (beta * (rounds - (n - 1) / n)) if n > 2 else 0.0
+
+
+@wrong("crossover", "rounded up, not down")
+def rounds_down(n, alpha, beta):
+    rounds = int(math.log2(n))
+    return alpha * (n - 1 - rounds) / (beta * (rounds - (n - 1) / n))
+
+
+@wrong("crossover", "not one more")
+def a_round_too_many(n, alpha, beta):
+    rounds = n.bit_length()
+    return max(0.0, alpha * (n - 1 - rounds) / (beta * (rounds - (n - 1) / n)))
+
+
+@wrong("crossover", "in the ring, the bytes cost time, too")
+def the_ring_is_free(n, alpha, beta):
+    return alpha * (n - 1 - rounds_of(n)) / (beta * rounds_of(n))
+
+
+@wrong("crossover", "numbers of 8 bytes")
+def in_numbers(n, alpha, beta):
+    return solved(n, alpha, beta) / 8
+
+
+@wrong("crossover", "in kilobytes")
+def in_kilobytes(n, alpha, beta):
+    return solved(n, alpha, beta) / 1024
+
+
+@wrong("crossover", "the tree has to come back as well")
+def a_tree_that_goes_up_only(n, alpha, beta):
+    rounds, steps = rounds_of(n), 2 * (n - 1)
+    below = beta * (rounds - steps / n)
+    return alpha * (steps - rounds) / below if below else 0.0
+
+
+@wrong("crossover", "the ring goes round twice")
+def a_ring_that_goes_round_once(n, alpha, beta):
+    rounds = 2 * rounds_of(n)
+    return max(0.0, alpha * (n - 1 - rounds) / (beta * (rounds - (n - 1) / n)))
+
+
+@wrong("crossover", "the size of one piece")
+def size_of_a_piece(n, alpha, beta):
+    return solved(n, alpha, beta) / n
+
+
+@wrong("crossover", "multiply it by the bytes|seconds per byte")
+def beta_as_a_bandwidth(n, alpha, beta):
+    rounds = rounds_of(n)
+    return alpha * beta * (n - 1 - rounds) / (rounds - (n - 1) / n)
+
+
+@wrong("crossover", "the sign is wrong")
+def the_wrong_way_round(n, alpha, beta):
+    return -solved(n, alpha, beta)
+
+
+@wrong("crossover", "it is always 0, but from 4 ranks on")
+def the_ring_is_always_faster(n, alpha, beta):
+    return 0.0
+
+
+@wrong("crossover", "is 0 divided by 0")
+def not_a_number(n, alpha, beta):
+    return float("nan")
+
+
+@wrong("crossover", "return one number")
+def returns_the_faster_one(n, alpha, beta):
+    return "ring" if n > 4 else "tree"
+
+
+@wrong("crossover", "without a return")
+def prints_the_size(n, alpha, beta):
+    print(solved(n, alpha, beta))
+
+
+@wrong("crossover", "seconds of both equal")
+def more_than_enough(n, alpha, beta):
+    return 1.5 * solved(n, alpha, beta)
+
+
+@wrong("crossover", "log₂, not the natural logarithm")
+def natural_logarithm(n, alpha, beta):
+    rounds = math.ceil(math.log(n))
+    return alpha * (n - 1 - rounds) / (beta * (rounds - (n - 1) / n))
+
+
+@right("crossover")
+def as_a_fraction(n, alpha, beta):
+    alpha, beta, rounds = Fraction(alpha), Fraction(beta), rounds_of(n)
+    return alpha * (n - 1 - rounds) / (beta * (rounds - Fraction(n - 1, n)))
+
+
+@right("crossover")
+def as_a_decimal(n, alpha, beta):
+    return Decimal(solved(n, alpha, beta))
+
+
+@right("crossover")
+def as_an_array(n, alpha, beta):
+    return np.array(solved(n, alpha, beta))
+
+
+@wrong("crossover", "in megabytes")
+def in_megabytes(n, alpha, beta):
+    return solved(n, alpha, beta) / 2**20
+
+
+@wrong("crossover", "α and β are swapped")
+def swaps_alpha_and_beta(n, alpha, beta):
+    return solved(n, beta, alpha)
+
+
+@wrong("crossover", "has b / n bytes, not b")
+def whole_tensors_in_the_ring(n, alpha, beta):
+    more = n - 1 - rounds_of(n)
+    return -alpha * more / (beta * more) if more else 0.0
+
+
+@wrong("crossover", "the same for different α and β")
+def remembers_the_first_link(n, alpha, beta):
+    return SIZES.setdefault(n, solved(n, alpha, beta))
+
+
+SIZES = {}
+
+
+@wrong("crossover", "tree and ring have the same number of messages in a row")
+def no_size_for_few_ranks(n, alpha, beta):
+    return solved(n, alpha, beta) or math.inf
+
+
+@wrong("crossover", "the lesson's formulas, which also held")
+def for_up_to_eight_ranks(n, alpha, beta):
+    rounds = [0, 0, 1, 2, 2, 3, 3, 3, 3][min(n, 8)]
+    return alpha * (n - 1 - rounds) / (beta * (rounds - (n - 1) / n))
+
+
+@right("crossover")
+def as_two_equations(n, alpha, beta):
+    """Seconds and bytes as two unknowns of two lines."""
+    tree, ring = 2 * rounds_of(n), 2 * (n - 1)
+    rows = np.array([[1, -tree * beta], [1, -ring * beta / n]])
+    return np.linalg.solve(rows, np.array([tree * alpha, ring * alpha]))[1]
+
+
+@wrong("crossover", "the same for different α and β")
+def known_by_heart(n, alpha, beta):
+    return 40_000
+
+
+@wrong("crossover", "ZeroDivisionError", status="your code raised")
+def cannot_be_two(n, alpha, beta):
+    rounds = rounds_of(n)
+    return alpha * (n - 1 - rounds) / (beta * (rounds - (n - 1) / n) * (n > 3))
+
+
+@wrong("crossover", "", status="not attempted")
+def solves_nothing(n, alpha, beta):
     raise NotImplementedError

@@ -1,0 +1,126 @@
+"""What the answers are tested with: a network and an optimizer that record how they are
+used.
+"""
+
+import numbers
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ddp_course.school.judge import Wrong
+
+
+class Watched(nn.Module):
+    """A linear network that records how it is used. Takes (b, 1, 28, 28) and, like
+    lesson 1's network, nothing else; returns log-probabilities (b, 10).
+
+    calls: 'forward', 'backward' and 'zero_grad', in the order of the calls. modes and
+    recording: whether the network was in training mode at each forward, and whether
+    autograd recorded that forward. marks: the first pixel of each sample, by forward.
+    bytes: of the images, by forward.
+    """
+
+    def __init__(self, weight, dropout=0.0):
+        super().__init__()
+        self.dropout, self.linear = nn.Dropout(dropout), nn.Linear(784, 10, bias=False)
+        self.linear.weight = nn.Parameter(weight.clone())
+        self.calls, self.modes, self.recording = [], [], []
+        self.marks, self.bytes = [], []
+        self.linear.weight.register_post_accumulate_grad_hook(
+            lambda _: self.calls.append("backward")
+        )
+
+    def forward(self, images):
+        if images.shape[1:] != (1, 28, 28):
+            shape = tuple(images.shape)
+            raise ValueError(f"the model takes images (b, 1, 28, 28), not {shape}")
+        self.calls.append("forward")
+        self.modes.append(self.dropout.training)
+        self.recording.append(torch.is_grad_enabled())
+        self.marks.append(images[:, 0, 0, 0].tolist())
+        self.bytes.append(images.nbytes)
+        return F.log_softmax(self.linear(self.dropout(images.flatten(1))), dim=1)
+
+    def zero_grad(self, set_to_none=True):
+        self.calls.append("zero_grad")
+        super().zero_grad(set_to_none)
+
+
+class WatchedSGD(torch.optim.SGD):
+    """SGD that adds its own 'zero_grad' and 'step' to the calls of a Watched
+    network.
+    """
+
+    def __init__(self, model, lr, momentum=0.0):
+        super().__init__(model.parameters(), lr=lr, momentum=momentum)
+        self.calls = model.calls
+
+    def step(self, closure=None):
+        self.calls.append("step")
+        return super().step(closure)
+
+    def zero_grad(self, set_to_none=True):
+        self.calls.append("zero_grad")
+        super().zero_grad(set_to_none)
+
+
+@contextmanager
+def noting_state(model):
+    """A dict that tells, after the block, what it has left behind for the caller. The
+    next block records gradients again.
+    """
+    left = {}
+    yield left
+    left["records"] = torch.is_grad_enabled()
+    left["trainable"] = all(weight.requires_grad for weight in model.parameters())
+    left["training"] = model.training and model.dropout.training
+    left["any_training"] = model.training or model.dropout.training
+    torch.set_grad_enabled(True)
+
+
+def compare_state(call, left):
+    """Raise Wrong if a call has switched off gradients for whatever comes next."""
+    if not left["records"]:
+        cause = (
+            "gradients stay switched off after the call, and the next training would fail: `with torch.no_grad():` "
+            "switches them on again at its end"
+        )
+        checked = f"whether autograd records after {call}"
+        raise Wrong(checked, expected="yes, as before", got="no", cause=cause)
+    if not left["trainable"]:
+        cause = (
+            "the caller may want to train the model again: do not change requires_grad; `with torch.no_grad():` is "
+            "enough"
+        )
+        checked = f"requires_grad of the parameters after {call}"
+        raise Wrong(checked, expected="True, as before", got="False", cause=cause)
+
+
+def number(value):
+    """A number of any kind, including NumPy's, as a float; anything else unchanged."""
+    return (
+        float(value)
+        if isinstance(value, numbers.Real) and not isinstance(value, bool)
+        else value
+    )
+
+
+def told(values):
+    """What an answer returned, in a form for the learner to read."""
+    if values is None:
+        return "nothing (None)"
+    if isinstance(values, torch.Tensor) and values.numel() == 1:
+        return str(values)
+    if isinstance(values, list) and any(
+        isinstance(value, torch.Tensor) for value in values
+    ):
+        return f"a list of {len(values)}, the first {values[0]!r:.300}"
+    if (
+        isinstance(values, list)
+        and values
+        and all(isinstance(value, float) for value in values)
+    ):
+        return "[" + ", ".join(f"{value:.4g}" for value in values) + "]"
+    return values

@@ -1,0 +1,160 @@
+"""What the ranks of a question were given, and the messages that they sent."""
+
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ddp_course.ranks.environment import process_group
+from ddp_course.ranks.watch import Watch
+from ddp_course.school.judge import Wrong, trying
+
+ONE_TO_ONE = ("send", "recv", "recv_any_source")
+
+
+def a_tensor(shape, dtype, seed):
+    """Random numbers; for integer types, integers of up to 9 digits, or 17 in int64: too
+    many for float64.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator, dtype=dtype)
+    most = 10**17 if dtype == torch.int64 else 10**9
+    return torch.randint(-most, most, shape, generator=generator, dtype=dtype)
+
+
+class CarefulWatch(Watch):
+    """A Watch that raises an error if the peer rank does not exist, for which gloo
+    would crash or wait.
+    """
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "c10d" and function._opname in ("send", "recv_"):
+            verb, n = (
+                ("sends to", "receives from")[function._opname == "recv_"],
+                dist.get_world_size(),
+            )
+            if not 0 <= args[2] < n:
+                raise ValueError(
+                    f"rank {dist.get_rank()} {verb} rank {args[2]}, but there are {n} ranks, from 0 on"
+                )
+        return super().__torch_dispatch__(function, types, args, kwargs)
+
+
+def outcomes(function, cases):
+    """For each case (shape, dtype, seed): the tensor after `function(tensor)` on this
+    rank, whether it was given other memory, the returned value, and the log.
+    """
+    seen = []
+    with process_group() as (rank, world_size):
+        for shape, dtype, seed in cases:
+            tensor = a_tensor(shape, dtype, seed + rank)
+            memory = tensor.view_as(tensor)  # as a caller may hold it, too
+            with trying(described(shape, dtype, world_size)), CarefulWatch() as watch:
+                returned = function(tensor)
+            seen.append({
+                "after": memory, "moved": tensor.data_ptr() != memory.data_ptr(), "returned": returned, "log": watch.log,
+            })  # fmt: skip
+            dist.barrier()
+    return seen
+
+
+def described(shape, dtype, n):
+    """A case in words."""
+    numbers = " × ".join(map(str, shape)) + (
+        " number" if tuple(shape) == (1,) else " numbers"
+    )
+    return f"{numbers} of {str(dtype).removeprefix('torch.')} on {n} rank{'s' if n > 1 else ''}"
+
+
+def is_close(got, expected):
+    """Whether `got` is a tensor with these numbers, up to the rounding of another order
+    of summation.
+    """
+    same_kind = isinstance(got, torch.Tensor) and (got.shape, got.dtype) == (
+        expected.shape,
+        expected.dtype,
+    )
+    if not same_kind or not expected.is_floating_point():
+        return same_kind and torch.equal(got, expected)
+    return torch.allclose(got, expected, rtol=1e-9, atol=1e-9)
+
+
+def is_rounded(got, expected):
+    """Whether `got` has these numbers as a less precise type would hold them."""
+    same_kind = isinstance(got, torch.Tensor) and (got.shape, got.dtype) == (
+        expected.shape,
+        expected.dtype,
+    )
+    return same_kind and torch.allclose(
+        got.double(), expected.double(), rtol=1e-2, atol=1e-6
+    )
+
+
+def refuse_collectives(checked, of_ranks):
+    """Raise Wrong if a rank called anything other than send and receive."""
+    for rank, seen in enumerate(of_ranks):
+        for entry in seen["log"]:
+            if entry["name"] not in ONE_TO_ONE:
+                cause = (
+                    "that is a collective, and here you build one yourself: use only point-to-point calls "
+                    "(dist.send, dist.recv, dist.isend, dist.irecv)"
+                )
+                if entry["name"] == "barrier":
+                    cause = (
+                        "a barrier is a collective, too, and you do not need one: recv waits until the message has "
+                        "arrived"
+                    )
+                raise Wrong(checked, rank=f"{rank} of {len(of_ranks)}", expected="send and recv only",
+                            got=f"a call of {entry['name']}", cause=cause)  # fmt: skip
+
+
+class Message(NamedTuple):
+    """A tensor that one rank sent to another. round: in logical time, from 1."""
+
+    round: int
+    source: int
+    target: int
+    bytes: int
+
+
+def schedule(logs):
+    """The Messages of all ranks in logical time, for logs in rank order.
+
+    Each rank works in order, and each send takes one round. The k-th recv of b from a
+    gets the k-th send from a to b, and the receiver continues in the next round.
+    """
+    now, todo = [0] * len(logs), [list(log) for log in logs]
+    messages, on_the_way = [], []
+    while any(todo):
+        moved = False
+        for rank, entries in enumerate(todo):
+            while entries:
+                peer = entries[0]["peer"]  # None: a receive from any rank
+                if entries[0]["name"] == "send":
+                    now[rank] += 1
+                    messages.append(Message(now[rank], rank, peer, entries[0]["bytes"]))
+                    on_the_way.append(messages[-1])
+                else:
+                    mine = [
+                        message
+                        for message in on_the_way
+                        if message.target == rank and peer in (None, message.source)
+                    ]
+                    if not mine:
+                        break
+                    on_the_way.remove(mine[0])
+                    now[rank] = max(now[rank], mine[0].round)
+                entries.pop(0)
+                moved = True
+        if not moved:  # receives that were started before a send: skip them
+            for entries in filter(None, todo):
+                entries.pop(0)
+    return sorted(messages)
+
+
+def picture(of_ranks):
+    """The messages of a case, drawn after the check has passed."""
+    messages = schedule([seen["log"] for seen in of_ranks])
+    described = [message._asdict() for message in messages]
+    return "messages", {"messages": described, "ranks": len(of_ranks)}
