@@ -46,6 +46,13 @@ def parts_of_a_batch(draw, ranks, dims, empty=None):
     return parts
 
 
+def channels_last(parts):
+    """The same images, (batch, channels, height, width), with the channels of a pixel
+    side by side in memory.
+    """
+    return [part.contiguous(memory_format=torch.channels_last) for part in parts]
+
+
 def many_samples(draw, ranks):
     """Parts of a batch, so large that a few numbers per channel are negligible."""
     generator = torch.Generator().manual_seed(draw.randrange(10**6))
@@ -74,6 +81,7 @@ def calls(function, cases):
             given = of_ranks[rank]
             tensors = [value for value in given if isinstance(value, torch.Tensor)]
             copies = [tensor.clone() for tensor in tensors]
+            before = settings()
             with trying(name), Watch() as watch, noting_works() as works:
                 returned = function(*given)
             pairs = enumerate(zip(tensors, copies))
@@ -82,8 +90,18 @@ def calls(function, cases):
                 "bytes": sum(entry["bytes"] for entry in watch.log),
                 "forgotten": sum(not work.waited for work in works),
                 "changed": [place for place, (tensor, copy) in pairs if not torch.equal(tensor, copy)],
+                "settings": [text for text, value in settings().items() if value != before[text]],
             })  # fmt: skip
     return seen
+
+
+def settings():
+    """What an answer shares with the rest of the program, {in words: value}."""
+    return {
+        "whether gradients are recorded": torch.is_grad_enabled(),
+        "the default dtype": str(torch.get_default_dtype()),
+        "the state of the random generator": torch.get_rng_state().tolist(),
+    }
 
 
 def the_call_with_an_empty_part(function, name, of_ranks):
@@ -127,6 +145,10 @@ def judge_manners(name, of_ranks, most, inputs):
             raise Wrong(f"{inputs[place]} after {name}", rank=where, expected="unchanged", got="changed",
                         cause="it was changed in place, but the caller still needs it: -=, mul_() and other "
                         "in-place operations write into the given tensor")  # fmt: skip
+        for text in of_rank["settings"]:
+            raise Wrong(f"{text}, after {name}", rank=where, expected="as before the call", got="changed",
+                        cause="this setting belongs to the whole program: change it for a block at most, as "
+                        "`with torch.no_grad():` does")  # fmt: skip
         if len(of_rank["sent"]) > most:
             raise Wrong(f"collectives in {name}", rank=where, expected=f"at most {most}",
                         got=", ".join(of_rank["sent"]), cause="in each collective, all ranks wait for the slowest: "
@@ -197,6 +219,7 @@ def check_normalize(answer, draw):
     """
     n = draw.choice([2, 3])
     batches = [parts_of_a_batch(draw, n, dims) for dims in (4, 2, 5, 3)]
+    batches[0] = channels_last(batches[0])
     channels = batches[0][0].shape[1]
     far = torch.tensor(
         [draw.choice([-1, 1]) * draw.uniform(2000, 5000) for _ in range(channels)]
@@ -354,17 +377,18 @@ def check_input_gradient(answer, draw):
     the sum of all losses.
     """
     n = draw.choice([2, 3])
-    batches = [parts_of_a_batch(draw, n, dims) for dims in (4, 2, 5, 3)] + [
-        many_samples(draw, n)
-    ]
-    cases = [a_backward(draw, parts) for parts in batches]
+    batches = [parts_of_a_batch(draw, n, dims) for dims in (4, 2, 5, 3)]
+    cases = [a_backward(draw, parts) for parts in [*batches, many_samples(draw, n)]]
+    for arguments in cases[0][1]:
+        arguments[:2] = channels_last(arguments[:2])
     seen = answer.on_ranks(calls, [case[:2] for case in cases], nproc=n)
     for place, case in enumerate(cases):
         judge_gradient(*case, [of_rank[place] for of_rank in seen])
     judge_bytes(*cases[-1][:2], [of_rank[-1] for of_rank in seen])
 
-    empty = draw.randrange(3)
-    case = a_backward(draw, parts_of_a_batch(draw, 3, draw.randint(2, 4), empty))
+    other = 5 - n
+    empty = draw.randrange(other)
+    case = a_backward(draw, parts_of_a_batch(draw, other, draw.randint(2, 4), empty))
     judge_gradient(*case, seen_with_an_empty_part(answer, *case[:2], empty))
 
 
@@ -409,8 +433,8 @@ def judge_gradient(name, arguments, expected, of_ranks):
             raise Wrong(name, rank=where, expected=f"a tensor of shape {tuple(shape)}", got=given,
                         cause="the gradient must have the shape of x, like normalized")  # fmt: skip
         compare(name, where, got, expected[rank], partial(looks_of_gradient, arguments, expected, rank),
-                "it is (gradient - mean(gradient) - normalized * mean(gradient * normalized)) * scale, with "
-                "the means of each channel over the joined batch")  # fmt: skip
+                "three terms belong to it: of the value itself, of the mean, and of the variance, each channel by "
+                "channel; check the sign, the factor and the shape of each")  # fmt: skip
     judge_manners(name, of_ranks, 1, ["gradient", "normalized", "scale"])
 
 
@@ -440,6 +464,8 @@ def looks_of_gradient(arguments, expected, rank):
         (result(mean, nothing), "the term of the variance is missing: normalized * mean(gradient * normalized)"),
         (result(nothing, slope), "the term of the mean is missing: mean(gradient)"),
         (result(-mean, -slope), "the two means are added: subtract them"),
+        (result(-mean, slope), "the term of the mean has the wrong sign"),
+        (result(mean, -slope), "the term of the variance has the wrong sign"),
         (result(mean / n, slope / n), "the sums are averaged over the ranks and then divided by count, which "
                                       "already includes the values of all ranks"),
         (-expected[rank], "the sign is the opposite"),
@@ -501,8 +527,14 @@ def networks(seed, channels, eps, momentum):
         "a frozen BatchNorm1d in eval mode": nn.BatchNorm1d(channels, eps).requires_grad_(False).eval(),
         "an InstanceNorm2d": nn.InstanceNorm2d(channels, eps, affine=True, track_running_stats=True),
         "a network": nn.Sequential(BatchNormBlock(channels, width, eps, momentum), nn.Linear(width, 2)),
+        "a network that uses a layer twice": used_twice(channels, eps),
     }  # fmt: skip
     return {name: fill(network, seed) for name, network in made.items()}
+
+
+def used_twice(channels, eps):
+    layer = nn.BatchNorm1d(channels, eps)
+    return nn.Sequential(layer, nn.Linear(channels, channels), layer)
 
 
 def conversions(convert, *of_networks):
@@ -511,7 +543,8 @@ def conversions(convert, *of_networks):
     """
     seen = []
     for name, network in networks(*of_networks).items():
-        layers, tensors = dict(network.named_modules()), tensors_of(network)
+        layers = dict(network.named_modules(remove_duplicate=False))
+        tensors = tensors_of(network)
         before, values = (
             {path: about(layer) for path, layer in layers.items()},
             state(network),
@@ -635,29 +668,12 @@ def judge_kinds(seen):
     """Raise Wrong unless every BatchNorm has become a SyncBatchNorm and all else is
     unchanged.
     """
-    alone = [case["layers"][""] for case in seen]
-    converts_some = any(
-        layer["before"]["kind"] in BATCH_NORMS
-        and layer["after"]["kind"] == "SyncBatchNorm"
-        for layer in alone
-    )
+    layers = [layer for case in seen for layer in case["layers"].values()]
     for case in seen:
         for path, layer in case["layers"].items():
             old, new = layer["before"]["kind"], layer["after"]["kind"]
             if old in BATCH_NORMS and new != "SyncBatchNorm":
-                cause = "it is deeper in the network: visit every child recursively, and replace the layer in its parent"
-                if new == "torch.nn.SyncBatchNorm":
-                    cause = (
-                        "that is torch's SyncBatchNorm, which trains on GPUs only: use the one from "
-                        "ddp_course.lesson05"
-                    )
-                elif not path:
-                    cause = "the module may be a BatchNorm itself, which has no parent: return the new layer"
-                    cause = (
-                        "BatchNorm comes in three kinds, 1d, 2d and 3d"
-                        if converts_some
-                        else cause
-                    )
+                cause = cause_of_a_layer_left(case, path, layers)
                 raise Wrong(
                     the_place(case, path),
                     expected="SyncBatchNorm",
@@ -675,6 +691,33 @@ def judge_kinds(seen):
                     )  # fmt: skip
                 raise Wrong(the_place(case, path), expected=f"the same {old}", got=f"another object, {new}",
                             cause=cause)  # fmt: skip
+
+
+def cause_of_a_layer_left(case, path, layers):
+    """Why a BatchNorm has not become a SyncBatchNorm. layers: of all networks."""
+    before, after = case["layers"][path]["before"], case["layers"][path]["after"]
+    done = [one["before"] for one in layers if one["after"]["kind"] == "SyncBatchNorm"]
+    done = [one for one in done if one["kind"] in BATCH_NORMS]
+    if after["kind"] == "torch.nn.SyncBatchNorm":
+        return (
+            "that is torch's SyncBatchNorm, which trains on GPUs only: use the one from "
+            "ddp_course.lesson05"
+        )
+    if done and before["kind"] not in [one["kind"] for one in done]:
+        return "BatchNorm comes in three kinds, 1d, 2d and 3d"
+    if not before["training"] and all(one["training"] for one in done):
+        return (
+            "a layer in eval mode may be trained later: convert it too, and let it keep "
+            "its mode"
+        )
+    if case["name"].endswith("twice"):
+        return (
+            "the same layer is in two places, and named_children(), named_modules() and modules() show it in "
+            "the first one only: replace it in both"
+        )  # fmt: skip
+    if not path:
+        return "the module may be a BatchNorm itself, which has no parent: return the new layer"
+    return "it is deeper in the network: visit every child recursively, and replace the layer in its parent"
 
 
 def judge_options(case):

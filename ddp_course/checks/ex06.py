@@ -80,6 +80,42 @@ def judge_memory(checked, where, window, events):
         raise Wrong(checked, rank=where, expected=expected, got=got, cause=cause)
 
 
+def copies_of(window):
+    return [[tensor.clone() for tensor in batch] for batch in window]
+
+
+def changed(window, before, model):
+    """What an answer has changed and not put back, in words.
+
+    before: `copies_of` the window.
+    """
+    pairs = [pair for batches in zip(window, before) for pair in zip(*batches)]
+    found = {
+        "the micro-batches": not all(torch.equal(*pair) for pair in pairs),
+        "whether gradients are recorded": not torch.is_grad_enabled(),
+        "the mode of the model": not all(part.training for part in model.modules()),
+        "model.require_backward_grad_sync": not model.require_backward_grad_sync,
+    }
+    return [text for text, is_changed in found.items() if is_changed]
+
+
+CAUSES_OF_CHANGE = {
+    "the micro-batches": "they belong to the caller, who may use them again in the next epoch: masked_fill_, "
+    "clamp_ and assignments to labels[...] write into the given tensors",
+    "whether gradients are recorded": "this setting belongs to the whole program: change it for a block at most, as "
+    "`with torch.no_grad():` does",
+    "the mode of the model": "the model was in training mode and must be so afterwards",
+    "model.require_backward_grad_sync": "no_sync has to end before the function returns: otherwise later backward "
+    "passes send nothing",
+}  # fmt: skip
+
+
+def judge_changes(checked, where, texts):
+    for text in texts:
+        raise Wrong(f"{text}, after {checked}", rank=where, expected="as before the call", got="changed",
+                    cause=CAUSES_OF_CHANGE[text])  # fmt: skip
+
+
 def joined(tensors):
     """Their values as one vector."""
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
@@ -170,6 +206,7 @@ def steps_of_windows(window_step, items, seed, stop_at_gap=False):
         for number, window in enumerate(windows_of(rank, items, seed), 1):
             events.clear()
             steps.clear()
+            before = copies_of(window)
             with trying(f"window {number}, of {len(window)}"):
                 window_step(model, window, optimizer)
             if stop_at_gap and (backwards := len(only("backward", events))) < len(
@@ -183,6 +220,7 @@ def steps_of_windows(window_step, items, seed, stop_at_gap=False):
                     "end": joined(model.parameters()),
                     "steps": len(steps),
                     "events": list(events),
+                    "changed": changed(window, before, model),
                 }
             )
         return seen
@@ -265,6 +303,8 @@ def judge_windows(seen, items, seed):
             start - LEARNING_RATE * truth, network.parameters()
         )
     for rank, of_rank in enumerate(seen):
+        for number, of_window in enumerate(of_rank, 1):
+            judge_changes(f"window {number}", f"{rank} of {n}", of_window["changed"])
         window = windows_of(rank, items, seed)[0]
         checked = (
             f"the calls for the {len(window)} micro-batches of window 1, {n} ranks"
@@ -364,6 +404,7 @@ def accumulations(accumulate, sizes, width, layers, seed):
             model.zero_grad()
             events.clear()
             window = pairs_of(of_ranks[rank], width, seed_of(seed, rank, number))
+            before = copies_of(window)
             with trying(f"a window of {len(window)}"), Watch() as watch:
                 accumulate(model, window, loss_of)
             gradients = [
@@ -375,6 +416,7 @@ def accumulations(accumulate, sizes, width, layers, seed):
                     "sent": sent(watch),
                     "events": list(events),
                     "gradients": joined(gradients),
+                    "changed": changed(window, before, model),
                 }
             )
         return {"once": once, "windows": windows}
@@ -430,6 +472,7 @@ def judge_accumulation(network, windows, once, seen):
             raise Wrong(f"what was sent in {checked}", rank=f"{rank} of {n}", expected=in_words(once),
                         got=in_words(of_rank["sent"]), cause=cause)  # fmt: skip
     for rank, of_rank in enumerate(seen):
+        judge_changes(checked, f"{rank} of {n}", of_rank["changed"])
         judge_memory(
             f"the calls in {checked}",
             f"{rank} of {n}",

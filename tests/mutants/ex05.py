@@ -374,6 +374,26 @@ def normalizes_in_place(x, eps):
     return x.clone(), mean, variance
 
 
+@wrong("normalize", "view size is not compatible", status="your code raised")
+def views_what_is_not_contiguous(x, eps):
+    count, mean, variance = statistics(x)
+    return apply(x.view(x.numel()).view(x.shape), mean, variance, eps)
+
+
+@wrong("normalize", "the default dtype[^$]*belongs to the whole program")
+def sets_the_default_dtype(x, eps):
+    torch.set_default_dtype(torch.float64)
+    count, mean, variance = statistics(x)
+    return apply(x, mean, variance, eps)
+
+
+@wrong("normalize", "whether gradients are recorded[^$]*belongs to the whole program")
+def switches_gradients_off(x, eps):
+    torch.set_grad_enabled(False)
+    count, mean, variance = statistics(x)
+    return apply(x, mean, variance, eps)
+
+
 @wrong("normalize", "until work.wait.. has returned")
 def does_not_wait(x, eps):
     wide = by_channel(x.double())
@@ -489,6 +509,18 @@ def adds_the_means(gradient, normalized, scale, count):
     return (gradient + mean + normalized * slope) * like(scale, gradient)
 
 
+@wrong("input_gradient", "the term of the mean has the wrong sign")
+def adds_the_first_mean(gradient, normalized, scale, count):
+    mean, slope = means(gradient, normalized, count)
+    return (gradient + mean - normalized * slope) * like(scale, gradient)
+
+
+@wrong("input_gradient", "the term of the variance has the wrong sign")
+def adds_the_second_mean(gradient, normalized, scale, count):
+    mean, slope = means(gradient, normalized, count)
+    return (gradient - mean + normalized * slope) * like(scale, gradient)
+
+
 @wrong("input_gradient", "averaged over the ranks and then divided by count")
 def averages_the_sums(gradient, normalized, scale, count):
     mean, slope = means(gradient, normalized, count * dist.get_world_size())
@@ -525,7 +557,7 @@ def divides_by_the_scale(gradient, normalized, scale, count):
     return solved(gradient, normalized, 1 / scale, count)
 
 
-@wrong("input_gradient", "with the means of each channel over the joined batch")
+@wrong("input_gradient", "three terms belong to it")
 def one_mean_for_all_channels(gradient, normalized, scale, count):
     mean, slope = means(gradient, normalized, count)
     return (gradient - mean.mean() - normalized * slope.mean()) * like(scale, gradient)
@@ -628,7 +660,7 @@ def replaced(
     """Every BatchNorm in a module replaced by what `make` makes of it."""
     if is_one(module):
         return make(module)
-    for name, child in module.named_children():
+    for name, child in module._modules.items():
         setattr(module, name, replaced(child, make, is_one))
     return module
 
@@ -650,7 +682,7 @@ def changes_the_class(module):
 def walks_over_the_paths(module):
     if isinstance(module, BATCH_NORMS):
         return moved(module)
-    for path, layer in list(module.named_modules()):
+    for path, layer in list(module.named_modules(remove_duplicate=False)):
         if isinstance(layer, BATCH_NORMS):
             parent, _, name = path.rpartition(".")
             module.get_submodule(parent)._modules[name] = moved(layer)
@@ -691,6 +723,23 @@ def forgets_3d(module):
         module,
         is_one=lambda module: isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d),
     )
+
+
+@wrong("convert", "a layer in eval mode may be trained later")
+def skips_what_is_in_eval_mode(module):
+    def is_one(layer):
+        return isinstance(layer, BATCH_NORMS) and layer.training
+
+    return replaced(module, is_one=is_one)
+
+
+@wrong("convert", "the same layer is in two places")
+def by_named_children(module):
+    if isinstance(module, BATCH_NORMS):
+        return converted(module)
+    for name, child in module.named_children():
+        setattr(module, name, by_named_children(child))
+    return module
 
 
 @wrong("convert", "layer 0.first of a network[^$]*deeper in the network")
@@ -820,7 +869,7 @@ def begins_to_train(module):
 def deletes_and_adds(module):
     if isinstance(module, BATCH_NORMS):
         return converted(module)
-    for name, child in list(module.named_children()):
+    for name, child in list(module._modules.items()):
         new = deletes_and_adds(child)
         if new is not child:
             delattr(module, name)

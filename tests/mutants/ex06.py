@@ -271,6 +271,30 @@ def counts_what_is_ignored_as_class_0(model, window, optimizer):
     step(model, clamped, optimizer, dist.get_world_size() / all_items(window))
 
 
+@wrong("window_step", "the micro-batches, after window 1[^$]*belong to the caller")
+def writes_into_the_labels(model, window, optimizer):
+    items = all_items(window)
+    optimizer.zero_grad()
+    for inputs, labels in window:
+        counts = labels != -100
+        losses = F.cross_entropy(model(inputs), labels.clamp_(min=0), reduction="none")
+        (losses[counts].sum() * dist.get_world_size() / items).backward()
+    optimizer.step()
+
+
+@wrong("window_step", "the mode of the model, after window 1")
+def steps_in_eval_mode(model, window, optimizer):
+    model.eval()
+    step(model, window, optimizer, dist.get_world_size() / all_items(window))
+
+
+@wrong("window_step", "whether gradients are recorded[^$]*whole program")
+def leaves_gradients_off(model, window, optimizer):
+    torch.set_grad_enabled(True)
+    step(model, window, optimizer, dist.get_world_size() / all_items(window))
+    torch.set_grad_enabled(False)
+
+
 @wrong("window_step", "the other ranks wait in its backward")
 def skips_what_has_no_items(model, window, optimizer):
     factor = dist.get_world_size() / all_items(window)
@@ -431,6 +455,12 @@ def needs_two(model, window, loss_of):
             loss_of(model(inputs), target).backward()
     inputs, target = last
     loss_of(model(inputs), target).backward()
+
+
+@wrong("accumulate", "no_sync has to end before the function returns")
+def leaves_the_flag_down(model, window, loss_of):
+    by_the_flag(model, window, loss_of)
+    model.require_backward_grad_sync = False
 
 
 @wrong("accumulate", "the last micro-batch is missing")
