@@ -891,15 +891,15 @@ def converted(layer, **options):
 def replaced(
     module, make=converted, is_one=lambda module: isinstance(module, BATCH_NORMS)
 ):
-    """Every BatchNorm in a module replaced by what `make` makes of it."""
-    if is_one(module):
+    """Every BatchNorm in training mode replaced by what `make` makes of it."""
+    if is_one(module) and module.training:
         return make(module)
     for name, child in module._modules.items():
         setattr(module, name, replaced(child, make, is_one))
     return module
 
 
-@right("convert")
+@wrong("convert", "it is in eval mode: it normalises with its running statistics")
 def the_lessons_own(module):
     return lesson05.convert_sync_batchnorm(module)
 
@@ -907,17 +907,17 @@ def the_lessons_own(module):
 @right("convert")
 def changes_the_class(module):
     for layer in module.modules():
-        if type(layer).__name__ in ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d"):
+        if isinstance(layer, BATCH_NORMS) and layer.training:
             layer.__class__ = SyncBatchNorm
     return module
 
 
 @right("convert")
 def walks_over_the_paths(module):
-    if isinstance(module, BATCH_NORMS):
+    if isinstance(module, BATCH_NORMS) and module.training:
         return moved(module)
     for path, layer in list(module.named_modules(remove_duplicate=False)):
-        if isinstance(layer, BATCH_NORMS):
+        if isinstance(layer, BATCH_NORMS) and layer.training:
             parent, _, name = path.rpartition(".")
             module.get_submodule(parent)._modules[name] = moved(layer)
     return module
@@ -941,7 +941,7 @@ def returns_nothing(module):
 def forgets_the_module_itself(module):
     for child in module.modules():
         for name, layer in child.named_children():
-            if isinstance(layer, BATCH_NORMS):
+            if isinstance(layer, BATCH_NORMS) and layer.training:
                 setattr(child, name, converted(layer))
     return module
 
@@ -959,17 +959,27 @@ def forgets_3d(module):
     )
 
 
-@wrong("convert", "a layer in eval mode may be trained later")
-def skips_what_is_in_eval_mode(module):
+@wrong("convert", "frozen parameters do not matter")
+def skips_what_is_frozen(module):
     def is_one(layer):
-        return isinstance(layer, BATCH_NORMS) and layer.training
+        frozen = any(not value.requires_grad for value in layer.parameters())
+        return isinstance(layer, BATCH_NORMS) and not frozen
 
     return replaced(module, is_one=is_one)
 
 
+@wrong("convert", "it is in eval mode: it normalises with its running statistics")
+def converts_and_keeps_the_mode(module):
+    if isinstance(module, BATCH_NORMS):
+        return converted(module)
+    for name, child in module._modules.items():
+        setattr(module, name, converts_and_keeps_the_mode(child))
+    return module
+
+
 @wrong("convert", "the same layer is in two places")
 def by_named_children(module):
-    if isinstance(module, BATCH_NORMS):
+    if isinstance(module, BATCH_NORMS) and module.training:
         return converted(module)
     for name, child in module.named_children():
         setattr(module, name, by_named_children(child))
@@ -978,20 +988,20 @@ def by_named_children(module):
 
 @wrong("convert", "layer 0.first of a network[^$]*deeper in the network")
 def only_the_first_level(module):
-    if isinstance(module, BATCH_NORMS):
+    if isinstance(module, BATCH_NORMS) and module.training:
         return converted(module)
     for name, child in module.named_children():
-        if isinstance(child, BATCH_NORMS):
+        if isinstance(child, BATCH_NORMS) and child.training:
             setattr(module, name, converted(child))
     return module
 
 
 @wrong("convert", "replace the layer in its parent")
 def sets_paths_on_the_root(module):
-    if isinstance(module, BATCH_NORMS):
+    if isinstance(module, BATCH_NORMS) and module.training:
         return converted(module)
     for path, layer in list(module.named_modules()):
-        if isinstance(layer, BATCH_NORMS):
+        if isinstance(layer, BATCH_NORMS) and layer.training:
             setattr(module, path, converted(layer))
     return module
 
@@ -1094,14 +1104,29 @@ def copies_statistics_that_are_not_there(module):
     return replaced(module, make)
 
 
-@wrong("convert", "expected[^$]*eval mode[^$]*got[^$]*training mode[^$]*keep its mode")
-def begins_to_train(module):
-    return replaced(module, lambda layer: converted(layer).train())
+@wrong("convert", "expected[^$]*training mode[^$]*got[^$]*eval mode[^$]*keep its mode")
+def ends_in_eval_mode(module):
+    return replaced(module, lambda layer: converted(layer).eval())
+
+
+@wrong("convert", "it is in eval mode: it normalises with its running statistics")
+def freezes_by_the_roots_mode(module):
+    """Asks the whole network for its mode, and not each layer."""
+    training = module.training
+
+    def change(part):
+        if isinstance(part, BATCH_NORMS) and training:
+            return converted(part)
+        for name, child in part._modules.items():
+            setattr(part, name, change(child))
+        return part
+
+    return change(module)
 
 
 @wrong("convert", "comes last")
 def deletes_and_adds(module):
-    if isinstance(module, BATCH_NORMS):
+    if isinstance(module, BATCH_NORMS) and module.training:
         return converted(module)
     for name, child in list(module._modules.items()):
         new = deletes_and_adds(child)
@@ -1117,7 +1142,7 @@ def deletes_and_adds(module):
     status="your code raised",
 )
 def deletes_while_it_walks(module):
-    if isinstance(module, BATCH_NORMS):
+    if isinstance(module, BATCH_NORMS) and module.training:
         return converted(module)
     for name, child in module._modules.items():
         del module._modules[name]

@@ -57,7 +57,8 @@ def networks(seed, channels, eps, momentum):
         "a BatchNorm2d with affine=False": nn.BatchNorm2d(channels, eps, momentum, affine=False),
         "a BatchNorm3d with track_running_stats=False":
             nn.BatchNorm3d(channels, eps, momentum=None, track_running_stats=False),
-        "a frozen BatchNorm1d in eval mode": nn.BatchNorm1d(channels, eps).requires_grad_(False).eval(),
+        "a BatchNorm2d with frozen parameters": nn.BatchNorm2d(channels, eps).requires_grad_(False),
+        "a BatchNorm1d in eval mode": nn.BatchNorm1d(channels, eps).eval(),
         "an InstanceNorm2d": nn.InstanceNorm2d(channels, eps, affine=True, track_running_stats=True),
         "a network": nn.Sequential(BatchNormBlock(channels, width, eps, momentum), nn.Linear(width, 2)),
         "a network that uses a layer twice": used_twice(channels, eps),
@@ -148,17 +149,19 @@ def convert_and_train(convert, batches, *of_networks):
 
 
 @question(
-    "What must convert return for a single BatchNorm? And for any other module, can convert call itself for each of "
-    "its children?",
-    "for name, child in module.named_children(): setattr(module, name, convert(child)). A new layer is "
-    "SyncBatchNorm(num_features, eps, momentum, affine, track_running_stats). What else does the old layer have?",
-    "isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d): make the layer; assign weight, bias, "
-    "running_mean, running_var and num_batches_tracked of the old layer, even if they are None; return "
-    "layer.train(module.training). Any other module: convert its children, return it.",
+    "What must convert return for a single BatchNorm? Any other module keeps its identity, but some of its children are "
+    "replaced. In how many places may the same layer be?",
+    "Make a new layer for each BatchNorm in training mode: SyncBatchNorm(num_features, eps, momentum, affine, "
+    "track_running_stats). What else does the old layer have? Then put it into each place of the old one: "
+    "module._modules shows all of them; named_children() shows a layer only once.",
+    "isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) and module.training: make the layer; assign "
+    "weight, bias, running_mean, running_var and num_batches_tracked of the old layer, even if they are None; return "
+    "it. Any other module: for name, child in module._modules.items(): setattr(module, name, convert(child)); return "
+    "the module.",
 )
 def check_convert(answer, draw):
-    """Every BatchNorm must become a SyncBatchNorm with its tensors, options and mode;
-    nothing else may change; then the ranks must train like one process.
+    """Every BatchNorm in training mode must become a SyncBatchNorm with its tensors and
+    options; nothing else may change; then the ranks must train like one process.
     """
     seed, channels = draw.randrange(10**6), draw.randint(3, 6)
     of_networks = (
@@ -198,14 +201,15 @@ def check_convert(answer, draw):
 
 
 def judge_kinds(seen):
-    """Raise Wrong unless every BatchNorm has become a SyncBatchNorm and all else is
-    unchanged.
+    """Raise Wrong unless every BatchNorm in training mode has become a SyncBatchNorm and
+    all else is unchanged.
     """
     layers = [layer for case in seen for layer in case["layers"].values()]
     for case in seen:
         for path, layer in case["layers"].items():
             old, new = layer["before"]["kind"], layer["after"]["kind"]
-            if old in BATCH_NORMS and new != "SyncBatchNorm":
+            wanted = old in BATCH_NORMS and layer["before"]["training"]
+            if wanted and new != "SyncBatchNorm":
                 cause = cause_of_a_layer_left(case, path, layers)
                 raise Wrong(
                     the_place(case, path),
@@ -213,16 +217,22 @@ def judge_kinds(seen):
                     got=new,
                     cause=cause,
                 )
-            if old not in BATCH_NORMS and not layer["same"]:
+            if not wanted and (new != old or not layer["same"]):
                 cause = "all other modules must stay the same objects: change the given module, not a copy"
                 if old == "SyncBatchNorm":
                     cause = "it is already a SyncBatchNorm: leave it unchanged"
+                elif old in BATCH_NORMS and new != old:
+                    cause = (
+                        "it is in eval mode: it normalises with its running statistics, which need no other rank, so "
+                        "leave it as it is"
+                    )  # fmt: skip
                 elif new == "SyncBatchNorm":
                     cause = (
                         "replace only BatchNorm1d, 2d and 3d: this layer shares a base class with them, but "
                         "normalises each sample separately"
                     )  # fmt: skip
-                raise Wrong(the_place(case, path), expected=f"the same {old}", got=f"another object, {new}",
+                got = f"another object, {new}" if new == old else f"a {new}"
+                raise Wrong(the_place(case, path), expected=f"the same {old}", got=got,
                             cause=cause)  # fmt: skip
 
 
@@ -238,11 +248,8 @@ def cause_of_a_layer_left(case, path, layers):
         )
     if done and before["kind"] not in [one["kind"] for one in done]:
         return "BatchNorm comes in three kinds, 1d, 2d and 3d"
-    if not before["training"] and all(one["training"] for one in done):
-        return (
-            "a layer in eval mode may be trained later: convert it too, and let it keep "
-            "its mode"
-        )
+    if done and "frozen" in case["name"]:
+        return "frozen parameters do not matter: in training mode, it uses the statistics of its batch"
     if case["name"].endswith("twice"):
         return (
             "the same layer is in two places, and named_children(), named_modules() and modules() show it in "
@@ -265,8 +272,7 @@ def judge_options(case):
         if after["training"] != before["training"]:
             mode = {True: "training mode", False: "eval mode"}
             raise Wrong(the_place(case, path), expected=mode[before["training"]], got=mode[after["training"]],
-                        cause="a layer must keep its mode, but a new layer starts in training mode: "
-                        "layer.train(old.training)")  # fmt: skip
+                        cause="a layer must keep its mode")  # fmt: skip
 
 
 def judge_tensors(case):
