@@ -825,258 +825,354 @@ def never_ends(model, stream, loss_of):
         time.sleep(0.1)
 
 
-# ---- counting_hook ----
+# ---- weighing_hook ----
 
 
-def counting(state, bucket):
-    state["calls"] += 1
-    state["bytes"] += bucket.buffer().numel() * bucket.buffer().element_size()
+def done(value):
+    """A future that has this value already."""
+    future = torch.futures.Future()
+    future.set_result(value)
+    return future
 
 
-@right("counting_hook")
-def divides_at_the_end(state, bucket):
-    counting(state, bucket)
-    future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
-    return future.then(lambda future: future.wait()[0] / dist.get_world_size())
+def extended(state, bucket, weight=None):
+    """The bucket, times the items, and the items, as one tensor."""
+    buffer, items = bucket.buffer(), state["items"]
+    weight = items if weight is None else weight
+    return torch.cat([buffer * weight, buffer.new_tensor([items])])
 
 
-@right("counting_hook")
-def with_torchs_hook(state, bucket):
+def summed_up(tensor, finish):
+    """A future of finish(the sum of this tensor over the ranks)."""
+    future = dist.all_reduce(tensor, async_op=True).get_future()
+    return future.then(lambda future: finish(future.value()[0]))
+
+
+def counted(state, sent):
+    state["bytes"] += sent.numel() * sent.element_size()
+    return sent
+
+
+def mean_over_items(sums):
+    return sums[:-1] / sums[-1]
+
+
+@right("weighing_hook")
+def with_a_future(state, bucket):
     print("bucket", bucket.index())
-    counting(state, bucket)
+    sent = counted(state, extended(state, bucket))
+    return summed_up(sent, mean_over_items)
+
+
+@right("weighing_hook")
+def waits_for_the_mean(state, bucket):
+    """Averages both, so that the number of ranks cancels; returns what is finished."""
+    sent = extended(state, bucket)
+    dist.all_reduce(sent, dist.ReduceOp.AVG)
+    state["bytes"] = np.int64(state["bytes"]) + sent.nbytes
+    return done(mean_over_items(sent))
+
+
+@right("weighing_hook")
+def writes_into_the_buffer(state, bucket):
+    """The items come first; the mean goes back into the buffer and its gradients."""
+    buffer = bucket.buffer().mul_(state["items"])
+    sent = buffer.new_empty(len(buffer) + 1)
+    sent[0], sent[1:] = state["items"], buffer
+    state["bytes"] += sent.nbytes
+
+    def finish(future):
+        [sums] = future.wait()
+        buffer.copy_(sums[1:]).div_(sums[0])
+        bucket.set_buffer(buffer)
+        return bucket.buffer()
+
+    return dist.all_reduce(sent, async_op=True).get_future().then(finish)
+
+
+@right("weighing_hook")
+def sends_the_items_once(state, bucket):
+    """Only the first bucket carries the items; the others wait for its sum."""
+    if bucket.index() == 0:
+        sent = counted(state, extended(state, bucket))
+        dist.all_reduce(sent)
+        state["total"] = sent[-1].item()
+        return done(sent[:-1] / state["total"])
+    sent = counted(state, bucket.buffer() * state["items"])
+    total = state["total"]
+    return summed_up(sent, lambda sums: sums / total)
+
+
+@right("weighing_hook")
+def gradient_by_gradient(state, bucket):
+    """Joins the gradients of the bucket itself; counts in a tensor."""
+    items = state["items"]
+    parts = [gradient.flatten() * items for gradient in bucket.gradients()]
+    sent = torch.cat([*parts, torch.full_like(parts[0][:1], items)])
+    state["bytes"] = torch.as_tensor(state["bytes"]) + sent.nbytes
+    return summed_up(sent, mean_over_items)
+
+
+@wrong("weighing_hook", "it is the plain mean of the ranks' gradients")
+def torchs_hook(state, bucket):
+    counted(state, bucket.buffer())
     return allreduce_hook(None, bucket)
 
 
-@right("counting_hook")
-def waits(state, bucket):
-    counting(state, bucket)
-    mean = bucket.buffer().clone()
-    dist.all_reduce(mean, dist.ReduceOp.AVG)
-    future = torch.futures.Future()
-    future.set_result(mean)
-    return future
-
-
-@right("counting_hook")
-def gradient_by_gradient(state, bucket):
-    """Counts, in tensors, the gradients and not the buffer; sends one after the
-    other.
-    """
-    gradients = bucket.gradients()
-    state["calls"] = torch.as_tensor(state["calls"]) + 1
-    state["bytes"] = sum(
-        (gradient.nbytes for gradient in gradients), torch.as_tensor(state["bytes"])
-    )
-    works = [dist.all_reduce(gradient, async_op=True) for gradient in gradients]
-    all_of_them = torch.futures.collect_all([work.get_future() for work in works])
-    return all_of_them.then(lambda futures: bucket.buffer() / dist.get_world_size())
-
-
-@wrong("counting_hook", "sum over the ranks: with your own hook, DDP does not divide")
-def forgets_to_divide(state, bucket):
-    counting(state, bucket)
-    return (
-        dist.all_reduce(bucket.buffer(), async_op=True)
-        .get_future()
-        .then(lambda future: future.value()[0])
-    )
-
-
-@wrong("counting_hook", "sum over the ranks: with your own hook, DDP does not divide")
-def divides_a_copy(state, bucket):
-    counting(state, bucket)
-
-    def divide(future):
-        future.value()[0] / dist.get_world_size()
-        return future.value()[0]
-
-    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(divide)
-
-
-@wrong("counting_hook", "divided by the number of ranks twice")
-def divides_twice(state, bucket):
-    counting(state, bucket)
-    future = dist.all_reduce(
-        bucket.buffer(), dist.ReduceOp.AVG, async_op=True
-    ).get_future()
-    return future.then(lambda future: future.value()[0] / dist.get_world_size())
-
-
-@wrong("counting_hook", "still this rank's own gradient")
-def returns_what_it_was_given(state, bucket):
-    counting(state, bucket)
-    mean = bucket.buffer() / dist.get_world_size()
-    future = dist.all_reduce(mean, async_op=True).get_future()
-    return future.then(lambda future: bucket.buffer())
-
-
-@wrong("counting_hook", "own gradient, divided, without the other ranks' gradients")
-def does_not_wait(state, bucket):
-    counting(state, bucket)
-    dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
-    future = torch.futures.Future()
-    future.set_result(bucket.buffer())
-    return future
-
-
-@wrong("counting_hook", "neither the sum nor the mean of the ranks' gradients")
-def compresses(state, bucket):
-    counting(state, bucket)
+@wrong("weighing_hook", "about the plain mean of the ranks' gradients, but rounded")
+def torchs_hook_that_compresses(state, bucket):
+    state["bytes"] += bucket.buffer().numel() * 2
     return bf16_compress_hook(None, bucket)
 
 
-@wrong("counting_hook", "do you average each bucket")
-def averages_the_last_bucket(state, bucket):
-    counting(state, bucket)
+@wrong("weighing_hook", "it is the plain mean of the ranks' gradients")
+def multiplies_and_divides_by_its_own(state, bucket):
+    sent = counted(state, extended(state, bucket, weight=1))
+    return summed_up(sent, lambda sums: sums[:-1] / dist.get_world_size())
+
+
+@wrong("weighing_hook", "it is the plain sum of the ranks' gradients")
+def only_sums(state, bucket):
+    return summed_up(counted(state, bucket.buffer()), lambda sums: sums)
+
+
+@wrong("weighing_hook", "the sum of items times gradient over the ranks: divide it")
+def forgets_to_divide(state, bucket):
+    sent = counted(state, extended(state, bucket))
+    return summed_up(sent, lambda sums: sums[:-1])
+
+
+@wrong("weighing_hook", "it is divided by [23], the number of ranks: divide by the")
+def averages_over_ranks(state, bucket):
+    sent = counted(state, bucket.buffer() * state["items"] / dist.get_world_size())
+    return summed_up(sent, lambda sums: sums)
+
+
+@wrong("weighing_hook", "and then by [23], the number of ranks: the former is enough")
+def divides_by_both(state, bucket):
+    sent = counted(state, extended(state, bucket))
+    return summed_up(sent, lambda sums: mean_over_items(sums) / dist.get_world_size())
+
+
+@wrong("weighing_hook", "[23] times too large: the items of all ranks are their sum")
+def divides_by_the_mean(state, bucket):
+    sent = counted(state, extended(state, bucket))
+    return summed_up(sent, lambda sums: mean_over_items(sums) * dist.get_world_size())
+
+
+@wrong("weighing_hook", "divided by the items, but was not multiplied by them")
+def does_not_multiply(state, bucket):
+    sent = counted(state, extended(state, bucket, weight=1))
+    return summed_up(sent, mean_over_items)
+
+
+@wrong("weighing_hook", "each rank divides by its own items|a rank may have 0 items")
+def divides_by_its_own_items(state, bucket):
+    sent, items = counted(state, bucket.buffer() * state["items"]), state["items"]
+    return summed_up(sent, lambda sums: sums / items)
+
+
+@wrong("weighing_hook", "a rank may have 0 items, and 0/0 is nan")
+def shares_by_its_own_items(state, bucket):
+    """Right but for a rank without items."""
+    weight = torch.tensor(float(state["items"]))
+    sent = counted(state, extended(state, bucket, weight * weight / weight))
+    return summed_up(sent, mean_over_items)
+
+
+@wrong("weighing_hook", "a rank with 0 items counts, as if it had 1")
+def counts_one_item_at_least(state, bucket):
+    """Gives a rank with 0 items the weight 1, and does so consistently."""
+    items = max(state["items"], 1)
+    buffer = bucket.buffer()
+    sent = torch.cat([buffer * items, buffer.new_tensor([items])])
+    return summed_up(counted(state, sent), mean_over_items)
+
+
+@wrong("weighing_hook", "still this rank's own gradient")
+def returns_what_it_was_given(state, bucket):
+    sent = counted(state, extended(state, bucket))
+    return summed_up(sent, lambda sums: bucket.buffer())
+
+
+@wrong("weighing_hook", "it has only this rank's own gradient")
+def does_not_wait(state, bucket):
+    sent = counted(state, extended(state, bucket))
+    own = sent.clone()
+    dist.all_reduce(sent, async_op=True)
+    return done(own[:-1])
+
+
+@wrong("weighing_hook", "these are the items of an earlier step")
+def remembers_the_first_items(state, bucket):
+    items = state.setdefault("first", state["items"])
+    sent = counted(state, extended({"items": items}, bucket))
+    return summed_up(sent, mean_over_items)
+
+
+@wrong("weighing_hook", "does each bucket get the same treatment")
+def weighs_the_last_bucket(state, bucket):
     if bucket.is_last():
-        return allreduce_hook(None, bucket)
-    future = torch.futures.Future()
-    future.set_result(bucket.buffer())
+        sent = counted(state, extended(state, bucket))
+        return summed_up(sent, mean_over_items)
+    return done(bucket.buffer() * 0.9)
+
+
+@wrong("weighing_hook", "it is the plain mean of the ranks' gradients")
+def weighs_the_last_bucket_only(state, bucket):
+    if bucket.is_last():
+        sent = counted(state, extended(state, bucket))
+        return summed_up(sent, mean_over_items)
+    counted(state, bucket.buffer())
+    return allreduce_hook(None, bucket)
+
+
+@wrong("weighing_hook", "it is about right, but rounded: send the type of the buffer")
+def sends_sixteen_bits(state, bucket):
+    sent = counted(state, extended(state, bucket).bfloat16())
+    dtype = bucket.buffer().dtype
+    return summed_up(sent, lambda sums: mean_over_items(sums.to(dtype)))
+
+
+@wrong("weighing_hook", "can travel with the bucket, in one more element")
+def sends_the_items_separately(state, bucket):
+    items = counted(state, torch.tensor([state["items"]], dtype=torch.float64))
+    dist.all_reduce(items)
+    sent = counted(state, bucket.buffer() * state["items"])
+    return summed_up(sent, lambda sums: sums / items.item())
+
+
+@wrong("weighing_hook", "can travel with the bucket, in one more element")
+def gathers_the_items(state, bucket):
+    gathered = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, state["items"])
+    sent = counted(state, bucket.buffer() * (state["items"] / sum(gathered)))
+    return summed_up(sent, lambda sums: sums)
+
+
+@wrong("weighing_hook", "needs one more element per bucket, of the buffer's type")
+def sends_the_items_for_each_gradient(state, bucket):
+    buffer, items = bucket.buffer(), state["items"]
+    sent = counted(state, torch.stack([buffer * items, torch.full_like(buffer, items)]))
+    return summed_up(sent, lambda sums: sums[0] / sums[1])
+
+
+@wrong("weighing_hook", "these are the bytes of the buffers alone")
+def counts_the_buffer(state, bucket):
+    counted(state, bucket.buffer())
+    return summed_up(extended(state, bucket), mean_over_items)
+
+
+@wrong("weighing_hook", "a number of this type has [48] bytes")
+def counts_numbers(state, bucket):
+    state["bytes"] += bucket.buffer().numel() + 1
+    return summed_up(extended(state, bucket), mean_over_items)
+
+
+@wrong("weighing_hook", "a number of this type has 8 bytes")
+def counts_four_bytes(state, bucket):
+    state["bytes"] += 4 * (bucket.buffer().numel() + 1)
+    return summed_up(extended(state, bucket), mean_over_items)
+
+
+@wrong("weighing_hook", "a number of this type has 4 bytes")
+def counts_eight_bytes(state, bucket):
+    state["bytes"] += 8 * (bucket.buffer().numel() + 1)
+    return summed_up(extended(state, bucket), mean_over_items)
+
+
+@wrong("weighing_hook", "do not multiply by world_size")
+def counts_for_all_ranks(state, bucket):
+    sent = extended(state, bucket)
+    state["bytes"] += sent.nbytes * dist.get_world_size()
+    return summed_up(sent, mean_over_items)
+
+
+@wrong("weighing_hook", "it contains only the last call")
+def starts_again(state, bucket):
+    sent = extended(state, bucket)
+    state["bytes"] = sent.nbytes
+    return summed_up(sent, mean_over_items)
+
+
+@wrong("weighing_hook", "callbacks run in several threads at once")
+def counts_in_a_callback(state, bucket):
+    sent = extended(state, bucket)
+
+    def finish(sums):
+        before = state["bytes"]
+        time.sleep(0.1)  # as it may take, when several threads want the interpreter
+        state["bytes"] = before + sums.nbytes
+        return mean_over_items(sums)
+
+    return summed_up(sent, finish)
+
+
+@wrong("weighing_hook", "state has not changed")
+def makes_another_dict(state, bucket):
+    state = {"items": state["items"], "bytes": state["bytes"]}
+    return with_a_future(state, bucket)
+
+
+@wrong("weighing_hook", "only rank 0 has counted")
+def counts_on_rank_zero_only(state, bucket):
+    sent = extended(state, bucket)
+    if dist.get_rank() == 0:
+        state["bytes"] += sent.nbytes
+    return summed_up(sent, mean_over_items)
+
+
+@wrong("weighing_hook", "it belongs to the training loop: do not change it")
+def stores_the_sum_of_items(state, bucket):
+    sent = counted(state, extended(state, bucket))
+    items = sent[-1:].clone()
+    future = summed_up(sent, mean_over_items)
+    if bucket.is_last():
+        state["items"] = int(items) + 1
     return future
 
 
-@wrong("counting_hook", r"a number of torch.float64 has 8 bytes")
-def counts_numbers(state, bucket):
-    state["calls"] += 1
-    state["bytes"] += bucket.buffer().numel()
-    return allreduce_hook(None, bucket)
-
-
-@wrong("counting_hook", r"a number of torch.float64 has 8 bytes")
-def counts_four_bytes(state, bucket):
-    state["calls"] += 1
-    state["bytes"] += 4 * bucket.buffer().numel()
-    return allreduce_hook(None, bucket)
-
-
-@wrong("counting_hook", r"a number of torch.float32 has 4 bytes")
-def counts_eight_bytes(state, bucket):
-    state["calls"] += 1
-    state["bytes"] += 8 * bucket.buffer().numel()
-    return allreduce_hook(None, bucket)
-
-
-@wrong("counting_hook", "not those of all ranks: do not multiply by world_size")
-def counts_for_all_ranks(state, bucket):
-    state["calls"] += 1
-    state["bytes"] += bucket.buffer().nbytes * dist.get_world_size()
-    return allreduce_hook(None, bucket)
-
-
-@wrong("counting_hook", "it must be the sum of the bytes of bucket.buffer")
-def counts_what_a_ring_sends(state, bucket):
-    n = dist.get_world_size()
-    state["calls"] += 1
-    state["bytes"] += 2 * (n - 1) * bucket.buffer().nbytes // n
-    return allreduce_hook(None, bucket)
-
-
-@wrong("counting_hook", "it must be the sum of the bytes of bucket.buffer")
-def counts_no_bytes(state, bucket):
-    state["calls"] += 1
-    return allreduce_hook(None, bucket)
-
-
-@wrong("counting_hook", "callbacks run in several threads at once")
-def counts_in_a_callback(state, bucket):
-    def finished(future):
-        calls, counted = state["calls"], state["bytes"]
-        time.sleep(
-            0.1
-        )  # as it may take, when threads want the interpreter at the same time
-        state["calls"], state["bytes"] = calls + 1, counted + bucket.buffer().nbytes
-        return future.value()
-
-    return allreduce_hook(None, bucket).then(finished)
-
-
-@wrong("counting_hook", "it contains only the last call")
-def starts_again(state, bucket):
-    state["calls"] = 1
-    state["bytes"] = bucket.buffer().nbytes
-    return allreduce_hook(None, bucket)
-
-
-@wrong("counting_hook", "the number of times that DDP calls the hook, once per bucket")
-def counts_gradients(state, bucket):
-    state["calls"] += len(bucket.gradients())
-    state["bytes"] += bucket.buffer().nbytes
-    return allreduce_hook(None, bucket)
-
-
-@wrong("counting_hook", "the number of times that DDP calls the hook, once per bucket")
-def counts_backwards(state, bucket):
-    state["calls"] += bucket.is_last()
-    state["bytes"] += bucket.buffer().nbytes
-    return allreduce_hook(None, bucket)
-
-
-@wrong("counting_hook", "state has not changed")
-def makes_another_dict(state, bucket):
-    state = {
-        "calls": state["calls"] + 1,
-        "bytes": state["bytes"] + bucket.buffer().nbytes,
-    }
-    return allreduce_hook(None, bucket)
-
-
-@wrong("counting_hook", "only rank 0 has counted")
-def counts_on_rank_zero_only(state, bucket):
-    if dist.get_rank() == 0:
-        counting(state, bucket)
-    return allreduce_hook(None, bucket)
-
-
-@wrong("counting_hook", "needs the tensor later: return a future of it")
+@wrong("weighing_hook", "needs the tensor later: return a future of it")
 def returns_the_tensor(state, bucket):
-    counting(state, bucket)
-    return allreduce_hook(None, bucket).wait()
+    return with_a_future(state, bucket).wait()
 
 
-@wrong("counting_hook", "return a future of the averaged gradients")
+@wrong("weighing_hook", "return a future of the averaged gradients")
 def returns_nothing(state, bucket):
-    counting(state, bucket)
-    dist.all_reduce(bucket.buffer().div_(dist.get_world_size()))
+    dist.all_reduce(counted(state, extended(state, bucket)))
 
 
-@wrong("counting_hook", "a work is not a future")
+@wrong("weighing_hook", "a work is not a future")
 def returns_the_work(state, bucket):
-    counting(state, bucket)
-    return dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
+    return dist.all_reduce(counted(state, extended(state, bucket)), async_op=True)
 
 
-@wrong("counting_hook", "future is a list of one tensor")
+@wrong("weighing_hook", "future is a list of one tensor")
 def returns_the_future_of_the_work(state, bucket):
-    counting(state, bucket)
-    return dist.all_reduce(
-        bucket.buffer().div_(dist.get_world_size()), async_op=True
-    ).get_future()
+    sent = counted(state, extended(state, bucket))
+    return dist.all_reduce(sent, async_op=True).get_future()
 
 
-@wrong("counting_hook", "future is a list of one tensor")
+@wrong("weighing_hook", "future is a list of one tensor")
 def divides_the_list(state, bucket):
-    counting(state, bucket)
-    future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    sent = counted(state, extended(state, bucket))
+    future = dist.all_reduce(sent, async_op=True).get_future()
     return future.then(lambda future: future.value() / dist.get_world_size())
 
 
-@wrong("counting_hook", "nothing completes it")
+@wrong("weighing_hook", "nothing completes it")
 def never_completes(state, bucket):
-    counting(state, bucket)
-    dist.all_reduce(bucket.buffer().div_(dist.get_world_size()))
+    dist.all_reduce(counted(state, extended(state, bucket)))
     return torch.futures.Future()
 
 
-@wrong("counting_hook", "some rank waits for another", status="timed out")
-def rank_zero_averages(state, bucket):
-    counting(state, bucket)
-    if dist.get_rank() == 0:
-        return allreduce_hook(None, bucket)
-    future = torch.futures.Future()
-    future.set_result(bucket.buffer())
-    return future
+@wrong("weighing_hook", "some rank waits for another", status="timed out")
+def skips_a_rank_without_items(state, bucket):
+    if state["items"] == 0:
+        return done(torch.zeros_like(bucket.buffer()))
+    return with_a_future(state, bucket)
 
 
-@wrong("counting_hook", "", status="not attempted")
-def counting_hook_not_begun(state, bucket):
+@wrong("weighing_hook", "", status="not attempted")
+def weighing_hook_not_begun(state, bucket):
     raise NotImplementedError
