@@ -115,6 +115,31 @@ def a_fraction(network, buckets, batches, every, quiet):
     return updates * buckets + updates, updates * gradient_bytes(network)
 
 
+@wrong("traffic", "so no short one follows")
+def always_adds_an_update(network, buckets, batches, every, quiet):
+    updates = batches // every + 1
+    passes = updates if quiet else batches
+    return passes * buckets + updates, passes * gradient_bytes(network) + updates * 8
+
+
+@wrong("traffic", "the number of items is summed once per update")
+def counts_items_of_each_micro_batch(network, buckets, batches, every, quiet):
+    passes = math.ceil(batches / every) if quiet else batches
+    return passes * buckets + batches, passes * gradient_bytes(network) + batches * 8
+
+
+@wrong("traffic", "do not multiply their bytes by `buckets`")
+def all_gradients_in_each_bucket(network, buckets, batches, every, quiet):
+    own = buckets * gradient_bytes(network)
+    return adds_up(network, buckets, batches, every, quiet, own)
+
+
+@wrong("traffic", "an int64 and has 8 bytes")
+def takes_the_count_for_an_int32(network, buckets, batches, every, quiet):
+    calls, sent = adds_up(network, buckets, batches, every, quiet)
+    return calls, sent - 4 * math.ceil(batches / every)
+
+
 @wrong("traffic", "", status="not attempted")
 def traffic_not_begun(network, buckets, batches, every, quiet):
     raise NotImplementedError
@@ -495,6 +520,26 @@ def always_scales(model, window, optimizer, max_norm):
     optimizer.step()
 
 
+@wrong("window_step", "the sum of the weights is less than 1 here")
+def divides_by_one_at_least(model, window, optimizer, max_norm):
+    """As the lesson's count_items does."""
+    factor = dist.get_world_size() / max(all_weights(window), 1)
+    step(model, window, optimizer, max_norm, factor)
+
+
+@wrong("window_step", "each parameter is clipped on its own")
+def clips_parameter_by_parameter(model, window, optimizer, max_norm):
+    factor = right_factor(window)
+    if factor > 1e6:
+        return
+    optimizer.zero_grad()
+    for batch in window:
+        (factor * sum_of_losses(model, *batch)).backward()
+    for parameter in model.parameters():
+        nn.utils.clip_grad_norm_(parameter, max_norm)
+    optimizer.step()
+
+
 @wrong("window_step", "the micro-batches, after update 1[^$]*belong to the caller")
 def normalizes_the_weights(model, window, optimizer, max_norm):
     total = all_weights(window)
@@ -819,6 +864,23 @@ def one_backward(model, stream, loss_of):
     sum(loss_of(model(inputs), target) for inputs, target in window).backward()
 
 
+@wrong("accumulate", "each micro-batch goes through the network once")
+def sends_with_one_pass_more(model, stream, loss_of):
+    """All of them within no_sync; then a backward pass of zeros."""
+    with model.no_sync():
+        for inputs, target in stream:
+            loss_of(model(inputs), target).backward()
+    (0 * model(inputs).sum()).backward()
+
+
+@wrong("accumulate", "do not call collectives yourself")
+def asks_for_the_largest_number(model, stream, loss_of):
+    window = list(stream)
+    largest = torch.tensor(len(window))
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    accumulate_with(model, window, loss_of, lambda place, length: place < largest - 1)
+
+
 @wrong("accumulate", "a loop does not end", status="timed out")
 def never_ends(model, stream, loss_of):
     while stream:
@@ -1025,6 +1087,40 @@ def weighs_the_last_bucket_only(state, bucket):
         return summed_up(sent, mean_over_items)
     counted(state, bucket.buffer())
     return allreduce_hook(None, bucket)
+
+
+@wrong("weighing_hook", "numbers were sent with fewer digits: send the type")
+def sends_float32(state, bucket):
+    sent = counted(state, extended(state, bucket).float())
+    dtype = bucket.buffer().dtype
+    return summed_up(sent, lambda sums: mean_over_items(sums).to(dtype))
+
+
+@wrong("weighing_hook", "of the buffer's type, not more")
+def sends_float64(state, bucket):
+    sent = counted(state, extended(state, bucket).double())
+    dtype = bucket.buffer().dtype
+    return summed_up(sent, lambda sums: mean_over_items(sums).to(dtype))
+
+
+@wrong("weighing_hook", "must have its size: leave out the items")
+def keeps_the_items(state, bucket):
+    sent = counted(state, extended(state, bucket))
+    return summed_up(sent, lambda sums: sums / sums[-1])
+
+
+@wrong("weighing_hook", "a rank with 0 items needs the same gradients")
+def leaves_a_rank_without_items(state, bucket):
+    sent = counted(state, extended(state, bucket))
+    has_items = state["items"] > 0
+    return summed_up(sent, lambda sums: mean_over_items(sums) * has_items)
+
+
+@wrong("weighing_hook", "not what a ring sends of it")
+def counts_what_a_ring_sends(state, bucket):
+    n, sent = dist.get_world_size(), extended(state, bucket)
+    state["bytes"] += 2 * (n - 1) * sent.nbytes // n
+    return summed_up(sent, mean_over_items)
 
 
 @wrong("weighing_hook", "it is about right, but rounded: send the type of the buffer")

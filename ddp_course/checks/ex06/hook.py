@@ -43,12 +43,16 @@ def hooked_training(hook, network, batches, items, lateness):
         # DDP would crash without a message if the hook returned None.
         if not isinstance(future, torch._C.Future):
             raise TypeError(f"{NO_FUTURE} {type(future).__name__}")
-        return future.then(looked_at)
+        size = buckets[-1][0]
+        return future.then(lambda future: looked_at(future, size))
 
-    def looked_at(future):
-        if not isinstance(future.value(), torch.Tensor):
-            raise TypeError(f"{NO_TENSOR} {type(future.value()).__name__}")
-        return future.value()
+    def looked_at(future, size):
+        value = future.value()
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{NO_TENSOR} {type(value).__name__}")
+        if value.numel() != size:
+            raise TypeError(f"{NO_SIZE} {value.numel()} elements")
+        return value
 
     model.register_comm_hook(state, observed)
     for step, (batch, number) in enumerate(zip(batches, items), 1):
@@ -71,6 +75,7 @@ def hooked_training(hook, network, batches, items, lateness):
 
 
 NO_FUTURE, NO_TENSOR = "the hook returned a", "the future's value is a"
+NO_SIZE = "the future's tensor has"
 UNTOUCHED = {"items": 0, "bytes": 0}
 
 
@@ -147,6 +152,7 @@ def hooked(answer, n, *arguments):
             f"{NO_FUTURE} Work": "a work is not a future, but work.get_future() returns one",
             NO_FUTURE: "DDP continues with backward and needs the tensor later: return a future of it",
             NO_TENSOR: a_list,
+            NO_SIZE: "the tensor in the future replaces the buffer and must have its size: leave out the items",
             "running the callback.*'list'": a_list,
         }
         for text, cause in causes.items():
@@ -218,6 +224,8 @@ def cause_of_mean(got, rank, own, items, step):
          "rank multiplies its gradients by its own items before the all-reduce"),
         ([sums / max(weight, 1), plain / max(weight, 1)], "each rank divides by its own items: divide by those "
          "of all ranks"),
+        ([mine * 0] if not weight else [], "a rank with 0 items needs the same gradients as the others: it takes the "
+         "same step"),
         ([counts_nothing / sum(at_least_one), counts_nothing / total], "a rank with 0 items counts, as if it had 1"),
         ([mine], "it is still this rank's own gradient: the value of the future must be the result of all_reduce"),
         ([mine * weight, mine * weight / total, mine / n], "it has only this rank's own gradient: the future must "
@@ -252,6 +260,9 @@ def judge_messages(checked, of_ranks):
                 raise Wrong(where, rank=f"{rank} of {n}", expected=f"one all-reduce for each of {buckets} buckets",
                             got=f"{', '.join(sorted(set(names)))}: {len(names)}", cause="send nothing else: the "
                             "number of items can travel with the bucket, in one more element of its tensor")  # fmt: skip
+            if sent < sum(numbers * size for numbers, size in seen["buckets"]):
+                raise Wrong(where, rank=f"{rank} of {n}", expected=f"{allowed} bytes", got=f"{sent} bytes",
+                            cause="numbers were sent with fewer digits: send the type of the buffer")  # fmt: skip
             if sent > allowed:
                 raise Wrong(where, rank=f"{rank} of {n}", expected=f"at most {allowed} bytes",
                             got=f"{sent} bytes", cause="the number of items needs one more element per bucket, of the "
@@ -293,6 +304,8 @@ def cause_of_bytes(got, truth, steps, n):
     looks = [
         ([numbers * size], "these are the bytes of the buffers alone: the number of items is sent, too"),
         (of_buffers + more, f"a number of this type has {size} bytes: tensor.numel() * tensor.element_size()"),
+        ([2 * (n - 1) * truth // n] if n > 2 else [], "count the tensor that you give to all_reduce, not what a ring "
+         "sends of it"),
         ([truth * n, numbers * size * n], "each rank counts only what it gives to its own all-reduces: do not "
          "multiply by world_size"),
         ([sent[-1], sum(sent)], "it contains only the last call or the last step: add to the value in state with +="),

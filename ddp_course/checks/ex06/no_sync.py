@@ -142,6 +142,10 @@ def judge_accumulation(network, windows, once, seen):
         where = f"{rank} of {n}"
         judge_changes(checked, where, of_rank["changed"])
         judge_memory(f"the calls in {checked}", where, windows[rank], of_rank["events"])
+        passes = len(only("forward", of_rank["events"]))
+        if passes != lengths[rank]:
+            raise Wrong(f"the forward passes in {checked}", rank=where, expected=lengths[rank], got=passes,
+                        cause="each micro-batch goes through the network once: the last one can send")  # fmt: skip
         if of_rank["ahead"] > 2:
             raise Wrong(checked, rank=where, expected="at most two micro-batches in memory: the current one and the next",
                         got=f"{of_rank['ahead']}", cause="the stream was read ahead, which takes too much memory: draw "

@@ -111,7 +111,7 @@ def check_traffic(answer, draw):
     batches = 2 * every
     rest = draw.randint(1, every - 1)
     made = [
-        Epoch(draw.randint(4, 9), 4, 0, "float32", batches, every, True),
+        Epoch(draw.randint(4, 9), 5, 0, "float32", batches, every, True),
         Epoch(draw.randint(4, 9), 5, 0, "float32", batches, every, False),
         Epoch(draw.randint(4, 9), 4, 0, "float32", batches + rest, every, True),
         Epoch(draw.randint(4, 9), 5, 2, "float32", batches + rest, every, True),
@@ -168,9 +168,15 @@ def cause_of(got, expected, epoch, buckets):
             "with no_sync, only the last micro-batch of an update sends the gradients"
         )
     frozen = "a frozen parameter has no gradient: only those with requires_grad count"
+    passes = other if epoch.quiet else epoch.batches
+    gradients = (expected[1] - 8 * other) // passes
+    of_each_bucket = [expected[0], expected[1] + (buckets - 1) * passes * gradients]
     looks = [
         (total(epoch, buckets, updates=full), "the last update of the epoch is shorter, but it is an update: round up"),
+        (total(epoch, buckets, updates=full + 1), "the micro-batches make whole updates here, so no short one follows"),
         (total(epoch, buckets, passes=epoch.batches if epoch.quiet else other), loud),
+        (total(epoch, buckets, updates=epoch.batches, passes=other if epoch.quiet else epoch.batches),
+         "the number of items is summed once per update, not once per micro-batch"),
         (total(epoch, buckets, counted=False), "the all-reduce of the number of items is missing: one per update"),
         (total(epoch, buckets, of_count=4), "the number of items is an int64 and has 8 bytes"),
         (total(epoch, buckets, size=4, of_count=4), f"a number of {epoch.dtype} has another size, and an int64 has 8 bytes"),
@@ -178,6 +184,7 @@ def cause_of(got, expected, epoch, buckets):
         (total(epoch, buckets, size=4), "the numbers of this network are float64: 8 bytes each"),
         (total(epoch, buckets, size=8), "the numbers of this network are float32: 4 bytes each"),
         (total(epoch, buckets, frozen=True), frozen),
+        (of_each_bucket, "all buckets together have the gradients once, so do not multiply their bytes by `buckets`"),
         (total(epoch, 1), "each backward pass that sends calls one all-reduce per bucket"),
         ([2 * number for number in expected], "it is what both ranks send: count the all-reduces of one rank"),
     ]  # fmt: skip

@@ -23,6 +23,7 @@ from ddp_course.school.judge import Wrong, question, trying
 
 FEATURES, CLASSES, LEARNING_RATE, MOMENTUM = 4, 3, 0.1, 0.5
 NOTHING = 2  # the place of the update in which no item of any rank has a weight
+LIGHT = 3  # the place of the update in which all weights together are less than 1
 
 # ---- the updates ----
 
@@ -37,11 +38,11 @@ def items_of_windows(draw, n):
     one, other = draw.sample(range(n), 2)
     items[1][one][draw.randrange(2)] = items[1][other][2] = 0
     items[NOTHING] = [[0, 0] for _ in range(n)]
-    items[3][draw.randrange(n)] = [0, 0]
+    items[LIGHT][draw.randrange(n)] = [0, 0]
     return items
 
 
-def a_window(items, seed):
+def a_window(items, seed, light=False):
     """Micro-batches with these numbers of items that have a weight, and a few without."""
     generator, window = torch.Generator().manual_seed(seed), []
     for number in items:
@@ -50,13 +51,14 @@ def a_window(items, seed):
         labels = torch.randint(CLASSES, (size,), generator=generator)
         weights = torch.rand(size, generator=generator, dtype=torch.float64) * 3 + 0.2
         weights[torch.randperm(size, generator=generator)[number:]] = 0
+        weights *= 0.004 if light else 1
         window.append((inputs, labels, weights))
     return window
 
 
 def windows_of(rank, items, seed):
     return [
-        a_window(of_ranks[rank], seed + 10 * place + rank)
+        a_window(of_ranks[rank], seed + 10 * place + rank, place == LIGHT)
         for place, of_ranks in enumerate(items)
     ]
 
@@ -65,6 +67,9 @@ def a_classifier(seed):
     return fill(
         nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES)), seed
     )
+
+
+SIZES = [value.numel() for value in a_classifier(0).parameters()]
 
 
 def gradient_of_sum(network, inputs, labels, weights):
@@ -282,6 +287,8 @@ def looks_of_clipping(update):
          "last backward"),
         ([clipped(mean * total, limit) / total, clipped(mean / n, limit) * n, clipped(mean * total / n, limit) * n / total],
          "it was clipped before it was scaled: max_norm is for the finished gradient"),
+        ([torch.cat([clipped(part, limit) for part in mean.split(SIZES)])], "each parameter is clipped on its own: "
+         "max_norm limits the norm of the whole gradient"),
         ([mean.clamp(-limit, limit)], "each number is clipped: max_norm limits the norm of the whole gradient"),
         ([mean * limit / mean.norm()], "a gradient shorter than max_norm must stay as it is"),
     ]  # fmt: skip
@@ -308,6 +315,7 @@ def looks_of_mean(rank, update, earlier):
     without = sum(map(sum, plain)) / items
     few = "so an item counts for more in a micro-batch with little weight"
     return [
+        ([truth * total] if 0 < total < 1 else [], "the sum of the weights is less than 1 here: divide by it as it is"),
         ([without, without * n, without / n], "the weights are ignored: they only decide which items count at all"),
         ([truth * total / items], "it is divided by the number of items: divide by the sum of their weights"),
         ([truth / n], f"{n} times too small: DDP divides the sum over all ranks by {n}, so multiply the loss by it"),
