@@ -580,6 +580,14 @@ def does_not_wait(x, weights, eps):
     return apply(x, values / total, squares / total - (values / total) ** 2, eps)
 
 
+@wrong("normalize", "less than 1 here: divide by their sum as it is")
+def divides_by_one_at_least(x, weights, eps):
+    total, first, squares = summed(*sums(x, weights))
+    total = total.clamp(min=1)
+    mean = first / total
+    return apply(x, mean, squares / total - mean.square(), eps)
+
+
 @wrong("normalize", "", status="not attempted")
 def not_begun(x, weights, eps):
     raise NotImplementedError
@@ -866,6 +874,21 @@ def gathers_padded_batches(gradient, normalized, scale, weights):
     gradients, normals = torch.cat([part[:, :-1] for part in gathered], dim=1)
     each = by_sample(weights, gradient) / total
     return from_sums(gradient, normalized, scale, each, *own_sums(gradients, normals))
+
+
+@wrong("input_gradient", "less than 1 here: divide by their sum as it is")
+def divides_the_sums_by_one_at_least(gradient, normalized, scale, weights):
+    first, second, total = three_sums(gradient, normalized, weights)
+    first, second = first / total.clamp(min=1), second / total.clamp(min=1)
+    each = by_sample(weights, gradient)
+    return from_sums(gradient, normalized, scale, each, first, second)
+
+
+@wrong("input_gradient", "where they differ[^$]*a sample of weight 0 is normalised")
+def leaves_out_samples_without_weight(gradient, normalized, scale, weights):
+    whole = solved(gradient, normalized, scale, weights)
+    whole[weights == 0] = 0
+    return whole
 
 
 @wrong("input_gradient", "", status="not attempted")
@@ -1231,6 +1254,35 @@ def gives_it_the_name(module):
         return new
 
     return replaced(module, make)
+
+
+@wrong("convert", "without running statistics, it uses those of its batch")
+def skips_what_does_not_track(module):
+    def is_one(layer):
+        return isinstance(layer, BATCH_NORMS) and layer.running_mean is not None
+
+    return replaced(module, is_one=is_one)
+
+
+@wrong("convert", "though the module around it is not: look at the mode of each")
+def skips_modules_in_eval_mode(module):
+    if not module.training:
+        return module
+    if isinstance(module, BATCH_NORMS):
+        return converted(module)
+    for name, child in module._modules.items():
+        module._modules[name] = skips_modules_in_eval_mode(child)
+    return module
+
+
+@right("convert")
+def with_set_submodule(module):
+    for path, layer in list(module.named_modules(remove_duplicate=False)):
+        if isinstance(layer, BATCH_NORMS) and layer.training:
+            if not path:
+                return moved(layer)
+            module.set_submodule(path, moved(layer))
+    return module
 
 
 @wrong("convert", "", status="not attempted")

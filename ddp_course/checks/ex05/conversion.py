@@ -62,8 +62,18 @@ def networks(seed, channels, eps, momentum):
         "an InstanceNorm2d": nn.InstanceNorm2d(channels, eps, affine=True, track_running_stats=True),
         "a network": nn.Sequential(BatchNormBlock(channels, width, eps, momentum), nn.Linear(width, 2)),
         "a network that uses a layer twice": used_twice(channels, eps),
+        "a network in eval mode with a layer in training mode": mostly_in_eval_mode(channels, eps),
     }  # fmt: skip
     return {name: fill(network, seed) for name, network in made.items()}
+
+
+def mostly_in_eval_mode(channels, eps):
+    network = nn.Sequential(
+        nn.Linear(channels, channels), nn.BatchNorm1d(channels, eps)
+    )
+    network.eval()
+    network[1].train()
+    return network
 
 
 def used_twice(channels, eps):
@@ -250,6 +260,10 @@ def cause_of_a_layer_left(case, path, layers):
         return "BatchNorm comes in three kinds, 1d, 2d and 3d"
     if done and "frozen" in case["name"]:
         return "frozen parameters do not matter: in training mode, it uses the statistics of its batch"
+    if done and not path and "track_running_stats" in case["name"]:
+        return "without running statistics, it uses those of its batch, in every mode: convert it, too"
+    if case["name"].endswith("a layer in training mode"):
+        return "this layer is in training mode, though the module around it is not: look at the mode of each layer"
     if case["name"].endswith("twice"):
         return (
             "the same layer is in two places, and named_children(), named_modules() and modules() show it in "

@@ -182,18 +182,35 @@ def compare(checked, where, got, expected, looks, otherwise, tolerance=1e-10):
         cause = next(
             (text for value, text in looks() if agree(got, value, 1e-5)), otherwise
         )
+    checked, expected, got = where_they_differ(checked, expected, got, tolerance)
     raise Wrong(checked, rank=where, expected=expected, got=got, cause=cause)
 
 
-def weights_of(draw, parts, without=None):
+def where_they_differ(checked, expected, got, tolerance):
+    """What to show of two tensors, so that the difference is seen."""
+    if agree(got, expected, 1e-3):
+        return (
+            checked,
+            "the same to ten digits",
+            f"off by {(got - expected).abs().max():.1g}",
+        )
+    different = ~torch.isclose(got.double(), expected.double(), tolerance, tolerance)
+    if different.flatten()[:6].any():
+        return checked, expected, got
+    return f"{checked}, where they differ", expected[different], got[different]
+
+
+def weights_of(draw, parts, without=None, light=False):
     """Weights for the samples of each part, of its dtype, some of them 0.
 
-    without: the rank whose samples all have the weight 0, like padding.
+    without: the rank whose samples all have the weight 0, like padding. light: whether
+    all weights of the batch together are less than 1.
     """
     generator, weights = torch.Generator().manual_seed(draw.randrange(10**6)), []
     for rank, part in enumerate(parts):
         of_part = 0.2 + 2 * torch.rand(len(part), generator=generator)
         of_part[rank % 3 : rank % 3 + 1] = 0
+        of_part *= 0.01 if light else 1
         weights.append((of_part * (rank != without)).to(part.dtype))
     return weights
 
@@ -242,7 +259,7 @@ def check_normalize(answer, draw):
     )
     batches.append([(part + along_channels(far, part)).float() for part in batches[0]])
     batches.append(many_samples(draw, n))
-    cases = [a_forward(draw, parts) for parts in batches]
+    cases = [a_forward(draw, parts, light=parts[0].dim() == 2) for parts in batches]
     cases.append(a_forward(draw, batches[1], without=draw.randrange(n)))
     seen = answer.on_ranks(calls, cases, nproc=n)
     for place, case in enumerate(cases):
@@ -255,13 +272,13 @@ def check_normalize(answer, draw):
         judge_normalized(*case, seen_with_an_empty_part(answer, *case, empty))
 
 
-def a_forward(draw, parts, without=None):
+def a_forward(draw, parts, without=None, light=False):
     """A case for `calls`."""
     eps = round(draw.uniform(0.2, 0.6), 2)
     name = f"normalize(x, weights, eps={eps}) with {in_words(parts)}"
     if without is not None:
         name += f", and only weights of 0 on rank {without}"
-    weights = weights_of(draw, parts, without)
+    weights = weights_of(draw, parts, without, light)
     return name, [[part, of_part, eps] for part, of_part in zip(parts, weights)]
 
 
@@ -337,6 +354,7 @@ def in_one(parts, weights):
     return torch.cat(parts).double(), torch.cat(weights).double()
 
 
+LIGHT = "the weights of all values together are less than 1 here: divide by their sum as it is"
 IGNORES_WEIGHTS = "the weights are ignored: a sample of weight w counts like w samples"
 
 
@@ -347,6 +365,7 @@ def looks_of_mean(parts, weights, rank):
     plain, (mean, _, total) = statistics(joined)[0], statistics(joined, of_all)
     values = joined[:, 0].numel()
     return [
+        *([(mean * total, LIGHT)] if total < 1 else []),
         (plain, IGNORES_WEIGHTS),
         (statistics(parts[rank].double())[0], f"it is the mean of this rank's own part, and {IGNORES_WEIGHTS}"),
         (means[rank], "it is the mean of this rank's own part: sum over the ranks"),
@@ -456,7 +475,7 @@ def a_backward(draw, parts):
     part.
     """
     eps, joined = draw.uniform(0.2, 0.6), torch.cat(parts).requires_grad_(True)
-    weights = weights_of(draw, parts)
+    weights = weights_of(draw, parts, light=joined.dim() == 2)
     mean, variance, _ = statistics(joined, torch.cat(weights))
     scale = (variance + eps).rsqrt()
     normalized = (joined - along_channels(mean, joined)) * along_channels(scale, joined)
@@ -520,6 +539,8 @@ def looks_of_gradient(arguments, expected, rank):
     mean, slope = every / total
     nothing = torch.zeros_like(mean)
     return [
+        *([(result(*every), LIGHT)] if total < 1 else []),
+        (expected[rank] * (each > 0), "a sample of weight 0 is normalised like all others, so it has a gradient, too"),
         (result(*every / count, 1), "the weights are ignored: a value of weight w moves mean and variance by w / (the sum "
                                     "of all weights)"),
         (result(*every / total, 1), "both terms must be multiplied by the weight of the sample"),
