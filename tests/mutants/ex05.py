@@ -1,7 +1,9 @@
 """Exercise 05: SyncBatchNorm."""
 
 import copy
+from types import SimpleNamespace
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -10,9 +12,155 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from ddp_course import lesson05
 from ddp_course.lesson05 import SyncBatchNorm
+from ddp_course.ranks.watch import Watch
 from mutants import right, wrong
 
 BATCH_NORMS = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+
+# ---- traffic ----
+
+
+def walk(network, needed=False):
+    """(layer, whether its input needs a gradient), in the order of the calls."""
+    for layer in network:
+        if isinstance(layer, nn.Sequential):
+            yield from walk(layer, needed)
+        else:
+            yield layer, needed
+        needed = needed or any(value.requires_grad for value in layer.parameters())
+
+
+def adds_up(network, counts=lambda layer: layer.training, more=1, size=8, back=None):
+    calls = sent = 0
+    for layer, needed in walk(network):
+        if isinstance(layer, SyncBatchNorm) and counts(layer):
+            calls, sent = calls + 1, sent + size * (2 * layer.num_features + more)
+            if needed if back is None else back:
+                calls, sent = calls + 1, sent + size * 2 * layer.num_features
+    return calls, sent
+
+
+@right("traffic")
+def in_order(network):
+    return adds_up(network)
+
+
+@right("traffic")
+def in_numpy(network):
+    print("summing up")
+    return list(np.array(adds_up(network)))
+
+
+@right("traffic")
+def by_hooks(network):
+    """Runs the network, and asks what comes in."""
+    found, handles = [], []
+
+    def look(layer, inputs):
+        if layer.training:
+            found.append((layer.num_features, inputs[0].requires_grad))
+
+    for layer in network.modules():
+        if isinstance(layer, SyncBatchNorm):
+            handles.append(layer.register_forward_pre_hook(look))
+    first = next(value for value in network.parameters())
+    network(torch.randn(5, first.shape[-1], dtype=first.dtype))
+    for handle in handles:
+        handle.remove()
+    sent = sum(8 * (2 * width + 1 + 2 * width * needed) for width, needed in found)
+    return sum(1 + needed for _, needed in found), sent
+
+
+@wrong("traffic", "autograd does not call its backward")
+def always_goes_back(network):
+    return adds_up(network, back=True)
+
+
+@wrong("traffic", "only the forward pass is counted")
+def counts_forward_only(network):
+    return adds_up(network, back=False)
+
+
+@wrong("traffic", "the number of values per channel is missing")
+def forgets_the_count(network):
+    return adds_up(network, more=0)
+
+
+@wrong("traffic", "the sums are float64")
+def takes_32_bits(network):
+    return adds_up(network, size=4)
+
+
+@wrong("traffic", "a layer in eval mode uses its running statistics")
+def counts_eval(network):
+    return adds_up(network, counts=lambda layer: True)
+
+
+@wrong("traffic", "a layer in two places is called twice")
+def by_modules(network):
+    needed, calls, sent = False, 0, 0
+    for layer in network.modules():
+        if isinstance(layer, nn.Sequential):
+            continue
+        if isinstance(layer, SyncBatchNorm) and layer.training:
+            calls += 1 + needed
+            sent += 8 * (2 * layer.num_features + 1 + 2 * layer.num_features * needed)
+        needed = needed or any(value.requires_grad for value in layer.parameters())
+    return calls, sent
+
+
+@wrong("traffic", "needs counting on paper")
+def counts_collectives_here(network):
+    """Runs a step: without a process group, it sends nothing."""
+    first = next(value for value in network.parameters())
+    with Watch() as watch:
+        network(torch.randn(5, first.shape[-1], dtype=first.dtype)).sum().backward()
+    return len(watch.log), sum(entry["bytes"] for entry in watch.log)
+
+
+@wrong("traffic", "look at the order of the layers and at those inside of others")
+def only_the_outermost(network):
+    return adds_up([layer for layer in network if not isinstance(layer, nn.Sequential)])
+
+
+@wrong("traffic", "an ordinary BatchNorm sends nothing")
+def counts_every_batch_norm(network):
+    calls = sent = 0
+    for layer, needed in walk(network):
+        if isinstance(layer, _BatchNorm) and layer.training:
+            calls += 1 + needed
+            sent += 8 * (2 * layer.num_features + 2 * layer.num_features * needed)
+            sent += 8
+    return calls, sent
+
+
+@wrong("traffic", "it is what both ranks send")
+def for_two_ranks(network):
+    calls, sent = adds_up(network)
+    return 2 * calls, 2 * sent
+
+
+@wrong("traffic", "how many numbers are in each")
+def sends_the_momentum(network):
+    return adds_up(network, more=3)
+
+
+@wrong("traffic", "the number of all-reduces and the number of bytes, in this order")
+def only_the_bytes(network):
+    return adds_up(network)[1]
+
+
+@wrong("traffic", "do not change its modes")
+def leaves_it_in_eval_mode(network):
+    numbers = adds_up(network)
+    network.eval()
+    return numbers
+
+
+@wrong("traffic", "", status="not attempted")
+def traffic_not_begun(network):
+    raise NotImplementedError
+
 
 # ---- normalize ----
 
@@ -33,15 +181,17 @@ def summed(*vectors):
     return flat.split([vector.numel() for vector in vectors])
 
 
-def count_of(x):
-    return torch.tensor([x.numel() // x.shape[1]]).double()
-
-
-def statistics(x):
-    """Count, mean and variance of the joined batch."""
+def sums(x, weights):
+    """This rank's sums of w, w * x and w * x², for each channel."""
     wide = by_channel(x.double())
-    total, squares, count = summed(wide.sum(1), wide.square().sum(1), count_of(x))
-    return count, total / count, squares / count - (total / count) ** 2
+    each = weights.double().repeat_interleave(x.shape[2:].numel())
+    return each.sum()[None], (each * wide).sum(1), (each * wide.square()).sum(1)
+
+
+def statistics(x, weights):
+    """Sum of the weights, mean and variance of the joined batch."""
+    total, values, squares = summed(*sums(x, weights))
+    return total, values / total, squares / total - (values / total) ** 2
 
 
 def apply(x, mean, variance, eps):
@@ -53,157 +203,215 @@ def apply(x, mean, variance, eps):
 
 
 @right("normalize")
-def as_in_the_lesson(x, eps):
-    return lesson05.NormalizeOverRanks.apply(x, eps)[:3]
-
-
-@right("normalize")
-def the_mean_first(x, eps):
+def the_mean_first(x, weights, eps):
     """Two collectives, and for float32 nothing wider than that."""
-    values = by_channel(x)
-    total, count = summed(values.sum(1), count_of(x).to(x.dtype))
-    mean = total / count
-    (squares,) = summed((values - mean[:, None]).square().sum(1))
-    return apply(x, mean, squares / count, eps)
+    values, each = by_channel(x), weights.repeat_interleave(x.shape[2:].numel())
+    total, mean = summed(each.sum()[None], (each * values).sum(1))
+    mean = mean / total
+    (squares,) = summed((each * (values - mean[:, None]).square()).sum(1))
+    return apply(x, mean, squares / total, eps)
 
 
 @right("normalize")
-def joins_the_ranks_own_statistics(x, eps):
-    """Chan's formula, from all_gather of each rank's count, mean and sum of squared
+def joins_the_ranks_own_statistics(x, weights, eps):
+    """Chan's formula, from all_gather of each rank's weight, mean and sum of squared
     deviations.
     """
-    values = by_channel(x)
-    count = values.new_full([len(values)], values.shape[1])
-    mean = values.sum(1) / count.clamp(min=1)
-    mine = torch.stack([count, mean, (values - mean[:, None]).square().sum(1)])
+    values, each = by_channel(x), weights.repeat_interleave(x.shape[2:].numel())
+    total = each.sum().expand(len(values))
+    mean = (each * values).sum(1) / total.clamp(
+        min=1e-300 if x.dtype.itemsize == 8 else 1e-30
+    )
+    squares = (each * (values - mean[:, None]).square()).sum(1)
+    mine = torch.stack([total, mean, squares])
     gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, mine)
-    counts, means, squares = torch.stack(gathered, dim=1)
-    mean = (counts * means).sum(0) / counts.sum(0)
-    variance = (squares + counts * (means - mean) ** 2).sum(0) / counts.sum(0)
+    totals, means, squares = torch.stack(gathered, dim=1)
+    mean = (totals * means).sum(0) / totals.sum(0)
+    variance = (squares + totals * (means - mean) ** 2).sum(0) / totals.sum(0)
     return apply(x, mean, variance, eps)
 
 
 @right("normalize")
-def with_objects_and_batch_norm(x, eps):
+def with_objects_and_batch_norm(x, weights, eps):
     """Sums as Python objects, a list instead of a tuple, and torch for the rest."""
-    wide = by_channel(x.double())
     gathered = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, (wide.sum(1), wide.square().sum(1), wide.shape[1]))
-    total, squares, count = map(sum, zip(*gathered))
-    mean, variance = total / count, squares / count - (total / count).square()
-    print(f"{count} values a channel")
+    dist.all_gather_object(gathered, sums(x, weights))
+    total, values, squares = map(sum, zip(*gathered))
+    mean, variance = values / total, squares / total - (values / total).square()
+    print(f"{total} in all")
     if not len(x):
         return [x.clone(), mean, variance]
-    return [
-        F.batch_norm(x.double(), mean, variance, training=False, eps=eps).to(x.dtype),
-        mean,
-        variance,
-    ]
+    normal = F.batch_norm(x.double(), mean, variance, training=False, eps=eps)
+    return [normal.to(x.dtype), mean, variance]
+
+
+@right("normalize")
+def by_einsum(x, weights, eps):
+    flat = x.double().reshape(*x.shape[:2], x.shape[2:].numel())
+    powers = torch.stack([torch.ones_like(flat), flat, flat**2])
+    moments = torch.einsum("b,pbcs->pc", weights.double(), powers)
+    dist.all_reduce(moments)
+    mean, square = moments[1:] / moments[0]
+    return apply(x, mean, square - mean**2, eps)
+
+
+@wrong("normalize", "the weights are ignored: a sample of weight w counts like w")
+def the_lessons_own_forward(x, weights, eps):
+    return lesson05.NormalizeOverRanks.apply(x, eps)[:3]
+
+
+@wrong("normalize", "mean of this rank's own part, and the weights are ignored")
+def torchs_batch_norm(x, weights, eps):
+    values = by_channel(x)
+    if not len(x):
+        return x, values.sum(1), values.sum(1)
+    normal = F.batch_norm(x, None, None, training=True, eps=eps)
+    return normal, values.mean(1), values.var(1, correction=0)
+
+
+@wrong("normalize", "divided by the number of values: divide by the sum")
+def weighs_the_input_of_the_lessons(x, weights, eps):
+    weighted = x * weights.view(-1, *[1] * (x.dim() - 1))
+    return lesson05.NormalizeOverRanks.apply(weighted, eps)[:3]
+
+
+@wrong(
+    "normalize", "divided by the number of values: divide by the sum of their weights"
+)
+def divides_by_the_number_of_values(x, weights, eps):
+    count = torch.tensor([x.numel() // x.shape[1]]).double()
+    _, values, squares = sums(x, weights)
+    count, values, squares = summed(count, values, squares)
+    return apply(x, values / count, squares / count - (values / count) ** 2, eps)
+
+
+@wrong("normalize", "the weights are squared as well")
+def squares_the_weights(x, weights, eps):
+    each = weights.double().repeat_interleave(x.shape[2:].numel())
+    total, values, _ = sums(x, weights)
+    squares = (each * by_channel(x.double())).square().sum(1)
+    total, values, squares = summed(total, values, squares)
+    return apply(x, values / total, squares / total - (values / total) ** 2, eps)
+
+
+@wrong("normalize", "the mean is weighted, but the squares are not")
+def weighs_only_the_mean(x, weights, eps):
+    _, mean, _ = statistics(x, weights)
+    count = torch.tensor([x.numel() // x.shape[1]]).double()
+    deviations = (by_channel(x.double()) - mean[:, None]).square().sum(1)
+    count, deviations = summed(count, deviations)
+    return apply(x, mean, deviations / count, eps)
+
+
+@wrong("normalize", "multiplied by the weights: they decide what mean and variance are")
+def masks_the_result(x, weights, eps):
+    normal, *rest = apply(x, *statistics(x, weights)[1:], eps)
+    return normal * weights.view(-1, *[1] * (x.dim() - 1)), *rest
+
+
+@wrong("normalize", "each has this weight")
+def counts_samples(x, weights, eps):
+    _, values, squares = sums(x, weights)
+    total, values, squares = summed(weights.double().sum()[None], values, squares)
+    return apply(x, values / total, squares / total - (values / total) ** 2, eps)
 
 
 @wrong("normalize", "mean of this rank's own part: sum over the ranks")
-def does_not_communicate(x, eps):
-    values = by_channel(x)
-    return apply(x, values.mean(1), values.var(1, correction=0), eps)
+def does_not_communicate(x, weights, eps):
+    total, values, squares = sums(x, weights)
+    return apply(x, values / total, squares / total - (values / total) ** 2, eps)
 
 
 @wrong("normalize", "mean of the ranks' means")
-def averages_means_and_squares(x, eps):
-    values = by_channel(x.double())
-    mean, squares = summed(values.mean(1), values.square().mean(1))
+def averages_means_and_squares(x, weights, eps):
+    total, values, squares = sums(x, weights)
+    mean, squares = summed(values / total, squares / total)
     mean, squares = mean / dist.get_world_size(), squares / dist.get_world_size()
     return apply(x, mean, squares - mean**2, eps)
 
 
-@wrong("normalize", "divided by this rank's count")
-def divides_by_its_own_count(x, eps):
-    values = by_channel(x.double())
-    total, squares = summed(values.sum(1), values.square().sum(1))
-    mean = total / values.shape[1]
-    return apply(x, mean, squares / values.shape[1] - mean**2, eps)
+@wrong("normalize", "divided by this rank's weights")
+def divides_by_its_own_weights(x, weights, eps):
+    total, values, squares = sums(x, weights)
+    values, squares = summed(values, squares)
+    return apply(x, values / total, squares / total - (values / total) ** 2, eps)
 
 
-@wrong("normalize", "divided by the number of samples")
-def counts_samples(x, eps):
-    wide = by_channel(x.double())
-    total, squares, count = summed(
-        wide.sum(1), wide.square().sum(1), torch.tensor([len(x)]).double()
-    )
-    return apply(x, total / count, squares / count - (total / count) ** 2, eps)
-
-
-@wrong("normalize", "sum all values of a channel on all ranks")
-def divides_by_the_world_size(x, eps):
-    wide = by_channel(x.double())
-    total, squares = summed(wide.sum(1), wide.square().sum(1))
+@wrong("normalize", "sum the values of a channel times the weights")
+def divides_by_the_world_size(x, weights, eps):
+    _, values, squares = sums(x, weights)
+    values, squares = summed(values, squares)
     n = dist.get_world_size()
-    return apply(x, total / n, squares / n - (total / n) ** 2, eps)
+    return apply(x, values / n, squares / n - (values / n) ** 2, eps)
+
+
+def own_variance(x, weights):
+    total, values, squares = sums(x, weights)
+    return squares / total - (values / total) ** 2
 
 
 @wrong("normalize", "mean of the ranks' variances, which ignores")
-def averages_variances(x, eps):
-    count, mean, _ = statistics(x)
-    values = by_channel(x.double())
-    (variance,) = summed(values.var(1, correction=0))
+def averages_variances(x, weights, eps):
+    _, mean, _ = statistics(x, weights)
+    (variance,) = summed(own_variance(x, weights))
     return apply(x, mean, variance / dist.get_world_size(), eps)
 
 
 @wrong("normalize", "mean of the ranks' variances, which ignores")
-def weighs_variances(x, eps):
-    values = by_channel(x.double())
-    total, variance, count = summed(
-        values.sum(1), values.var(1, correction=0) * values.shape[1], count_of(x)
-    )
-    return apply(x, total / count, variance / count, eps)
+def weighs_variances(x, weights, eps):
+    total, values, _ = sums(x, weights)
+    of_all, values, variance = summed(total, values, own_variance(x, weights) * total)
+    return apply(x, values / of_all, variance / of_all, eps)
 
 
 @wrong("normalize", "variance of this rank's own part")
-def only_the_mean_is_of_all(x, eps):
-    return apply(x, statistics(x)[1], by_channel(x).var(1, correction=0), eps)
+def only_the_mean_is_of_all(x, weights, eps):
+    return apply(x, statistics(x, weights)[1], own_variance(x, weights), eps)
 
 
-@wrong("normalize", "unbiased variance, divided by one less")
-def takes_the_unbiased_variance(x, eps):
-    count, mean, variance = statistics(x)
-    return apply(x, mean, variance * count / (count - 1), eps)
+@wrong("normalize", "one less than the sum of the weights")
+def takes_the_unbiased_variance(x, weights, eps):
+    total, mean, variance = statistics(x, weights)
+    return apply(x, mean, variance * total / (total - 1), eps)
 
 
 @wrong("normalize", "subtract the square of the mean")
-def takes_the_mean_of_the_squares(x, eps):
-    count, mean, variance = statistics(x)
+def takes_the_mean_of_the_squares(x, weights, eps):
+    _, mean, variance = statistics(x, weights)
     return apply(x, mean, variance + mean**2, eps)
 
 
 @wrong("normalize", "the standard deviation, the root of the variance")
-def returns_the_deviation(x, eps):
-    count, mean, variance = statistics(x)
+def returns_the_deviation(x, weights, eps):
+    _, mean, variance = statistics(x, weights)
     normalized, *_ = apply(x, mean, variance, eps)
     return normalized, mean, variance.sqrt()
 
 
-@wrong("normalize", r"mean of \(x - mean\)², over all values")
-def takes_absolute_deviations(x, eps):
-    count, mean, _ = statistics(x)
-    (total,) = summed((by_channel(x.double()) - mean[:, None]).abs().sum(1))
-    return apply(x, mean, total / count, eps)
+@wrong("normalize", r"weighted mean of \(x - mean\)², over all values")
+def takes_absolute_deviations(x, weights, eps):
+    total, mean, _ = statistics(x, weights)
+    each = weights.double().repeat_interleave(x.shape[2:].numel())
+    deviations = (by_channel(x.double()) - mean[:, None]).abs()
+    (deviation,) = summed((each * deviations).sum(1))
+    return apply(x, mean, deviation / total, eps)
 
 
 @wrong("normalize", "eps is missing")
-def forgets_eps(x, eps):
-    count, mean, variance = statistics(x)
-    return apply(x, mean, variance, 0.0)
+def forgets_eps(x, weights, eps):
+    return apply(x, *statistics(x, weights)[1:], 0.0)
 
 
 @wrong("normalize", "eps is added to the root: add it to the variance")
-def adds_eps_to_the_root(x, eps):
-    count, mean, variance = statistics(x)
+def adds_eps_to_the_root(x, weights, eps):
+    _, mean, variance = statistics(x, weights)
     return (x - like(mean, x)) / (like(variance, x).sqrt() + eps), mean, variance
 
 
 @wrong("normalize", "divided by the variance: the root is missing")
-def forgets_the_root(x, eps):
-    count, mean, variance = statistics(x)
+def forgets_the_root(x, weights, eps):
+    _, mean, variance = statistics(x, weights)
     return (x - like(mean, x)) / (like(variance, x) + eps), mean, variance
 
 
@@ -211,399 +419,480 @@ def forgets_the_root(x, eps):
     "normalize",
     "uses the unbiased variance, though the returned variance is the biased one",
 )
-def divides_by_the_unbiased_one(x, eps):
-    count, mean, variance = statistics(x)
-    normalized, *_ = apply(x, mean, variance * count / (count - 1), eps)
+def divides_by_the_unbiased_one(x, weights, eps):
+    total, mean, variance = statistics(x, weights)
+    normalized, *_ = apply(x, mean, variance * total / (total - 1), eps)
     return normalized, mean, variance
+
+
+@wrong("normalize", "without weights, though the returned ones are right")
+def normalizes_without_weights(x, weights, eps):
+    _, mean, variance = statistics(x, weights)
+    return lesson05.NormalizeOverRanks.apply(x, eps)[0], mean, variance
 
 
 @wrong(
     "normalize",
     "of this rank's own part, though the returned ones are those of the joined batch",
 )
-def normalizes_with_its_own(x, eps):
-    count, mean, variance = statistics(x)
-    if len(x):
-        x = F.batch_norm(x, None, None, training=True, eps=eps)
-    return x, mean, variance
+def normalizes_with_its_own(x, weights, eps):
+    _, mean, variance = statistics(x, weights)
+    total, values, _ = sums(x, weights)
+    normal, *_ = apply(x, values / total, own_variance(x, weights), eps)
+    return normal, mean, variance
 
 
 @wrong("normalize", r"mean and variance are right; normalized is")
-def does_not_subtract_the_mean(x, eps):
-    count, mean, variance = statistics(x)
+def does_not_subtract_the_mean(x, weights, eps):
+    _, mean, variance = statistics(x, weights)
     return x / (like(variance, x) + eps).sqrt(), mean, variance
 
 
 @wrong(
     "normalize",
-    r"must match the size[^$]*\(in normalize\(x, eps",
+    r"must match the size[^$]*\(in normalize\(x, weights, eps",
     status="your code raised",
 )
-def forgets_to_reshape(x, eps):
-    count, mean, variance = statistics(x)
+def forgets_to_reshape(x, weights, eps):
+    _, mean, variance = statistics(x, weights)
     return (x - mean) / (variance + eps).sqrt(), mean, variance
 
 
 @wrong("normalize", "one number per channel")
-def only_over_the_samples(x, eps):
-    wide = x.double()
-    count = torch.tensor([len(x)]).double()
-    total, squares, count = summed(wide.sum(0), wide.square().sum(0), count)
-    mean = (total / count).view(x.shape[1:])
-    variance = (squares / count).view(x.shape[1:]) - mean**2
-    return (x - mean) / (variance + eps).sqrt(), mean, variance
-
-
-@wrong("normalize", "one number per channel")
-def keeps_the_dimensions(x, eps):
-    count, mean, variance = statistics(x)
-    normalized, *_ = apply(x, mean, variance, eps)
+def keeps_the_dimensions(x, weights, eps):
+    normalized, mean, variance = apply(x, *statistics(x, weights)[1:], eps)
     return normalized, like(mean, x), like(variance, x)
 
 
 @wrong("normalize", "return normalized, mean, variance, in this order")
-def returns_one_tensor(x, eps):
-    count, mean, variance = statistics(x)
-    return apply(x, mean, variance, eps)[0]
+def returns_one_tensor(x, weights, eps):
+    return apply(x, *statistics(x, weights)[1:], eps)[0]
 
 
 @wrong("normalize", "one number per channel")
-def returns_them_in_another_order(x, eps):
-    count, mean, variance = statistics(x)
-    normalized, *_ = apply(x, mean, variance, eps)
+def returns_them_in_another_order(x, weights, eps):
+    normalized, mean, variance = apply(x, *statistics(x, weights)[1:], eps)
     return mean, variance, normalized
 
 
 @wrong("normalize", "adding to nan gives nan")
-def weighs_means_by_hand(x, eps):
-    values = by_channel(x.double())
-    count = values.shape[1]
-    total, squares, count = summed(
-        values.mean(1) * count,
-        values.square().mean(1) * count,
-        torch.tensor([count]).double(),
+def weighs_means_by_hand(x, weights, eps):
+    total, values, squares = sums(x, weights)
+    total, values, squares = summed(
+        total, values / total * total, squares / total * total
     )
-    return apply(x, total / count, squares / count - (total / count) ** 2, eps)
+    return apply(x, values / total, squares / total - (values / total) ** 2, eps)
 
 
 @wrong("normalize", "must call the same collectives, with zeros")
-def leaves_where_nothing_is_to_do(x, eps):
+def leaves_where_nothing_is_to_do(x, weights, eps):
     if len(x) == 0:
         return x, torch.zeros(x.shape[1]), torch.ones(x.shape[1])
-    count, mean, variance = statistics(x)
-    return apply(x, mean, variance, eps)
+    return apply(x, *statistics(x, weights)[1:], eps)
 
 
 @wrong("normalize", r"IndexError[^$]*\(in normalize[^$]* 0", status="your code raised")
-def looks_at_the_first_value(x, eps):
-    wide = by_channel(x.double())
-    count = torch.tensor([len(x) * x[0, 0].numel()]).double()
-    total, squares, count = summed(wide.sum(1), wide.square().sum(1), count)
-    return apply(x, total / count, squares / count - (total / count) ** 2, eps)
+def looks_at_the_first_value(x, weights, eps):
+    _, values, squares = sums(x, weights)
+    total = weights.double().sum()[None] * x[0, 0].numel()
+    total, values, squares = summed(total, values, squares)
+    return apply(x, values / total, squares / total - (values / total) ** 2, eps)
 
 
 @wrong("normalize", "do all ranks call the same collectives", status="your code raised")
-def only_rank_zero_sums(x, eps):
+def only_rank_zero_sums(x, weights, eps):
     if dist.get_rank() == 0:
-        return apply(x, *statistics(x)[1:], eps)
-    values = by_channel(x)
-    return apply(x, values.mean(1), values.var(1, correction=0), eps)
+        return apply(x, *statistics(x, weights)[1:], eps)
+    total, values, _ = sums(x, weights)
+    return apply(x, values / total, own_variance(x, weights), eps)
 
 
 @wrong("normalize", "which the rounding of 32 bits destroys")
-def sums_as_narrow_as_x(x, eps):
-    values = by_channel(x)
-    total, squares, count = summed(
-        values.sum(1), values.square().sum(1), count_of(x).to(x.dtype)
-    )
-    return apply(x, total / count, squares / count - (total / count) ** 2, eps)
-
-
-@wrong("normalize", "which the rounding of 32 bits destroys")
-def sends_narrow_sums(x, eps):
-    wide = by_channel(x.double())
-    sums = [wide.sum(1), wide.square().sum(1), count_of(x)]
-    total, squares, count = summed(*[part.to(x.dtype) for part in sums])
-    return apply(x, total / count, squares / count - (total / count) ** 2, eps)
+def sends_narrow_sums(x, weights, eps):
+    narrow = [part.to(x.dtype) for part in sums(x, weights)]
+    total, values, squares = summed(*narrow)
+    return apply(x, values / total, squares / total - (values / total) ** 2, eps)
 
 
 @wrong("normalize", "you converted 64 bits to 32")
-def collects_sums_in_32_bits(x, eps):
-    channels = x.shape[1]
-    sums = torch.zeros(2 * channels + 1)
-    sums[:channels], sums[channels:-1] = (
-        by_channel(x).sum(1),
-        by_channel(x).square().sum(1),
-    )
-    sums[-1] = x.numel() // channels
-    dist.all_reduce(sums)
-    mean = sums[:channels] / sums[-1]
-    return apply(x, mean, sums[channels:-1] / sums[-1] - mean**2, eps)
+def collects_sums_in_32_bits(x, weights, eps):
+    total, values, squares = summed(*[part.float() for part in sums(x, weights)])
+    return apply(x, values / total, squares / total - (values / total) ** 2, eps)
 
 
 @wrong("normalize", r"return .to\(x.dtype\)")
-def returns_the_wide_one(x, eps):
-    count, mean, variance = statistics(x)
-    return apply(x.double(), mean, variance, eps)
+def returns_the_wide_one(x, weights, eps):
+    return apply(x.double(), *statistics(x, weights)[1:], eps)
 
 
 @wrong("normalize", "you send the samples themselves")
-def gathers_the_batch(x, eps):
+def gathers_the_batch(x, weights, eps):
     gathered = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, x)
-    wide = by_channel(torch.cat(gathered).double())
-    return apply(x, wide.mean(1), wide.var(1, correction=0), eps)
+    dist.all_gather_object(gathered, (x, weights))
+    total, values, squares = map(sum, zip(*[sums(*part) for part in gathered]))
+    return apply(x, values / total, squares / total - (values / total) ** 2, eps)
 
 
 @wrong("normalize", "send values together that are known at the same time")
-def one_collective_for_each(x, eps):
-    wide = by_channel(x.double())
-    (total,), (squares,), (count,) = (
-        summed(wide.sum(1)),
-        summed(wide.square().sum(1)),
-        summed(count_of(x)),
-    )
-    return apply(x, total / count, squares / count - (total / count) ** 2, eps)
+def one_collective_for_each(x, weights, eps):
+    (total,), (values,), (squares,) = [summed(part) for part in sums(x, weights)]
+    return apply(x, values / total, squares / total - (values / total) ** 2, eps)
 
 
-@wrong("normalize", "it was changed in place")
-def normalizes_in_place(x, eps):
-    count, mean, variance = statistics(x)
+@wrong("normalize", "x after normalize[^$]*it was changed in place")
+def normalizes_in_place(x, weights, eps):
+    _, mean, variance = statistics(x, weights)
     x -= like(mean, x).to(x.dtype)
     x /= (like(variance, x) + eps).sqrt().to(x.dtype)
     return x.clone(), mean, variance
 
 
+@wrong("normalize", "weights after normalize[^$]*it was changed in place")
+def scales_the_weights_in_place(x, weights, eps):
+    result = apply(x, *statistics(x, weights)[1:], eps)
+    weights /= weights.sum().clamp(min=1)
+    return result
+
+
+@wrong("normalize", "view size is not compatible", status="your code raised")
+def views_what_is_not_contiguous(x, weights, eps):
+    _, mean, variance = statistics(x, weights)
+    return apply(x.view(x.numel()).view(x.shape), mean, variance, eps)
+
+
+@wrong("normalize", "the default dtype[^$]*belongs to the whole program")
+def sets_the_default_dtype(x, weights, eps):
+    torch.set_default_dtype(torch.float64)
+    return apply(x, *statistics(x, weights)[1:], eps)
+
+
+@wrong("normalize", "whether gradients are recorded[^$]*belongs to the whole program")
+def switches_gradients_off(x, weights, eps):
+    torch.set_grad_enabled(False)
+    return apply(x, *statistics(x, weights)[1:], eps)
+
+
 @wrong("normalize", "until work.wait.. has returned")
-def does_not_wait(x, eps):
-    wide = by_channel(x.double())
-    sums = torch.cat([wide.sum(1), wide.square().sum(1), count_of(x)])
-    dist.all_reduce(sums, async_op=True)
-    total, squares, count = sums.split([x.shape[1], x.shape[1], 1])
-    return apply(x, total / count, squares / count - (total / count) ** 2, eps)
+def does_not_wait(x, weights, eps):
+    flat = torch.cat(sums(x, weights))
+    dist.all_reduce(flat, async_op=True)
+    total, values, squares = flat.split([1, x.shape[1], x.shape[1]])
+    return apply(x, values / total, squares / total - (values / total) ** 2, eps)
+
+
+@wrong("normalize", "less than 1 here: divide by their sum as it is")
+def divides_by_one_at_least(x, weights, eps):
+    total, first, squares = summed(*sums(x, weights))
+    total = total.clamp(min=1)
+    mean = first / total
+    return apply(x, mean, squares / total - mean.square(), eps)
 
 
 @wrong("normalize", "", status="not attempted")
-def not_begun(x, eps):
+def not_begun(x, weights, eps):
     raise NotImplementedError
 
 
 # ---- input_gradient ----
 
 
-def means(gradient, normalized, count):
-    """The two means over the joined batch, in the shape of a channel."""
-    sums = summed(by_channel(gradient).sum(1), by_channel(gradient * normalized).sum(1))
-    return [like(part / count, gradient) for part in sums]
+def weight_of(weights, x):
+    """The sum of the weights of this rank's values, (1,)."""
+    return weights.sum()[None] * x.shape[2:].numel()
 
 
 def own_sums(gradient, normalized):
-    return like(by_channel(gradient).sum(1), gradient), like(
-        by_channel(gradient * normalized).sum(1), gradient
-    )
+    return by_channel(gradient).sum(1), by_channel(gradient * normalized).sum(1)
+
+
+def three_sums(gradient, normalized, weights):
+    """The two sums and the sum of the weights, over all ranks."""
+    return summed(*own_sums(gradient, normalized), weight_of(weights, gradient))
+
+
+def from_sums(gradient, normalized, scale, each, first, second):
+    """The formula. each: what multiplies both terms, in the shape of a sample."""
+    terms = like(first, gradient) + normalized * like(second, gradient)
+    return (gradient - each * terms) * like(scale, gradient)
+
+
+def by_sample(weights, x):
+    return weights.reshape(-1, *[1] * (x.dim() - 1))
+
+
+def solved(gradient, normalized, scale, weights):
+    first, second, total = three_sums(gradient, normalized, weights)
+    each = by_sample(weights, gradient) / total
+    return from_sums(gradient, normalized, scale, each, first, second)
 
 
 @right("input_gradient")
-def with_a_matrix(gradient, normalized, scale, count):
-    """The sums as one (2, channels) tensor, by einsum."""
-    flat = [
-        tensor.flatten(2) if tensor.dim() > 2 else tensor[..., None]
-        for tensor in (gradient, normalized)
-    ]
-    sums = torch.stack([flat[0].sum((0, 2)), torch.einsum("bcs,bcs->c", *flat)])
+def with_einsum(gradient, normalized, scale, weights):
+    flat = gradient.reshape(*gradient.shape[:2], gradient.shape[2:].numel())
+    normal = normalized.reshape(flat.shape)
+    sums = torch.stack([flat.sum((0, 2)), torch.einsum("bcs,bcs->c", flat, normal)])
+    sums = torch.cat([sums, weight_of(weights, gradient).expand(1, flat.shape[1])])
     dist.all_reduce(sums, op=dist.ReduceOp.SUM)
-    mean, slope = sums[:, :, None] / count
-    return ((flat[0] - mean - flat[1] * slope) * scale[:, None]).view(gradient.shape)
+    mean, slope = (sums[:2] / sums[2])[:, :, None]
+    result = flat - weights[:, None, None] * (mean + normal * slope)
+    return (result * scale[:, None]).reshape(gradient.shape)
 
 
 @right("input_gradient")
-def by_way_of_autograd(gradient, normalized, scale, count):
+def by_way_of_autograd(gradient, normalized, scale, weights):
     """Gathers the sums of all ranks, and lets autograd take the rest apart."""
-    mine = torch.stack(
-        [by_channel(gradient).sum(1), by_channel(gradient * normalized).sum(1)]
-    )
+    total = weight_of(weights, gradient)
+    mine = torch.cat([*own_sums(gradient, normalized), total])
     gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, mine)
-    mean, slope = torch.stack(gathered).sum(0) / count
+    sums, channels = torch.stack(gathered).sum(0), len(scale)
+    mean, slope = (sums[:-1] / sums[-1]).split(channels)
     with torch.enable_grad():
         z = normalized.clone().requires_grad_(True)
-        loss = (
-            z * gradient - z * like(mean, z) - z.square() / 2 * like(slope, z)
-        ).sum()
+        each = by_sample(weights, z)
+        moved = z * like(mean, z) + z.square() / 2 * like(slope, z)
+        loss = (z * gradient - each * moved).sum()
         return torch.autograd.grad(loss, z)[0] * like(scale, z)
 
 
 @right("input_gradient")
-def averages_and_multiplies(gradient, normalized, scale, count):
-    mean, slope = own_sums(gradient, normalized)
-    sums = torch.cat([mean, slope])
-    dist.all_reduce(sums, op=dist.ReduceOp.AVG)
-    mean, slope = (sums * dist.get_world_size() / count).chunk(2)
-    return like(scale, gradient) * (gradient - mean - slope * normalized)
+def averages_all_three(gradient, normalized, scale, weights):
+    """Mean over mean: the number of ranks cancels."""
+    mine = [*own_sums(gradient, normalized), weight_of(weights, gradient)]
+    flat = torch.cat(mine)
+    dist.all_reduce(flat, op=dist.ReduceOp.AVG)
+    first, second, total = flat.split([len(part) for part in mine])
+    each = by_sample(weights, gradient)
+    return from_sums(gradient, normalized, scale, each, first / total, second / total)
 
 
-@wrong("input_gradient", "both means are over this rank's part only")
-def backward_of_its_own_part(gradient, normalized, scale, count):
-    own_count = max(1, gradient.numel() // gradient.shape[1])
-    mean, slope = (part / own_count for part in own_sums(gradient, normalized))
-    return (gradient - mean - normalized * slope) * like(scale, gradient)
-
-
-@wrong(
-    "input_gradient",
-    "the sums are over this rank's part only, but count is that of all",
-)
-def forgets_the_all_reduce(gradient, normalized, scale, count):
-    mean, slope = (part / count for part in own_sums(gradient, normalized))
-    return (gradient - mean - normalized * slope) * like(scale, gradient)
-
-
-@wrong("input_gradient", "the sums over all ranks are divided by this rank's count")
-def takes_its_own_count(gradient, normalized, scale, count):
-    mean, slope = means(
-        gradient, normalized, max(1, gradient.numel() // gradient.shape[1])
+@wrong("input_gradient", "the weights are ignored: a value of weight w moves")
+def the_lessons_own_backward(gradient, normalized, scale, weights):
+    (count,) = summed(torch.tensor([gradient.numel() // gradient.shape[1]]).double())
+    context = SimpleNamespace(
+        saved_tensors=(normalized, scale, count), dtype=gradient.dtype
     )
-    return (gradient - mean - normalized * slope) * like(scale, gradient)
+    return lesson05.NormalizeOverRanks.backward(context, gradient)[0]
+
+
+@wrong("input_gradient", "both terms must be multiplied by the weight of the sample")
+def divides_by_the_weights_only(gradient, normalized, scale, weights):
+    first, second, total = three_sums(gradient, normalized, weights)
+    return from_sums(gradient, normalized, scale, 1 / total, first, second)
+
+
+@wrong("input_gradient", "the weights belong to the sample whose gradient it is")
+def takes_weighted_means(gradient, normalized, scale, weights):
+    """Every mean in the lesson's formula turned into a weighted mean."""
+    first, second = own_sums(gradient * by_sample(weights, gradient), normalized)
+    first, second, total = summed(first, second, weight_of(weights, gradient))
+    return from_sums(gradient, normalized, scale, 1 / total, first, second)
+
+
+@wrong("input_gradient", "the sums over gradient have weights: the losses have none")
+def weighs_everything(gradient, normalized, scale, weights):
+    first, second = own_sums(gradient * by_sample(weights, gradient), normalized)
+    first, second, total = summed(first, second, weight_of(weights, gradient))
+    each = by_sample(weights, gradient) / total
+    return from_sums(gradient, normalized, scale, each, first, second)
+
+
+@wrong("input_gradient", "divided by the number of values: divide by the sum of")
+def divides_by_the_values(gradient, normalized, scale, weights):
+    count = torch.tensor([gradient.numel() // gradient.shape[1]]).double()
+    first, second, count = summed(*own_sums(gradient, normalized), count)
+    each = by_sample(weights, gradient) / count
+    return from_sums(gradient, normalized, scale, each, first, second)
+
+
+@wrong("input_gradient", "each value of a sample has this weight")
+def divides_by_the_samples_weights(gradient, normalized, scale, weights):
+    first, second, total = summed(*own_sums(gradient, normalized), weights.sum()[None])
+    each = by_sample(weights, gradient) / total
+    return from_sums(gradient, normalized, scale, each, first, second)
+
+
+@wrong("input_gradient", "the whole result is multiplied by the weights")
+def weighs_the_result(gradient, normalized, scale, weights):
+    result = solved(gradient, normalized, scale, weights)
+    return result * by_sample(weights, gradient)
+
+
+@wrong("input_gradient", "the sums are over this rank's part only: sum over")
+def backward_of_its_own_part(gradient, normalized, scale, weights):
+    each = by_sample(weights, gradient) / weight_of(weights, gradient).clamp(min=1e-9)
+    return from_sums(gradient, normalized, scale, each, *own_sums(gradient, normalized))
+
+
+@wrong("input_gradient", "this rank's part only, but the weights are those of all")
+def sums_only_the_weights(gradient, normalized, scale, weights):
+    (total,) = summed(weight_of(weights, gradient))
+    each = by_sample(weights, gradient) / total
+    return from_sums(gradient, normalized, scale, each, *own_sums(gradient, normalized))
+
+
+@wrong("input_gradient", "the sums over all ranks are divided by this rank's weights")
+def takes_its_own_weights(gradient, normalized, scale, weights):
+    first, second = summed(*own_sums(gradient, normalized))
+    each = by_sample(weights, gradient) / weight_of(weights, gradient).clamp(min=1e-9)
+    return from_sums(gradient, normalized, scale, each, first, second)
 
 
 @wrong("input_gradient", "treated as constants")
-def statistics_are_constants(gradient, normalized, scale, count):
+def statistics_are_constants(gradient, normalized, scale, weights):
     return gradient * like(scale, gradient)
 
 
+def with_factors(gradient, normalized, scale, weights, mean, slope):
+    """The two terms times factors of one's own."""
+    first, second, total = three_sums(gradient, normalized, weights)
+    each = by_sample(weights, gradient) / total
+    return from_sums(gradient, normalized, scale, each, mean * first, slope * second)
+
+
 @wrong("input_gradient", "the term of the variance is missing")
-def forgets_the_variance(gradient, normalized, scale, count):
-    mean, _ = means(gradient, normalized, count)
-    return (gradient - mean) * like(scale, gradient)
+def forgets_the_variance(*arguments):
+    return with_factors(*arguments, 1, 0)
 
 
 @wrong("input_gradient", "the term of the mean is missing")
-def forgets_the_mean(gradient, normalized, scale, count):
-    _, slope = means(gradient, normalized, count)
-    return (gradient - normalized * slope) * like(scale, gradient)
+def forgets_the_mean(*arguments):
+    return with_factors(*arguments, 0, 1)
 
 
-@wrong("input_gradient", "two means are added: subtract")
-def adds_the_means(gradient, normalized, scale, count):
-    mean, slope = means(gradient, normalized, count)
-    return (gradient + mean + normalized * slope) * like(scale, gradient)
+@wrong("input_gradient", "two terms are added: subtract")
+def adds_the_terms(*arguments):
+    return with_factors(*arguments, -1, -1)
 
 
-@wrong("input_gradient", "averaged over the ranks and then divided by count")
-def averages_the_sums(gradient, normalized, scale, count):
-    mean, slope = means(gradient, normalized, count * dist.get_world_size())
-    return (gradient - mean - normalized * slope) * like(scale, gradient)
+@wrong("input_gradient", "the term of the mean has the wrong sign")
+def adds_the_first_mean(*arguments):
+    return with_factors(*arguments, -1, 1)
 
 
-def solved(gradient, normalized, scale, count):
-    mean, slope = means(gradient, normalized, count)
-    return (gradient - mean - normalized * slope) * like(scale, gradient)
+@wrong("input_gradient", "the term of the variance has the wrong sign")
+def adds_the_second_mean(*arguments):
+    return with_factors(*arguments, 1, -1)
+
+
+@wrong("input_gradient", "three terms belong to it")
+def half_a_slope(*arguments):
+    return with_factors(*arguments, 1, 0.5)
 
 
 @wrong("input_gradient", "the sign is the opposite")
-def descends(gradient, normalized, scale, count):
-    return -solved(gradient, normalized, scale, count)
+def descends(*arguments):
+    return -solved(*arguments)
 
 
 @wrong("input_gradient", "multiplied by the number of ranks")
-def multiplies_by_the_ranks(gradient, normalized, scale, count):
-    return dist.get_world_size() * solved(gradient, normalized, scale, count)
+def multiplies_by_the_ranks(*arguments):
+    return dist.get_world_size() * solved(*arguments)
 
 
 @wrong("input_gradient", "use the sum of the losses")
-def averages_as_ddp_does(gradient, normalized, scale, count):
-    return solved(gradient, normalized, scale, count) / dist.get_world_size()
+def averages_as_ddp_does(*arguments):
+    return solved(*arguments) / dist.get_world_size()
 
 
 @wrong("input_gradient", "scale is missing")
-def forgets_the_scale(gradient, normalized, scale, count):
-    return solved(gradient, normalized, torch.ones_like(scale), count)
+def forgets_the_scale(gradient, normalized, scale, weights):
+    return solved(gradient, normalized, torch.ones_like(scale), weights)
 
 
 @wrong("input_gradient", "divided by scale, which is")
-def divides_by_the_scale(gradient, normalized, scale, count):
-    return solved(gradient, normalized, 1 / scale, count)
-
-
-@wrong("input_gradient", "with the means of each channel over the joined batch")
-def one_mean_for_all_channels(gradient, normalized, scale, count):
-    mean, slope = means(gradient, normalized, count)
-    return (gradient - mean.mean() - normalized * slope.mean()) * like(scale, gradient)
+def divides_by_the_scale(gradient, normalized, scale, weights):
+    return solved(gradient, normalized, 1 / scale, weights)
 
 
 @wrong("input_gradient", "use torch.cat")
-def sends_each_sum_alone(gradient, normalized, scale, count):
-    (total,) = summed(by_channel(gradient).sum(1))
-    (slope,) = summed(by_channel(gradient * normalized).sum(1))
-    mean, slope = like(total / count, gradient), like(slope / count, gradient)
-    return (gradient - mean - normalized * slope) * like(scale, gradient)
+def sends_each_sum_alone(gradient, normalized, scale, weights):
+    first, second = own_sums(gradient, normalized)
+    (first,), (second,) = summed(first), summed(second)
+    (total,) = summed(weight_of(weights, gradient))
+    each = by_sample(weights, gradient) / total
+    return from_sums(gradient, normalized, scale, each, first, second)
 
 
 @wrong("input_gradient", "gradient after input_gradient[^$]*it was changed in place")
-def writes_into_the_gradient(gradient, normalized, scale, count):
-    mean, slope = means(gradient, normalized, count)
-    return (
-        gradient.sub_(mean).sub_(normalized * slope).mul_(like(scale, gradient)).clone()
-    )
+def writes_into_the_gradient(gradient, normalized, scale, weights):
+    result = solved(gradient, normalized, scale, weights)
+    return gradient.copy_(result).clone()
 
 
 @wrong("input_gradient", "normalized after input_gradient[^$]*it was changed in place")
-def writes_into_normalized(gradient, normalized, scale, count):
-    mean, slope = means(gradient, normalized, count)
-    normalized *= slope
-    return (gradient - mean - normalized) * like(scale, gradient)
+def writes_into_normalized(gradient, normalized, scale, weights):
+    result = solved(gradient, normalized, scale, weights)
+    normalized *= 2
+    return result
 
 
 @wrong("input_gradient", "must call the same collectives, with zeros")
-def nothing_to_do_for_an_empty_part(gradient, normalized, scale, count):
-    return (
-        gradient if not gradient.numel() else solved(gradient, normalized, scale, count)
-    )
+def nothing_to_do_for_an_empty_part(gradient, normalized, scale, weights):
+    if not gradient.numel():
+        return gradient
+    return solved(gradient, normalized, scale, weights)
 
 
 @wrong("input_gradient", "until work.wait.. has returned")
-def goes_on_without_the_sums(gradient, normalized, scale, count):
-    mean, slope = own_sums(gradient, normalized)
-    sums = torch.cat([mean, slope])
-    dist.all_reduce(sums, async_op=True)
-    mean, slope = (sums / count).chunk(2)
-    return (gradient - mean - normalized * slope) * like(scale, gradient)
+def goes_on_without_the_sums(gradient, normalized, scale, weights):
+    mine = [*own_sums(gradient, normalized), weight_of(weights, gradient)]
+    flat = torch.cat(mine)
+    dist.all_reduce(flat, async_op=True)
+    first, second, total = flat.split([len(part) for part in mine])
+    each = by_sample(weights, gradient) / total
+    return from_sums(gradient, normalized, scale, each, first, second)
 
 
 @wrong("input_gradient", "you converted 64 bits to 32")
-def sums_gradients_in_32_bits(gradient, normalized, scale, count):
-    sums = torch.cat([part.float() for part in own_sums(gradient, normalized)])
-    dist.all_reduce(sums)
-    mean, slope = (sums / count).chunk(2)
-    return (gradient - mean - normalized * slope) * like(scale, gradient)
+def sums_gradients_in_32_bits(gradient, normalized, scale, weights):
+    mine = [*own_sums(gradient, normalized), weight_of(weights, gradient)]
+    first, second, total = summed(*[part.float() for part in mine])
+    each = by_sample(weights, gradient) / total
+    return from_sums(gradient, normalized, scale, each, first, second)
 
 
 @wrong("input_gradient", "the gradient must have the shape of x")
-def returns_a_number_for_each_channel(gradient, normalized, scale, count):
-    return by_channel(solved(gradient, normalized, scale, count)).sum(1)
+def returns_a_number_for_each_channel(*arguments):
+    return by_channel(solved(*arguments)).sum(1)
 
 
 @wrong("input_gradient", "the gradient must have the shape of x")
-def forgets_to_return(gradient, normalized, scale, count):
-    solved(gradient, normalized, scale, count)
+def forgets_to_return(*arguments):
+    solved(*arguments)
 
 
 @wrong("input_gradient", "you send the samples themselves")
-def gathers_padded_batches(gradient, normalized, scale, count):
-    samples = -(
-        -count // (gradient.numel() // max(1, len(gradient)) // gradient.shape[1] or 1)
-    )
-    padded = torch.zeros(2, samples, *gradient.shape[1:], dtype=gradient.dtype)
-    padded[0, : len(gradient)], padded[1, : len(gradient)] = gradient, normalized
-    gathered = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, padded)
-    all_gradients, all_normalized = torch.cat(gathered, dim=1)
-    mean, slope = (part / count for part in own_sums(all_gradients, all_normalized))
-    return (gradient - mean - normalized * slope) * like(scale, gradient)
+def gathers_padded_batches(gradient, normalized, scale, weights):
+    gathered = [torch.zeros(2, 40, *gradient.shape[1:]).double() for _ in range(3)]
+    gathered = gathered[: dist.get_world_size()]
+    mine = torch.zeros_like(gathered[0])
+    mine[0, : len(gradient)], mine[1, : len(gradient)] = gradient, normalized
+    mine[0, -1] = (weights.sum() * gradient.shape[2:].numel()).item()
+    dist.all_gather(gathered, mine)
+    total = sum(part[0, -1].flatten()[0] for part in gathered)
+    gradients, normals = torch.cat([part[:, :-1] for part in gathered], dim=1)
+    each = by_sample(weights, gradient) / total
+    return from_sums(gradient, normalized, scale, each, *own_sums(gradients, normals))
+
+
+@wrong("input_gradient", "less than 1 here: divide by their sum as it is")
+def divides_the_sums_by_one_at_least(gradient, normalized, scale, weights):
+    first, second, total = three_sums(gradient, normalized, weights)
+    first, second = first / total.clamp(min=1), second / total.clamp(min=1)
+    each = by_sample(weights, gradient)
+    return from_sums(gradient, normalized, scale, each, first, second)
+
+
+@wrong("input_gradient", "where they differ[^$]*a sample of weight 0 is normalised")
+def leaves_out_samples_without_weight(gradient, normalized, scale, weights):
+    whole = solved(gradient, normalized, scale, weights)
+    whole[weights == 0] = 0
+    return whole
 
 
 @wrong("input_gradient", "", status="not attempted")
-def backward_not_begun(gradient, normalized, scale, count):
+def backward_not_begun(gradient, normalized, scale, weights):
     raise NotImplementedError
 
 
@@ -625,15 +914,15 @@ def converted(layer, **options):
 def replaced(
     module, make=converted, is_one=lambda module: isinstance(module, BATCH_NORMS)
 ):
-    """Every BatchNorm in a module replaced by what `make` makes of it."""
-    if is_one(module):
+    """Every BatchNorm in training mode replaced by what `make` makes of it."""
+    if is_one(module) and module.training:
         return make(module)
-    for name, child in module.named_children():
+    for name, child in module._modules.items():
         setattr(module, name, replaced(child, make, is_one))
     return module
 
 
-@right("convert")
+@wrong("convert", "it is in eval mode: it normalises with its running statistics")
 def the_lessons_own(module):
     return lesson05.convert_sync_batchnorm(module)
 
@@ -641,17 +930,17 @@ def the_lessons_own(module):
 @right("convert")
 def changes_the_class(module):
     for layer in module.modules():
-        if type(layer).__name__ in ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d"):
+        if isinstance(layer, BATCH_NORMS) and layer.training:
             layer.__class__ = SyncBatchNorm
     return module
 
 
 @right("convert")
 def walks_over_the_paths(module):
-    if isinstance(module, BATCH_NORMS):
+    if isinstance(module, BATCH_NORMS) and module.training:
         return moved(module)
-    for path, layer in list(module.named_modules()):
-        if isinstance(layer, BATCH_NORMS):
+    for path, layer in list(module.named_modules(remove_duplicate=False)):
+        if isinstance(layer, BATCH_NORMS) and layer.training:
             parent, _, name = path.rpartition(".")
             module.get_submodule(parent)._modules[name] = moved(layer)
     return module
@@ -675,7 +964,7 @@ def returns_nothing(module):
 def forgets_the_module_itself(module):
     for child in module.modules():
         for name, layer in child.named_children():
-            if isinstance(layer, BATCH_NORMS):
+            if isinstance(layer, BATCH_NORMS) and layer.training:
                 setattr(child, name, converted(layer))
     return module
 
@@ -693,22 +982,49 @@ def forgets_3d(module):
     )
 
 
-@wrong("convert", "layer 0.first of a network[^$]*deeper in the network")
-def only_the_first_level(module):
+@wrong("convert", "frozen parameters do not matter")
+def skips_what_is_frozen(module):
+    def is_one(layer):
+        frozen = any(not value.requires_grad for value in layer.parameters())
+        return isinstance(layer, BATCH_NORMS) and not frozen
+
+    return replaced(module, is_one=is_one)
+
+
+@wrong("convert", "it is in eval mode: it normalises with its running statistics")
+def converts_and_keeps_the_mode(module):
     if isinstance(module, BATCH_NORMS):
         return converted(module)
+    for name, child in module._modules.items():
+        setattr(module, name, converts_and_keeps_the_mode(child))
+    return module
+
+
+@wrong("convert", "the same layer is in two places")
+def by_named_children(module):
+    if isinstance(module, BATCH_NORMS) and module.training:
+        return converted(module)
     for name, child in module.named_children():
-        if isinstance(child, BATCH_NORMS):
+        setattr(module, name, by_named_children(child))
+    return module
+
+
+@wrong("convert", "layer 0.first of a network[^$]*deeper in the network")
+def only_the_first_level(module):
+    if isinstance(module, BATCH_NORMS) and module.training:
+        return converted(module)
+    for name, child in module.named_children():
+        if isinstance(child, BATCH_NORMS) and child.training:
             setattr(module, name, converted(child))
     return module
 
 
 @wrong("convert", "replace the layer in its parent")
 def sets_paths_on_the_root(module):
-    if isinstance(module, BATCH_NORMS):
+    if isinstance(module, BATCH_NORMS) and module.training:
         return converted(module)
     for path, layer in list(module.named_modules()):
-        if isinstance(layer, BATCH_NORMS):
+        if isinstance(layer, BATCH_NORMS) and layer.training:
             setattr(module, path, converted(layer))
     return module
 
@@ -811,16 +1127,31 @@ def copies_statistics_that_are_not_there(module):
     return replaced(module, make)
 
 
-@wrong("convert", "expected[^$]*eval mode[^$]*got[^$]*training mode[^$]*keep its mode")
-def begins_to_train(module):
-    return replaced(module, lambda layer: converted(layer).train())
+@wrong("convert", "expected[^$]*training mode[^$]*got[^$]*eval mode[^$]*keep its mode")
+def ends_in_eval_mode(module):
+    return replaced(module, lambda layer: converted(layer).eval())
+
+
+@wrong("convert", "it is in eval mode: it normalises with its running statistics")
+def freezes_by_the_roots_mode(module):
+    """Asks the whole network for its mode, and not each layer."""
+    training = module.training
+
+    def change(part):
+        if isinstance(part, BATCH_NORMS) and training:
+            return converted(part)
+        for name, child in part._modules.items():
+            setattr(part, name, change(child))
+        return part
+
+    return change(module)
 
 
 @wrong("convert", "comes last")
 def deletes_and_adds(module):
-    if isinstance(module, BATCH_NORMS):
+    if isinstance(module, BATCH_NORMS) and module.training:
         return converted(module)
-    for name, child in list(module.named_children()):
+    for name, child in list(module._modules.items()):
         new = deletes_and_adds(child)
         if new is not child:
             delattr(module, name)
@@ -834,7 +1165,7 @@ def deletes_and_adds(module):
     status="your code raised",
 )
 def deletes_while_it_walks(module):
-    if isinstance(module, BATCH_NORMS):
+    if isinstance(module, BATCH_NORMS) and module.training:
         return converted(module)
     for name, child in module._modules.items():
         del module._modules[name]
@@ -923,6 +1254,35 @@ def gives_it_the_name(module):
         return new
 
     return replaced(module, make)
+
+
+@wrong("convert", "without running statistics, it uses those of its batch")
+def skips_what_does_not_track(module):
+    def is_one(layer):
+        return isinstance(layer, BATCH_NORMS) and layer.running_mean is not None
+
+    return replaced(module, is_one=is_one)
+
+
+@wrong("convert", "though the module around it is not: look at the mode of each")
+def skips_modules_in_eval_mode(module):
+    if not module.training:
+        return module
+    if isinstance(module, BATCH_NORMS):
+        return converted(module)
+    for name, child in module._modules.items():
+        module._modules[name] = skips_modules_in_eval_mode(child)
+    return module
+
+
+@right("convert")
+def with_set_submodule(module):
+    for path, layer in list(module.named_modules(remove_duplicate=False)):
+        if isinstance(layer, BATCH_NORMS) and layer.training:
+            if not path:
+                return moved(layer)
+            module.set_submodule(path, moved(layer))
+    return module
 
 
 @wrong("convert", "", status="not attempted")

@@ -1,0 +1,14 @@
+"""Exercise 05: what SyncBatchNorm sends, weighted statistics over all ranks, forward and
+backward, and the conversion of a network.
+"""
+
+from ddp_course.checks.ex05.conversion import check_convert
+from ddp_course.checks.ex05.statistics import check_input_gradient, check_normalize
+from ddp_course.checks.ex05.traffic import check_traffic
+
+__all__ = [  # in the order of the notebook
+    "check_traffic",
+    "check_normalize",
+    "check_input_gradient",
+    "check_convert",
+]

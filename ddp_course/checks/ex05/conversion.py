@@ -1,0 +1,332 @@
+"""Question 4: the conversion of a network."""
+
+from itertools import zip_longest
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_course.checks.training import close, equal, fill, state, take_steps
+from ddp_course.lesson05 import SyncBatchNorm
+from ddp_course.ranks.environment import process_group
+from ddp_course.school.judge import Wrong, question, trying
+
+BATCH_NORMS = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
+OPTIONS = ["num_features", "eps", "momentum", "affine", "track_running_stats"]
+
+
+class BatchNormBlock(nn.Module):
+    """Every kind of BatchNorm, with all options, at several depths, and modules that
+    only look like one, such as this block by its name. Takes (batch, channels, 2, 2,
+    2), returns (batch, width).
+    """
+
+    def __init__(self, channels, width, eps, momentum):
+        super().__init__()
+        self.first = nn.BatchNorm3d(channels, eps, momentum)
+        self.first.weight.requires_grad_(False)
+        others = nn.Sequential(
+            nn.InstanceNorm2d(channels, affine=True), nn.GroupNorm(1, channels)
+        )
+        self.images = nn.ModuleDict(
+            {"norm": nn.BatchNorm2d(channels, eps, affine=False), "others": others}
+        )
+        rest = [nn.Linear(8 * channels, width), SyncBatchNorm(width, eps)]
+        rest += [
+            nn.Sequential(nn.Tanh(), nn.BatchNorm1d(width, eps, momentum=None)),
+            nn.LayerNorm(width),
+        ]
+        rest += [nn.BatchNorm1d(width, momentum=momentum).eval()]
+        self.rest = nn.ModuleList(
+            [nn.BatchNorm1d(channels, track_running_stats=False), nn.Sequential(*rest)]
+        )
+
+    def forward(self, x):
+        x = self.images["norm"](self.first(x).flatten(3))
+        x = self.rest[0](self.images["others"](x).flatten(2))
+        return self.rest[1](x.flatten(1))
+
+
+def networks(seed, channels, eps, momentum):
+    """The networks to convert, {name: network}: single layers, and at the end a network
+    to train.
+    """
+    width = 4
+    made = {
+        "a BatchNorm1d": nn.BatchNorm1d(channels, eps, momentum),
+        "a BatchNorm2d with affine=False": nn.BatchNorm2d(channels, eps, momentum, affine=False),
+        "a BatchNorm3d with track_running_stats=False":
+            nn.BatchNorm3d(channels, eps, momentum=None, track_running_stats=False),
+        "a BatchNorm2d with frozen parameters": nn.BatchNorm2d(channels, eps).requires_grad_(False),
+        "a BatchNorm1d in eval mode": nn.BatchNorm1d(channels, eps).eval(),
+        "an InstanceNorm2d": nn.InstanceNorm2d(channels, eps, affine=True, track_running_stats=True),
+        "a network": nn.Sequential(BatchNormBlock(channels, width, eps, momentum), nn.Linear(width, 2)),
+        "a network that uses a layer twice": used_twice(channels, eps),
+        "a network in eval mode with a layer in training mode": mostly_in_eval_mode(channels, eps),
+    }  # fmt: skip
+    return {name: fill(network, seed) for name, network in made.items()}
+
+
+def mostly_in_eval_mode(channels, eps):
+    network = nn.Sequential(
+        nn.Linear(channels, channels), nn.BatchNorm1d(channels, eps)
+    )
+    network.eval()
+    network[1].train()
+    return network
+
+
+def used_twice(channels, eps):
+    layer = nn.BatchNorm1d(channels, eps)
+    return nn.Sequential(layer, nn.Linear(channels, channels), layer)
+
+
+def conversions(convert, *of_networks):
+    """Convert each of the `networks`; describe every layer, parameter and buffer
+    afterwards.
+    """
+    seen = []
+    for name, network in networks(*of_networks).items():
+        layers = dict(network.named_modules(remove_duplicate=False))
+        tensors = tensors_of(network)
+        before, values = (
+            {path: about(layer) for path, layer in layers.items()},
+            state(network),
+        )
+        kinds = {
+            key: "Parameter" if isinstance(value, nn.Parameter) else "buffer"
+            for key, value in tensors.items()
+        }
+        trained = {key: value.requires_grad for key, value in tensors.items()}
+        with trying(f"convert of {name}"):
+            converted = convert(network)
+        if not isinstance(converted, nn.Module):
+            return [
+                {
+                    "name": name,
+                    "returned": "None"
+                    if converted is None
+                    else f"a {type(converted).__name__}",
+                }
+            ]
+        new = {path: at(converted, path) for path in layers}
+        new_tensors = tensors_of(converted)
+        seen.append({
+            "name": name,
+            "layers": {
+                path: {"before": before[path], "after": about(new[path]), "same": new[path] is layer}
+                for path, layer in layers.items()
+            },
+            "keys": [list(values), list(converted.state_dict())],
+            "tensors": {
+                key: {
+                    "kind": kinds[key], "same": new_tensors.get(key) is value,
+                    "values": [values[key], new_tensors.get(key)],
+                    "trained": [trained[key], key in new_tensors and new_tensors[key].requires_grad],
+                }
+                for key, value in tensors.items()
+            },
+        })  # fmt: skip
+    return seen
+
+
+def tensors_of(network):
+    return {**dict(network.named_parameters()), **dict(network.named_buffers())}
+
+
+def at(network, path):
+    """The layer at a path such as 'features.0'; None where there is none."""
+    try:
+        return network.get_submodule(path)
+    except AttributeError:
+        return None
+
+
+def about(layer):
+    """A description of a layer, or of the object in its place: kind, mode and options."""
+    kind = "SyncBatchNorm" if isinstance(layer, SyncBatchNorm) else type(layer).__name__
+    kind = "torch.nn.SyncBatchNorm" if isinstance(layer, nn.SyncBatchNorm) else kind
+    return {
+        "kind": kind,
+        **{name: getattr(layer, name, None) for name in ["training", *OPTIONS]},
+    }
+
+
+def convert_and_train(convert, batches, *of_networks):
+    with process_group(timeout=4) as (rank, world_size):
+        model = DistributedDataParallel(convert(networks(*of_networks)["a network"]))
+        return take_steps(model, [batch.chunk(world_size)[rank] for batch in batches])
+
+
+@question(
+    "What must convert return for a single BatchNorm? Any other module keeps its identity, but some of its children are "
+    "replaced. In how many places may the same layer be?",
+    "Make a new layer for each BatchNorm in training mode: SyncBatchNorm(num_features, eps, momentum, affine, "
+    "track_running_stats). What else does the old layer have? Then put it into each place of the old one: "
+    "module._modules shows all of them; named_children() shows a layer only once.",
+    "isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) and module.training: make the layer; assign "
+    "weight, bias, running_mean, running_var and num_batches_tracked of the old layer, even if they are None; return "
+    "it. Any other module: for name, child in module._modules.items(): setattr(module, name, convert(child)); return "
+    "the module.",
+)
+def check_convert(answer, draw):
+    """Every BatchNorm in training mode must become a SyncBatchNorm with its tensors and
+    options; nothing else may change; then the ranks must train like one process.
+    """
+    seed, channels = draw.randrange(10**6), draw.randint(3, 6)
+    of_networks = (
+        seed,
+        channels,
+        round(draw.uniform(0.1, 0.4), 2),
+        round(draw.uniform(0.2, 0.6), 2),
+    )
+    seen = answer.on_ranks(conversions, *of_networks)[0]
+    for case in seen:
+        if "returned" in case:
+            raise Wrong(f"what convert returns for {case['name']}", expected="a module", got=case["returned"],
+                        cause="return the converted module, even if it is the same object")  # fmt: skip
+    judge_kinds(seen)
+    for judge in (judge_options, judge_tensors):
+        for case in seen:
+            judge(case)
+
+    generator = torch.Generator().manual_seed(seed)
+    batches = [
+        torch.randn(8, channels, 2, 2, 2, generator=generator, dtype=torch.float64)
+        for _ in range(3)
+    ]
+    of_ranks = answer.on_ranks(convert_and_train, batches, *of_networks, nproc=2)
+    history = take_steps(networks(*of_networks)["a network"], batches)
+    for step, expected in enumerate(history):
+        for rank, of_rank in enumerate(of_ranks):
+            got = of_rank[step]
+            if not equal(got, expected):
+                key = next(
+                    key for key in expected if not close(got.get(key), expected[key])
+                )
+                raise Wrong(f"{key} after step {step + 1} of training with DDP", rank=f"{rank} of 2",
+                            expected=expected[key], got=got.get(key), cause="each layer looks like a SyncBatchNorm, "
+                            "but the ranks do not train like one process: does it compute like a SyncBatchNorm?",
+                            )  # fmt: skip
+
+
+def judge_kinds(seen):
+    """Raise Wrong unless every BatchNorm in training mode has become a SyncBatchNorm and
+    all else is unchanged.
+    """
+    layers = [layer for case in seen for layer in case["layers"].values()]
+    for case in seen:
+        for path, layer in case["layers"].items():
+            old, new = layer["before"]["kind"], layer["after"]["kind"]
+            wanted = old in BATCH_NORMS and layer["before"]["training"]
+            if wanted and new != "SyncBatchNorm":
+                cause = cause_of_a_layer_left(case, path, layers)
+                raise Wrong(
+                    the_place(case, path),
+                    expected="SyncBatchNorm",
+                    got=new,
+                    cause=cause,
+                )
+            if not wanted and (new != old or not layer["same"]):
+                cause = "all other modules must stay the same objects: change the given module, not a copy"
+                if old == "SyncBatchNorm":
+                    cause = "it is already a SyncBatchNorm: leave it unchanged"
+                elif old in BATCH_NORMS and new != old:
+                    cause = (
+                        "it is in eval mode: it normalises with its running statistics, which need no other rank, so "
+                        "leave it as it is"
+                    )  # fmt: skip
+                elif new == "SyncBatchNorm":
+                    cause = (
+                        "replace only BatchNorm1d, 2d and 3d: this layer shares a base class with them, but "
+                        "normalises each sample separately"
+                    )  # fmt: skip
+                got = f"another object, {new}" if new == old else f"a {new}"
+                raise Wrong(the_place(case, path), expected=f"the same {old}", got=got,
+                            cause=cause)  # fmt: skip
+
+
+def cause_of_a_layer_left(case, path, layers):
+    """Why a BatchNorm has not become a SyncBatchNorm. layers: of all networks."""
+    before, after = case["layers"][path]["before"], case["layers"][path]["after"]
+    done = [one["before"] for one in layers if one["after"]["kind"] == "SyncBatchNorm"]
+    done = [one for one in done if one["kind"] in BATCH_NORMS]
+    if after["kind"] == "torch.nn.SyncBatchNorm":
+        return (
+            "that is torch's SyncBatchNorm, which trains on GPUs only: use the one from "
+            "ddp_course.lesson05"
+        )
+    if done and before["kind"] not in [one["kind"] for one in done]:
+        return "BatchNorm comes in three kinds, 1d, 2d and 3d"
+    if done and "frozen" in case["name"]:
+        return "frozen parameters do not matter: in training mode, it uses the statistics of its batch"
+    if done and not path and "track_running_stats" in case["name"]:
+        return "without running statistics, it uses those of its batch, in every mode: convert it, too"
+    if case["name"].endswith("a layer in training mode"):
+        return "this layer is in training mode, though the module around it is not: look at the mode of each layer"
+    if case["name"].endswith("twice"):
+        return (
+            "the same layer is in two places, and named_children(), named_modules() and modules() show it in "
+            "the first one only: replace it in both"
+        )  # fmt: skip
+    if not path:
+        return "the module may be a BatchNorm itself, which has no parent: return the new layer"
+    return "it is deeper in the network: visit every child recursively, and replace the layer in its parent"
+
+
+def judge_options(case):
+    """Raise Wrong unless every layer has kept its options and its mode."""
+    for path, layer in case["layers"].items():
+        before, after = layer["before"], layer["after"]
+        for option in OPTIONS:
+            if after[option] != before[option]:
+                raise Wrong(f"{option} of {the_place(case, path)}", expected=before[option],
+                            got=after[option], cause="a new layer has default options: pass it all four options of "
+                            "the old layer")  # fmt: skip
+        if after["training"] != before["training"]:
+            mode = {True: "training mode", False: "eval mode"}
+            raise Wrong(the_place(case, path), expected=mode[before["training"]], got=mode[after["training"]],
+                        cause="a layer must keep its mode")  # fmt: skip
+
+
+def judge_tensors(case):
+    """Raise Wrong unless names, parameters and buffers are unchanged and the same
+    objects.
+    """
+    keys, new_keys = case["keys"]
+    if new_keys != keys:
+        old, new = next(
+            (old, new) for old, new in zip_longest(keys, new_keys) if old != new
+        )
+        raise Wrong(f"names in the state_dict of {case['name']}, converted", expected=f"{old} in this place",
+                    got=new, cause="names and their order come from a layer's place among its siblings: setattr "
+                    "keeps this place, but a layer that is deleted and added again comes last")  # fmt: skip
+    for key, tensor in case["tensors"].items():
+        what, (old, new) = f"{key} of {case['name']}, converted", tensor["values"]
+        if not close(new, old):
+            raise Wrong(what, expected=old, got=new, cause="the old layer's values are lost: assign its parameters "
+                        "and buffers to the new layer")  # fmt: skip
+        if not tensor["same"]:
+            cause = "it is a copy: assign the old layer's buffer itself"
+            if tensor["kind"] == "Parameter":
+                cause = "it is a copy with the same numbers: an optimizer that was made before trains the old parameter"
+            raise Wrong(
+                what,
+                expected=f"the same {tensor['kind']} as before",
+                got="another object",
+                cause=cause,
+            )
+        if tensor["trained"][0] != tensor["trained"][1]:
+            raise Wrong(f"requires_grad of {what}", expected=tensor["trained"][0], got=tensor["trained"][1],
+                        cause="a frozen parameter must stay frozen")  # fmt: skip
+
+
+def the_place(case, path):
+    """A layer in words: 'a BatchNorm1d, converted', or 'layer 0.first of a network,
+    converted'.
+    """
+    return (
+        f"layer {path} of {case['name']}, converted"
+        if path
+        else f"{case['name']}, converted"
+    )

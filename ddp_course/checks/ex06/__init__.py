@@ -1,0 +1,15 @@
+"""Exercise 06: what accumulation sends, where no_sync belongs, an update on weighted
+items, and a hook that weighs the ranks.
+"""
+
+from ddp_course.checks.ex06.hook import check_weighing_hook
+from ddp_course.checks.ex06.no_sync import check_accumulate
+from ddp_course.checks.ex06.traffic import check_traffic
+from ddp_course.checks.ex06.window import check_window_step
+
+__all__ = [  # in the order of the notebook
+    "check_traffic",
+    "check_accumulate",
+    "check_window_step",
+    "check_weighing_hook",
+]
