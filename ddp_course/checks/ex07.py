@@ -54,6 +54,7 @@ class Diary(nn.Module):
                 "samples": numbers,
                 "training": training,
                 "gradient": outputs.requires_grad,
+                "network": id(self),
             }
         )
         return outputs
@@ -62,6 +63,27 @@ class Diary(nn.Module):
 def trained_on():
     """The samples of each training step of this process, a list of lists."""
     return [page["samples"] for page in PAGES if page["gradient"]]
+
+
+def never_trained(network):
+    """Whether training steps were taken, but none with this network."""
+    networks = {page["network"] for page in PAGES if page["gradient"]}
+    return bool(networks) and id(network) not in networks
+
+
+def changed(data, original):
+    """Which of the caller's tensors an answer has changed."""
+    now = {"samples": data.inputs, "labels": data.labels}
+    before = {"samples": original.inputs, "labels": original.labels}
+    return [name for name in now if not torch.equal(now[name], before[name])]
+
+
+def judge_inputs(checked, names, where):
+    """Raise Wrong if an answer has changed the tensors that the caller gave it."""
+    for name in names:
+        cause = f"{name} belongs to the caller, who may use it again: work on a copy"
+        raise Wrong(f"{name} after {checked}", rank=where, expected="as before",
+                    got="other numbers", cause=cause)  # fmt: skip
 
 
 def in_words(returned):
@@ -177,24 +199,28 @@ def step(network, rate, clears):
             parameter.grad = None
 
 
-def judge_ends(checked, got, start, those_that, looks):
+def judge_ends(checked, got, start, those_that, looks, copied):
     """Raise Wrong unless all ranks have ended where one process does; say what it looks
     like instead.
 
     got: the ranks' states; start: where they began; those_that: gives the states in
     which ranks end that make the mistakes in its arguments; looks: pairs of a list of
-    such mistakes and their cause.
+    such mistakes and their cause; copied: whether some network that came back was never
+    trained, but another was.
     """
     truth = those_that()[0]
     for rank, end in enumerate(got):
         if equal(end, truth):
             continue
         cause = "do you use plain SGD with the given learning rate, on the mean cross entropy of the batch?"
-        if not all(equal(other, got[0]) for other in got):
+        if copied:
+            cause = "another network was trained, such as a copy, and not the one that comes back: return the one "
+            cause += "that the optimizer changes"
+        elif not all(equal(other, got[0]) for other in got):
             cause = "the processes end with different networks: does each of them take every step?"
         elif equal(end, start):
             cause = "the network has not changed: does the optimizer step, and does it have these parameters?"
-        for mistakes, likely in looks:
+        for mistakes, likely in [] if copied else looks:
             if any(all(map(equal, got, those_that(**mistake))) for mistake in mistakes):
                 cause = likely
                 break
@@ -225,6 +251,11 @@ def trainings(train, cases, batch_size, epochs, rate, seed):
             )
         network = unwrapped(returned)
         of_case = {"returned": in_words(returned), "end": None, "trained": trained_on()}
+        of_case |= {
+            "steps": accelerator.gradient_accumulation_steps,
+            "changed": changed(data, Numbered(samples, seed)),
+            "copied": never_trained(network),
+        }
         if isinstance(network, Diary):
             of_case |= {"wrapped": network is not returned, "end": state(network)}
         seen.append(of_case)
@@ -279,6 +310,7 @@ def judge_training(of_ranks, samples, window, batch_size, epochs, rate, seed):
             [Diary(seed) for _ in of_ranks], data, trained, rate, window, **mistakes
         )
 
+    judge_accelerator(checked, of_ranks, window)
     by_window = (
         f"accelerator.backward(loss) divides by the {window} batches of an update"
     )
@@ -307,7 +339,22 @@ def judge_training(of_ranks, samples, window, batch_size, epochs, rate, seed):
         state(Diary(seed)),
         those_that,
         looks,
+        copied=any(of_rank["copied"] for of_rank in of_ranks),
     )
+
+
+def judge_accelerator(checked, of_ranks, window):
+    """Raise Wrong if the answer has changed the settings of the accelerator, or its own
+    inputs.
+    """
+    for rank, of_rank in enumerate(of_ranks):
+        where = f"{rank} of {len(of_ranks)}"
+        judge_inputs(checked, of_rank["changed"], where)
+        if of_rank["steps"] != window:
+            cause = "all Accelerators of a process share this setting, so a new Accelerator() has changed it: "
+            cause += "use the one that you are given"
+            raise Wrong(f"accelerator.gradient_accumulation_steps after {checked}", rank=where, expected=window,
+                        got=of_rank["steps"], cause=cause)  # fmt: skip
 
 
 # ---- 2: an exact metric ----
@@ -332,8 +379,25 @@ def metrics(accuracy, sizes, batch_size, seed):
         modes = {module.training for module in network.modules()}
         seen.append(
             {"returned": returned, "modes": sorted(modes), "pages": list(PAGES)}
+            | left_behind(data, network, size, seed, batch_size)
         )
     accelerator.end_training()
+    return seen
+
+
+def left_behind(data, network, size, seed, batch_size):
+    """What is no longer as it was before the call. Gradients are recorded again."""
+    from accelerate import PartialState
+
+    joined = batch_size * PartialState().num_processes
+    before = Diary(seed, mixing=True)
+    seen = {
+        "records": torch.is_grad_enabled(),
+        "changed": changed(data, half_known(size, seed, joined)),
+        "same": equal(state(network), state(before)),
+        "trainable": all(value.requires_grad for value in network.parameters()),
+    }
+    torch.set_grad_enabled(True)
     return seen
 
 
@@ -417,6 +481,7 @@ def judge_metric(place, size, batch_size, seed, of_ranks):
                 cause = "training would continue without Dropout: restore the mode of the network"
             raise Wrong(f"the network after {checked}", rank=where, expected=mode, got=other,
                         cause=cause)  # fmt: skip
+        judge_surroundings(checked, of_rank, where)
 
     data = half_known(size, seed, n * batch_size)
     right = guesses_of(data, seed) == data.labels
@@ -443,6 +508,27 @@ def judge_metric(place, size, batch_size, seed, of_ranks):
         cause = "the numbers are right, but one process does all the work: prepare the loader"
         raise Wrong(f"the number of samples that go through the network in {checked}", rank=f"{rank} of {n}",
                     expected=f"about {size // n}", got=len(seen[rank]), cause=cause)  # fmt: skip
+
+
+def judge_surroundings(checked, of_rank, where):
+    """Raise Wrong unless everything that the answer was given is as before."""
+    judge_inputs(checked, of_rank["changed"], where)
+    if not of_rank["records"]:
+        cause = "gradients are off for the rest of the program, so nothing can be trained: with torch.no_grad() "
+        cause += (
+            "switches them on again at its end, torch.set_grad_enabled(False) does not"
+        )
+        raise Wrong(f"torch.is_grad_enabled() after {checked}", rank=where, expected=True, got=False,
+                    cause=cause)  # fmt: skip
+    if not of_rank["trainable"]:
+        cause = "the network can no longer be trained: with torch.no_grad() records nothing and leaves the "
+        cause += "parameters alone, requires_grad_(False) does not"
+        raise Wrong(f"requires_grad of the parameters after {checked}", rank=where, expected=True, got=False,
+                    cause=cause)  # fmt: skip
+    if not of_rank["same"]:
+        cause = "to evaluate a network must not change its parameters or the statistics of BatchNorm"
+        raise Wrong(f"the parameters and buffers after {checked}", rank=where, expected="as before",
+                    got="other numbers", cause=cause)  # fmt: skip
 
 
 def cause_of_totals(totals, wrong, right, seen, batch_size):
@@ -515,11 +601,13 @@ def copies(together, samples, batch_size, seed):
 
     data, network = Numbered(samples, seed), Diary(seed + int(os.environ["RANK"]))
     returned, end = together(network, data.inputs, data.labels, batch_size), None
+    copied = False
     match returned:
         case (nn.Module() as network, int() as number) if isinstance(
             unwrapped(network), Diary
         ):
             returned, end = number, state(unwrapped(network))
+            copied = never_trained(unwrapped(network))
         case _:
             returned = in_words(returned)
     counted = PartialState().num_processes
@@ -531,6 +619,8 @@ def copies(together, samples, batch_size, seed):
         "end": end,
         "counted": counted,
         "trained": trained_on(),
+        "copied": copied,
+        "changed": changed(data, Numbered(samples, seed)),
     }
 
 
@@ -570,6 +660,7 @@ def judge_copies(seen, samples, batch_size, seed):
             cause = "return both, as in the given program: network, accelerator.num_processes"
             raise Wrong(f"what comes back from {checked}", rank=where, expected=f"the network, and {n}",
                         got=of_rank["returned"], cause=cause)  # fmt: skip
+        judge_inputs(checked, of_rank["changed"], where)
     trained = [of_rank["trained"] for of_rank in seen]
     judge_samples(checked, trained, samples, batch_size)
 
@@ -590,4 +681,5 @@ def judge_copies(seen, samples, batch_size, seed):
         state(Diary(seed)),
         those_that,
         looks,
+        copied=any(of_rank["copied"] for of_rank in seen),
     )

@@ -467,6 +467,24 @@ def takes_them_in_another_order(accelerator, *others):
     return loop(accelerator, model, optimizer, loader, epochs)
 
 
+@wrong("train", "another network was trained, such as a copy")
+def returns_the_network_before(accelerator, network, *others):
+    as_in_the_lesson(accelerator, copy.deepcopy(network), *others)
+    return network
+
+
+@wrong("train", "a new Accelerator.. has changed it")
+def makes_its_own_accelerator(accelerator, *others):
+    return as_in_the_lesson(Accelerator(cpu=True), *others)
+
+
+@wrong("train", "labels belongs to the caller")
+def reverses_the_labels(accelerator, network, samples, labels, *others):
+    result = as_in_the_lesson(accelerator, network, samples, labels, *others)
+    labels.copy_(labels.flip(0))
+    return result
+
+
 # ---- accuracy ----
 
 
@@ -760,6 +778,55 @@ def with_gradients(accelerator, network, samples, labels, batch_size):
     return right, counted
 
 
+@wrong("accuracy", "gradients are off for the rest of the program")
+def switches_gradients_off(accelerator, network, *others):
+    torch.set_grad_enabled(False)
+    return gathers_for_metrics(accelerator, network, *others)
+
+
+@wrong("accuracy", "can no longer be trained")
+def freezes_the_network(accelerator, network, *others):
+    network.requires_grad_(False)
+    return gathers_for_metrics(accelerator, network, *others)
+
+
+@wrong("accuracy", "labels belongs to the caller")
+def writes_into_the_labels(accelerator, network, samples, labels, batch_size):
+    counts = gathers_for_metrics(accelerator, network, samples, labels, batch_size)
+    labels.fill_(-100)
+    return counts
+
+
+@wrong("accuracy", "must not change its parameters or the statistics")
+def resets_the_statistics(accelerator, network, *others):
+    counts = gathers_for_metrics(accelerator, network, *others)
+    for module in network.modules():
+        if isinstance(module, torch.nn.BatchNorm1d):
+            module.reset_running_stats()
+    return counts
+
+
+@right("accuracy")
+def one_gather_at_the_end(accelerator, network, samples, labels, batch_size):
+    """All flags of all processes, and the number of samples cuts off what is repeated."""
+    loader, mode, flags = (
+        shared(accelerator, samples, labels, batch_size),
+        network.training,
+        [],
+    )
+    with torch.inference_mode():
+        network.eval()
+        for inputs, targets in loader:
+            flags.append(
+                accelerator.gather_for_metrics(
+                    network(inputs).max(1).indices.eq(targets).to(torch.uint8)
+                )
+            )
+    network.train(mode)
+    flags = torch.cat(flags)
+    return flags.sum(dtype=torch.int64).item(), flags.numel()
+
+
 # ---- together ----
 
 
@@ -899,3 +966,32 @@ def returns_the_index(network, *others):
     accelerator = Accelerator(cpu=True)
     trained(accelerator, network, *accelerator.prepare(*parts(network, *others)))
     return network, accelerator.process_index
+
+
+@wrong("together", "another network was trained, such as a copy")
+def trains_a_copy(network, *others):
+    accelerator = Accelerator(cpu=True)
+    trained(
+        accelerator,
+        network,
+        *accelerator.prepare(*parts(copy.deepcopy(network), *others)),
+    )
+    return network, accelerator.num_processes
+
+
+@right("together")
+def returns_a_copy_of_what_it_has_trained(network, *others):
+    accelerator = Accelerator(cpu=True)
+    trained(accelerator, network, *accelerator.prepare(*parts(network, *others)))
+    return copy.deepcopy(network), accelerator.num_processes
+
+
+@wrong("together", "samples belongs to the caller")
+def normalizes_in_place(network, samples, labels, batch_size):
+    accelerator = Accelerator(cpu=True)
+    model, optimizer, loader = accelerator.prepare(
+        *parts(network, samples, labels, batch_size)
+    )
+    result = trained(accelerator, network, model, optimizer, loader)
+    samples.sub_(samples.mean(dim=0))
+    return result

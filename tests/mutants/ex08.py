@@ -539,6 +539,57 @@ def not_begun():
     return not_implemented, not_implemented
 
 
+@wrong("uneven", "collate changes the examples themselves", several=True)
+def pops_from_the_examples():
+    def collate(examples):
+        tokens = [example.pop("tokens") for example in examples]
+        labels = [example.pop("targets") for example in examples]
+        pad = nn.utils.rnn.pad_sequence
+        return {
+            "tokens": pad(tokens, batch_first=True),
+            "labels": pad(labels, batch_first=True, padding_value=-100),
+        }
+
+    return collate, our_loss
+
+
+@wrong("uneven", "collate changes the examples themselves", several=True)
+def renames_in_the_examples():
+    def collate(examples):
+        for example in examples:
+            example["labels"] = example["targets"]
+        return our_collate(examples)
+
+    return collate, our_loss
+
+
+@wrong("uneven", "padded beyond the longest example of this batch", several=True)
+def remembers_the_longest():
+    seen = [0]
+
+    def collate(examples):
+        batch = our_collate(examples)
+        seen[0] = max(seen[0], batch["tokens"].shape[1])
+        more = (0, seen[0] - batch["tokens"].shape[1])
+        return {
+            "tokens": F.pad(batch["tokens"], more),
+            "labels": F.pad(batch["labels"], more, value=-100),
+        }
+
+    return collate, our_loss
+
+
+@wrong("uneven", "mean_loss writes into the labels", several=True)
+def writes_into_the_labels():
+    def mean_loss(outputs, labels, num_items_in_batch):
+        counts = labels != -100
+        labels[~counts] = 0
+        losses = F.cross_entropy(outputs["logits"].mT, labels, reduction="none")
+        return (losses * counts).sum() / num_items_in_batch
+
+    return our_collate, mean_loss
+
+
 # ---- stop_together ----
 
 
@@ -886,6 +937,33 @@ class MakesANewControl(Asking):
     def on_step_end(self, args, state, control, **kwargs):
         if over_ranks(self.should_stop(state.global_step)):
             return TrainerControl(should_training_stop=True)
+
+
+@wrong("stop_together", "has set it to False, but another callback has asked")
+class TurnsLoggingOff(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        if over_ranks(self.should_stop(state.global_step)):
+            control.should_training_stop = True
+            control.should_log = False
+
+
+@wrong("stop_together", "has set it to False, but another callback has asked")
+class SavesNothingBeforeTheEnd(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        stop = over_ranks(self.should_stop(state.global_step))
+        control.should_training_stop |= bool(stop)
+        control.should_save = bool(stop)
+
+
+@wrong("stop_together", "What belongs to one training belongs into self")
+class RemembersForAll(Asking):
+    stopped = []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if over_ranks(self.should_stop(state.global_step)):
+            self.stopped.append(state.global_step)
+        if self.stopped:
+            control.should_training_stop = True
 
 
 @wrong("stop_together", "change the given one, and return it or None")

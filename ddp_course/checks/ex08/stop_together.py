@@ -106,8 +106,9 @@ def meet_at_the_ends(trainer, meeting, number, ends):
         def call_and_meet(args, state, control):
             place = f"training {number}, {event}, step {state.global_step}"
             meeting.leave(f"to {place}", True)
+            asked = requests(control, event, state.global_step)
             with Watch() as watch:
-                control = call_all(args, state, control)
+                given, control = control, call_all(args, state, control)
             flags = {name: getattr(control, name, None) for name in FLAGS}
             note = {
                 name: None if flag is None else bool(flag)
@@ -116,8 +117,13 @@ def meet_at_the_ends(trainer, meeting, number, ends):
             note |= {
                 "event": event,
                 "kind": type(control).__name__,
+                "given": control is given,
+                "undone": [name for name in asked if not getattr(control, name, None)],
                 "sent": len(watch.log),
             }
+            if hasattr(control, "should_save"):
+                for name in asked:  # Trainer need not do it
+                    setattr(control, name, False)
             notes = meeting.notes(place, note)
             if None in notes:
                 other = notes.index(None)
@@ -135,6 +141,14 @@ def meet_at_the_ends(trainer, meeting, number, ends):
 
     for event in ("on_step_end", "on_epoch_end"):
         setattr(trainer.callback_handler, event, then_meet(event))
+
+
+def requests(control, event, step):
+    """Ask for what another callback might ask for; return its names."""
+    asked = ["should_save", "should_evaluate"][step % 2 :] if "step" in event else []
+    for name in asked:
+        setattr(control, name, True)
+    return asked
 
 
 FLAGS = ["should_training_stop", "should_epoch_stop", "should_log"]
@@ -247,11 +261,16 @@ def judge_stops(cases, seen):
             notes for notes in first["ends"] if notes[0]["event"] == "on_step_end"
         ]
         for step, notes in enumerate(of_steps, 1):
-            if not all(note["should_log"] for note in notes):
-                raise Wrong(f"control.should_log at the end of step {step}, where {in_words(case, n)}",
-                            expected="True, as with logging_steps=1", got="False",
-                            cause="a new TrainerControl loses the requests of other callbacks: "
-                            "change the given one")  # fmt: skip
+            for rank, note in enumerate(notes):
+                undone = ["should_log"] * (not note["should_log"]) + note["undone"]
+                if undone:
+                    cause = "the callback has set it to False, but another callback has asked for it: set only "
+                    cause += "should_training_stop"
+                    if not note["given"]:
+                        cause = "a new TrainerControl loses the requests of other callbacks: change the given one"
+                    raise Wrong(f"control.{undone[0]} at the end of step {step}, where {in_words(case, n)}",
+                                rank=f"{rank} of {n}", expected="True, as another callback has asked for",
+                                got="False", cause=cause)  # fmt: skip
 
 
 def tell_of_the_parting(checked, notes):
@@ -298,6 +317,10 @@ def cause_of_end(case, seen, cases, done):
     if end > MAX_STEPS:
         return OVERRULED
     if end < truth:
+        place = cases.index(case)
+        if end == 1 and any(cases[:place]):
+            # as it was when each training before this one had ended at the right step
+            return REMEMBERS
         return "no rank wanted to stop so soon: is the test of should_stop inverted?"
     if any(note["should_epoch_stop"] for notes in seen["ends"] for note in notes):
         return "should_epoch_stop ends only the current epoch, and the next one begins: use should_training_stop"
@@ -320,6 +343,10 @@ def cause_of_end(case, seen, cases, done):
     return "one rank can stop all ranks, but several at the same time cannot: the sum of their wishes is more than 1"
 
 
+REMEMBERS = (
+    "no rank wanted to stop so soon, but in the training before one did: does the class, or a global variable, "
+    "still know of it? What belongs to one training belongs into self"
+)
 OVERRULED = (
     "Trainer wanted to stop at max_steps, but was overruled: set should_training_stop to True if a rank wants to "
     "stop, and otherwise leave it unchanged"
