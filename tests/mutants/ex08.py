@@ -1,9 +1,11 @@
 """Exercise 08: Trainer."""
 
+import math
 import os
 import time
 from dataclasses import replace
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -12,6 +14,139 @@ from transformers.tokenization_utils_base import BatchEncoding
 from transformers.trainer_callback import TrainerCallback, TrainerControl
 
 from mutants import right, wrong
+
+# ---- plan ----
+
+
+def up(number, divisor):
+    return -(-number // divisor)
+
+
+def our_plan(examples, ranks, batch_size, accumulation, epochs, warmup):
+    of_rank = up(up(examples, batch_size), ranks)
+    updates = up(of_rank, accumulation)
+    steps = math.ceil(epochs * updates)
+    warming = math.ceil(warmup * steps) if warmup < 1 else warmup
+    last = of_rank - (updates - 1) * accumulation
+    return batch_size * accumulation * ranks, last, steps, warming
+
+
+@right("plan")
+def in_one_go(examples, ranks, batch_size, accumulation, epochs, warmup):
+    """Rounding up in turns is rounding up once."""
+    print("planning ...")
+    joined = batch_size * accumulation * ranks
+    updates = math.ceil(examples / joined)
+    rest = examples - (updates - 1) * joined
+    steps = math.ceil(epochs * updates)
+    return [
+        joined,
+        math.ceil(rest / (batch_size * ranks)),
+        steps,
+        int(warmup) if warmup >= 1 else math.ceil(warmup * steps),
+    ]
+
+
+@right("plan")
+def dealt_out_one_by_one(examples, ranks, batch_size, accumulation, epochs, warmup):
+    """In floats, from the batches as lists."""
+    batches = list(range(0, examples, batch_size))[::ranks]
+    windows = [
+        batches[begin : begin + accumulation]
+        for begin in range(0, len(batches), accumulation)
+    ]
+    steps = np.ceil(epochs * len(windows))
+    return (
+        np.prod([batch_size, ranks, accumulation]),
+        len(windows[-1]),
+        steps,
+        np.ceil(warmup * steps) if warmup < 1 else warmup,
+    )
+
+
+def planned(place, number):
+    """Our plan with another number at this place, a function of the arguments."""
+
+    def plan(*case):
+        result = list(our_plan(*case))
+        result[place] = number(*case)
+        return tuple(result)
+
+    return plan
+
+
+def wrong_plan(name, pattern, place, number):
+    answer = planned(place, number)
+    answer.__name__ = name
+    wrong("plan", pattern)(answer)
+
+
+wrong_plan(
+    "forgets_the_ranks", "all ranks take part", 0, lambda N, n, b, k, e, w: b * k
+)
+wrong_plan(
+    "forgets_accumulation", "an update has several", 0, lambda N, n, b, k, e, w: b * n
+)
+wrong_plan("every_update_is_full", "takes what is left", 1, lambda N, n, b, k, e, w: k)
+wrong_plan(
+    "lets_the_rest_go",
+    "rounded up",
+    1,
+    lambda N, n, b, k, e, w: N // (b * n) % k,
+)
+wrong_plan(
+    "drops_the_short_update",
+    "is an update, too",
+    2,
+    lambda N, n, b, k, e, w: math.ceil(e * (N // (b * n * k))),
+)
+wrong_plan(
+    "cuts_off_the_half",
+    "round up twice",
+    2,
+    lambda N, n, b, k, e, w: int(e * up(N, b * n * k)),
+)
+wrong_plan(
+    "whole_epochs",
+    "is not a whole one",
+    2,
+    lambda N, n, b, k, e, w: math.ceil(e) * up(N, b * n * k),
+)
+wrong_plan(
+    "counts_micro_batches",
+    "several of them make an update",
+    2,
+    lambda N, n, b, k, e, w: math.ceil(e * up(N, b * n)),
+)
+wrong_plan(
+    "rounds_the_warm_up",
+    "rounds the warm-up up",
+    3,
+    lambda *case: int(case[5] * our_plan(*case)[2]) if case[5] < 1 else case[5],
+)
+wrong_plan("takes_the_part_for_a_number", "not their number", 3, lambda *case: case[5])
+wrong_plan(
+    "a_schedule_per_rank",
+    "on any number of ranks|a part of all updates",
+    3,
+    lambda *case: our_plan(*case)[3] * case[1],
+)
+
+
+@wrong("plan", "not in this order")
+def in_another_order(*case):
+    return our_plan(*case)[::-1]
+
+
+@wrong("plan", "return four numbers")
+def only_the_updates(*case):
+    return our_plan(*case)[2]
+
+
+@wrong("plan", "", status="not attempted")
+def no_plan(*case):
+    raise NotImplementedError
+
 
 # ---- uneven ----
 

@@ -1,4 +1,4 @@
-"""Question 2: a callback that stops all ranks together."""
+"""Question 3: a callback that stops all ranks together."""
 
 import os
 import time

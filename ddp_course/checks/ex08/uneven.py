@@ -1,4 +1,4 @@
-"""Question 1: uneven examples, and their loss."""
+"""Question 2: uneven examples, and their loss."""
 
 from collections.abc import Mapping
 from copy import deepcopy
