@@ -8,11 +8,13 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.data_loader import BatchSamplerShard
+from accelerate.utils import gather_object
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
 from ddp_course.lesson06 import grouped
+from ddp_course.lesson07 import evaluate
 from mutants import right, wrong
 
 # ---- plan ----
@@ -448,27 +450,10 @@ def count(network, loader, gather=lambda pair: pair):
     return right, counted
 
 
-@right("accuracy")
 def gathers_for_metrics(accelerator, network, samples, labels, batch_size):
+    """Exact, with a message for each batch."""
     loader = shared(accelerator, samples, labels, batch_size)
     return count(network, loader, accelerator.gather_for_metrics)
-
-
-@right("accuracy")
-def cuts_the_padding_off_itself(accelerator, network, samples, labels, batch_size):
-    """A prepared copy of the network; all guesses, in the order of the data, and
-    more.
-    """
-    model = accelerator.prepare(copy.deepcopy(network)).eval()
-    with torch.inference_mode():
-        loader = shared(accelerator, samples, labels, batch_size)
-        guesses = [
-            accelerator.gather(model(inputs).argmax(dim=1)) for inputs, _ in loader
-        ]
-    print("counting ...")
-    return (torch.cat(guesses)[: len(labels)] == labels).sum(), torch.tensor(
-        len(labels)
-    )
 
 
 @right("accuracy")
@@ -482,19 +467,145 @@ def shares_without_padding(accelerator, network, samples, labels, batch_size):
 
 
 @right("accuracy")
-def marks_what_is_repeated(accelerator, network, samples, labels, batch_size):
-    places = torch.arange(len(samples))
-    seen = {}
-    with torch.no_grad():
-        mode = network.training
-        for inputs, targets, place in accelerator.prepare(
-            DataLoader(TensorDataset(samples, labels, places), batch_size)
+def every_other_sample_and_two_sums(accelerator, network, samples, labels, batch_size):
+    """No loader, an empty share where there are too few, and float counts."""
+    print("counting ...")
+    own = slice(accelerator.process_index, None, accelerator.num_processes)
+    mode = network.training
+    with torch.inference_mode():
+        network.eval()
+        right, counted = torch.tensor(0.0), torch.tensor(0.0)
+        for inputs, targets in zip(
+            samples[own].split(batch_size), labels[own].split(batch_size)
         ):
-            right = network.eval()(inputs).argmax(dim=1) == targets
-            gathered = accelerator.gather((place, right))
-            seen.update(zip(gathered[0].tolist(), gathered[1].tolist()))
+            if len(inputs):
+                right += network(inputs).max(1).indices.eq(targets).sum()
+                counted += len(targets)
     network.train(mode)
-    return sum(seen.values()), len(seen)
+    return accelerator.reduce(right), accelerator.reduce(counted)
+
+
+@right("accuracy")
+def knows_what_prepare_repeats(accelerator, network, samples, labels, batch_size):
+    """A prepared loader; samples that it repeats are recognized by their places."""
+    places = torch.arange(len(samples))
+    data = TensorDataset(samples, labels, places)
+    loader = accelerator.prepare(DataLoader(data, batch_size))
+    n, rank, mode = (
+        accelerator.num_processes,
+        accelerator.process_index,
+        network.training,
+    )
+    counts = np.zeros(2, dtype=np.int64)
+    network.eval()
+    with torch.no_grad():
+        for number, (inputs, targets, places) in enumerate(loader):
+            first = (number * n + rank) * batch_size
+            own = places == first + torch.arange(len(places))
+            right = network(inputs).argmax(dim=1) == targets
+            counts += (right & own).sum().item(), own.sum().item()
+    network.train(mode)
+    return tuple(accelerator.gather(torch.tensor(counts)[None]).sum(dim=0).numpy())
+
+
+@wrong("accuracy", "restore the mode of the network")
+def lesson_7s_own(accelerator, network, samples, labels, batch_size):
+    loader = shared(accelerator, samples, labels, batch_size)
+    return evaluate(network, loader, accelerator)
+
+
+@wrong(
+    "accuracy",
+    "collectives[^$]*communicate for every batch, as gather_for_metrics does",
+)
+def lesson_7s_own_with_the_mode_restored(accelerator, network, *others):
+    mode = network.training
+    counts = lesson_7s_own(accelerator, network, *others)
+    network.train(mode)
+    return counts
+
+
+@wrong("accuracy", "collectives[^$]*communicate for every batch")
+def reduces_after_each_batch(accelerator, network, samples, labels, batch_size):
+    """All take equally many rounds, some of them without samples."""
+    joined, counts = batch_size * accelerator.num_processes, torch.zeros(2)
+    for first in range(0, len(samples), joined):
+        begin = first + batch_size * accelerator.process_index
+        mine = slice(begin, begin + batch_size)
+        pair = [(samples[mine], labels[mine])] if begin < len(samples) else []
+        counts += accelerator.reduce(torch.tensor(count(network, pair)))
+    return counts
+
+
+@wrong("accuracy", "grows with the number of samples: send counts")
+def one_gather_at_the_end(accelerator, network, samples, labels, batch_size):
+    """All guesses, and the number of samples cuts off what is repeated."""
+    loader, mode = shared(accelerator, samples, labels, batch_size), network.training
+    with torch.inference_mode():
+        network.eval()
+        guesses = [network(inputs).argmax(dim=1) for inputs, _ in loader]
+    network.train(mode)
+    guesses = accelerator.gather(torch.stack(guesses)[None]).transpose(0, 1)
+    return (guesses.flatten()[: len(labels)] == labels).sum(), len(labels)
+
+
+@wrong("accuracy", "it takes its share in batches of batch_size")
+def takes_its_share_at_once(accelerator, network, samples, labels, batch_size):
+    own = slice(accelerator.process_index, None, accelerator.num_processes)
+    pairs = [(samples[own], labels[own])] if len(samples[own]) else []
+    return accelerator.reduce(torch.tensor(count(network, pairs))).tolist()
+
+
+@wrong("accuracy", "with even_batches off")
+def switches_even_batches_off(accelerator, network, samples, labels, batch_size):
+    accelerator.even_batches = False
+    loader = shared(accelerator, samples, labels, batch_size)
+    return accelerator.reduce(torch.tensor(count(network, loader))).tolist()
+
+
+@wrong("accuracy", "samples are left out")
+def shares_that_are_equally_large(accelerator, network, samples, labels, batch_size):
+    each = len(samples) // accelerator.num_processes
+    own = slice(
+        accelerator.process_index * each, (accelerator.process_index + 1) * each
+    )
+    loader = DataLoader(TensorDataset(samples[own], labels[own]), batch_size)
+    return accelerator.reduce(torch.tensor(count(network, loader))).tolist()
+
+
+@wrong("accuracy", "more samples are counted than there are")
+def splits_with_padding(accelerator, network, samples, labels, batch_size):
+    places = list(range(len(samples)))
+    with accelerator.split_between_processes(places, apply_padding=True) as mine:
+        loader = DataLoader(Subset(TensorDataset(samples, labels), mine), batch_size)
+        counts = count(network, loader)
+    return accelerator.reduce(torch.tensor(counts), "sum").tolist()
+
+
+@right("accuracy")
+def gathers_objects(accelerator, network, samples, labels, batch_size):
+    rank, n = accelerator.process_index, accelerator.num_processes
+    mine = Subset(TensorDataset(samples, labels), range(len(samples))[rank::n])
+    results = gather_object([{"right": count(network, DataLoader(mine, batch_size))}])
+    return tuple(map(sum, zip(*(result["right"] for result in results))))
+
+
+@wrong("accuracy", "only process 0 has")
+def reduces_to_process_0(accelerator, network, samples, labels, batch_size):
+    rank, n = accelerator.process_index, accelerator.num_processes
+    mine = Subset(TensorDataset(samples, labels), range(len(samples))[rank::n])
+    counts = torch.tensor(count(network, DataLoader(mine, batch_size)))
+    torch.distributed.reduce(counts, 0)
+    return counts.tolist()
+
+
+@wrong("accuracy", "more samples are counted than there are")
+def with_torchs_sampler(accelerator, network, samples, labels, batch_size):
+    data = TensorDataset(samples, labels)
+    loader = DataLoader(
+        data, batch_size, sampler=DistributedSampler(data, shuffle=False)
+    )
+    return accelerator.reduce(torch.tensor(count(network, loader))).tolist()
 
 
 @wrong("accuracy", "samples that prepare repeats")
@@ -543,12 +654,12 @@ def means_at_the_end(accelerator, network, samples, labels, batch_size):
     return accelerator.reduce(counts, "mean").tolist()
 
 
-@wrong("accuracy", "counts only its own samples: gather those of all")
+@wrong("accuracy", "counts only its own samples: add up the counts of all")
 def own_part(accelerator, network, samples, labels, batch_size):
     return count(network, shared(accelerator, samples, labels, batch_size))
 
 
-@wrong("accuracy", "they were gathered: prepare the loader")
+@wrong("accuracy", "they were added up: give each process its own share")
 def loader_of_all(accelerator, network, samples, labels, batch_size):
     loader = DataLoader(TensorDataset(samples, labels), batch_size)
     return count(network, loader, accelerator.gather_for_metrics)
@@ -743,27 +854,6 @@ def resets_the_statistics(accelerator, network, *others):
         if isinstance(module, torch.nn.BatchNorm1d):
             module.reset_running_stats()
     return counts
-
-
-@right("accuracy")
-def one_gather_at_the_end(accelerator, network, samples, labels, batch_size):
-    """All flags of all processes, and the number of samples cuts off what is repeated."""
-    loader, mode, flags = (
-        shared(accelerator, samples, labels, batch_size),
-        network.training,
-        [],
-    )
-    with torch.inference_mode():
-        network.eval()
-        for inputs, targets in loader:
-            flags.append(
-                accelerator.gather_for_metrics(
-                    network(inputs).max(1).indices.eq(targets).to(torch.uint8)
-                )
-            )
-    network.train(mode)
-    flags = torch.cat(flags)
-    return flags.sum(dtype=torch.int64).item(), flags.numel()
 
 
 # ---- together ----

@@ -1,4 +1,4 @@
-"""Question 3: an exact metric."""
+"""Question 3: an exact metric, for which the processes communicate once."""
 
 import math
 
@@ -14,7 +14,10 @@ from ddp_course.checks.ex07.networks import (
 from ddp_course.checks.samples import CLASSES, Numbered, same_as, two_numbers
 from ddp_course.checks.training import equal, state
 from ddp_course.ranks.launch import start_server
+from ddp_course.ranks.watch import Watch
 from ddp_course.school.judge import Wrong, question, trying
+
+MOST_CALLS, MOST_BYTES = 2, 64  # of collectives: how many, and each per process
 
 
 def metrics(accuracy, sizes, batch_size, seed):
@@ -29,14 +32,16 @@ def metrics(accuracy, sizes, batch_size, seed):
         data = half_known(size, seed, batch_size * accelerator.num_processes)
         network.train(comes_in_training(place))
         PAGES.clear()
-        with trying(f"{size} samples"):
+        with trying(f"{size} samples"), Watch() as watch:
             returned = accuracy(
                 accelerator, network, data.inputs, data.labels, batch_size
             )
         modes = {module.training for module in network.modules()}
         seen.append(
             {"returned": returned, "modes": sorted(modes), "pages": list(PAGES)}
+            | {"sent": [entry["whole"] for entry in watch.log]}
             | left_behind(data, network, size, seed, batch_size)
+            | {"even": accelerator.even_batches}
         )
     accelerator.end_training()
     return seen
@@ -82,37 +87,38 @@ def guesses_of(data, seed):
 
 
 @question(
-    "A prepared loader gives every process the same number of full batches. If there are not enough samples, it "
-    "repeats some. Which function of the accelerator knows how many samples are repeated?",
-    "accelerator.gather_for_metrics takes tensors with one entry per sample, such as predictions and labels, but "
-    "not counts or means, and returns those of all processes on every process. Before the loop, store "
-    "network.training, call network.eval(), and use torch.no_grad().",
-    "loader = accelerator.prepare(DataLoader(TensorDataset(samples, labels), batch_size)). For each batch: guesses, "
-    "targets = accelerator.gather_for_metrics((network(inputs).argmax(dim=1), targets)); right += (guesses == "
-    "targets).sum().item(); counted += len(targets). At the end, call network.train(mode), where mode is the stored "
-    "network.training.",
+    "What makes it necessary in training that all processes get equally many batches? Is it necessary here, too? A loader "
+    "that is not prepared repeats nothing.",
+    "Give each process its own part of the samples: torch.utils.data.Subset, slices, or "
+    "accelerator.split_between_processes. Count in the loop, without communication, and add up the two numbers of all "
+    "processes after it. Before the loop, store network.training, call network.eval(), and use torch.no_grad().",
+    "mine = range(accelerator.process_index, len(samples), accelerator.num_processes); loader = "
+    "DataLoader(Subset(TensorDataset(samples, labels), mine), batch_size). In the loop, counts += "
+    "torch.tensor([right, len(targets)]), from torch.zeros(2, dtype=torch.long). At the end, call network.train(mode), "
+    "where mode is the stored network.training, and return accelerator.reduce(counts, 'sum').tolist().",
 )
 def check_accuracy(answer, draw):
     """Every process must return the exact number of correct predictions and of samples,
-    and leave the network unchanged.
+    after hardly any communication, and leave the network unchanged.
     """
     start_server(*PRELOADED)  # where none runs yet
     for n in (2, 3):
         batch_size, seed = draw.randint(5, 7), draw.randrange(10**6)
         joined = n * batch_size
-        # In the first case, one process fills up a batch and others repeat whole
-        # batches.
+        # In the first case, one process of a prepared loader fills up a batch and others
+        # repeat whole batches.
         sizes = [
             4 * joined + draw.randint(n + 1, batch_size - 1),
             2 * joined + 1,
             2 * joined,
             1,
         ]
-        seen = answer.on_ranks(metrics, sizes, batch_size, seed, nproc=n)
+        seen = answer.on_ranks(metrics, sizes, batch_size, seed, nproc=n, timeout=20)
         for place, size in enumerate(sizes):
-            judge_metric(
-                place, size, batch_size, seed, [of_rank[place] for of_rank in seen]
-            )
+            of_ranks = [of_rank[place] for of_rank in seen]
+            judge_metric(place, size, batch_size, seed, of_ranks)
+        for place, size in enumerate(sizes):
+            judge_work(size, batch_size, [of_rank[place] for of_rank in seen])
 
 
 def judge_metric(place, size, batch_size, seed, of_ranks):
@@ -160,11 +166,41 @@ def judge_metric(place, size, batch_size, seed, of_ranks):
         )
         raise Wrong(checked, rank=f"{wrong[0]} of {n}", expected=f"({truth[0]}, {size}) on every process",
                     got=got, cause=cause_of_totals(totals, wrong, right, seen, batch_size))  # fmt: skip
-    if size > 4 * n * batch_size and max(map(len, seen)) > 0.8 * size:
-        rank = max(range(n), key=lambda rank: len(seen[rank]))
-        cause = "the numbers are right, but one process does all the work: prepare the loader"
+
+
+def judge_work(size, batch_size, of_ranks):
+    """Raise Wrong unless the processes have shared the work, with little communication."""
+    n = len(of_ranks)
+    checked = f"accuracy with {size} sample{'s' * (size > 1)}, batch_size={batch_size}, {n} processes"
+    batches = [
+        [len(page["samples"]) for page in of_rank["pages"]] for of_rank in of_ranks
+    ]
+    rank = max(range(n), key=lambda rank: sum(batches[rank]))
+    if size > 4 * n * batch_size and sum(batches[rank]) > 0.8 * size:
+        cause = "the numbers are right, but one process does all the work: give each process its own share"
         raise Wrong(f"the number of samples that go through the network in {checked}", rank=f"{rank} of {n}",
-                    expected=f"about {size // n}", got=len(seen[rank]), cause=cause)  # fmt: skip
+                    expected=f"about {size // n}", got=sum(batches[rank]), cause=cause)  # fmt: skip
+    largest = [max(of_rank, default=0) for of_rank in batches]
+    if max(largest) > batch_size:
+        rank = largest.index(max(largest))
+        cause = "a process cannot keep more samples in memory: it takes its share in batches of batch_size"
+        raise Wrong(f"the largest batch in {checked}", rank=f"{rank} of {n}",
+                    expected=f"at most {batch_size}", got=max(largest), cause=cause)  # fmt: skip
+    for rank, of_rank in enumerate(of_ranks):
+        sent, where = of_rank["sent"], f"{rank} of {n}"
+        if len(sent) > MOST_CALLS:
+            cause = "the numbers are right, but the processes communicate for every batch, as gather_for_metrics does: "
+            cause += (
+                "count in the loop, and add up the counts of all processes after it"
+            )
+            if len(sent) < max(map(len, batches)):
+                cause = "the numbers are right, but two counts can be added up in one collective, or in two"
+            raise Wrong(f"the number of collectives in {checked}", rank=where, expected=f"at most {MOST_CALLS}",
+                        got=len(sent), cause=cause)  # fmt: skip
+        if max(sent, default=0) > MOST_BYTES * n:
+            cause = "the numbers are right, but what is sent grows with the number of samples: send counts, not guesses"
+            raise Wrong(f"the bytes of the largest collective in {checked}, of all processes together", rank=where,
+                        expected=f"at most {MOST_BYTES * n}", got=max(sent), cause=cause)  # fmt: skip
 
 
 def judge_surroundings(checked, of_rank, where):
@@ -181,6 +217,11 @@ def judge_surroundings(checked, of_rank, where):
         cause = "the network can no longer be trained: with torch.no_grad() records nothing and leaves the "
         cause += "parameters alone, requires_grad_(False) does not"
         raise Wrong(f"requires_grad of the parameters after {checked}", rank=where, expected=True, got=False,
+                    cause=cause)  # fmt: skip
+    if not of_rank["even"]:
+        cause = "the accelerator belongs to the caller: with even_batches off, the next loader that it prepares for "
+        cause += "training gives the processes different numbers of batches, and they wait for each other"
+        raise Wrong(f"accelerator.even_batches after {checked}", rank=where, expected=True, got=False,
                     cause=cause)  # fmt: skip
     if not of_rank["same"]:
         cause = "to evaluate a network must not change its parameters or the statistics of BatchNorm"
@@ -210,25 +251,26 @@ def cause_of_totals(totals, wrong, right, seen, batch_size):
     if len(seen[0]) < size and all(
         (pair - mine).abs().max() < 1e-6 for pair, mine in zip(totals, own)
     ):
-        return "each process counts only its own samples: gather those of all processes"
+        return "each process counts only its own samples: add up the counts of all processes"
     if all_are(size, correct):
         return "the two numbers are swapped: first the correct predictions, then the samples"
     if all_are(n * correct, n * size) and len(seen[0]) >= size:
-        return "every process went through all samples, and then they were gathered: prepare the loader"
+        return "every process went through all samples, and then they were added up: give each process its own share"
     if all_are(n * correct, n * size):
-        return (
-            "summed twice: after gather_for_metrics each process has the results of all"
-        )
+        return "summed twice: after gather_for_metrics each process already has the results of all"
     if all_are(correct + filled - size, filled) or all_are(
         correct + filled - size, size
     ):
         cause = "samples that prepare repeats, to fill the last batches, are counted twice: "
         return (
             cause
-            + "gather_for_metrics leaves them out, if you pass it one entry per sample and no sums"
+            + "a loader that is not prepared repeats none, and here no process has to wait for another"
         )
     if all_are((correct + filled - size) / n, filled / n):
         return "the counts are averaged over the processes: sum them"
+    if all(pair[1] > size for pair in totals):
+        cause = "more samples are counted than there are: the processes need not get equally many here, so none has "
+        return cause + "to be repeated"
     if all(pair[1] < size for pair in totals):
         return "samples are left out: include the last batch, which need not be full"
     if all(0 < pair[0] <= 1 for pair in totals):
