@@ -1,5 +1,6 @@
 """Trainer on ranks that can leave notes for each other."""
 
+import gc
 import json
 import os
 import tempfile
@@ -56,6 +57,7 @@ def settings(meeting, **options):
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # otherwise Accelerate warns about it
     from transformers.trainer import TrainingArguments
 
+    gc.freeze()  # Trainer collects garbage: not in all that was imported
     meeting.notes("imported", True, patience=TIMEOUT)
     launched = "RANK" in os.environ
     group = process_group(timeout=2 * PATIENCE) if launched else nullcontext()
