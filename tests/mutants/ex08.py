@@ -983,6 +983,25 @@ class ListsTheLatest(Asking):
             control.should_training_stop = True
 
 
+@wrong("stop_together", "several may want it, and each wish counts")
+class KnowsTheHighestRank(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        self.ask(state)
+        if self.meets(state):
+            highest = over_ranks((args.process_index + 1) * self.wish)
+            self.wanted = [highest - 1] if highest else []
+            control.should_training_stop |= highest > 0
+
+
+@wrong("stop_together", "communicate after every [23] steps only")
+class WaitsForAllInEachStep(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        if dist.is_initialized():
+            dist.barrier()
+        if self.anyone(state):
+            control.should_training_stop = True
+
+
 @wrong("stop_together", "self.wanted[^$]*What belongs to one training")
 class ListsThoseOfAllTrainings(Asking):
     wanted = []

@@ -351,7 +351,7 @@ def cause_of_wanted(case, wanted, rank, cases):
     if got == [int(at in case) for at in range(n)]:
         return "these are the wishes of all ranks: list the ranks whose wish is true"
     if set(got) < set(truth):
-        return "a rank that wanted to stop is missing: a wish counts until the ranks communicate, in whichever step it came"
+        return "a rank that wanted to stop is missing: several may want it, and each wish counts until the ranks communicate"
     return "list the ranks that wanted to stop, by their numbers, and no others"
 
 
