@@ -238,7 +238,7 @@ def test_the_magic_gives_hints_on_the_exercise_imported_or_checked_last(kernel):
 
     # importing exercise 7 makes it the one meant, until exercise 2 is checked again
     assert kernel("import ddp_course.checks.ex07").errors == []
-    assert kernel("%hint").texts[0].startswith("07 train, hint 1 of 3: ")
+    assert kernel("%hint").texts[0].startswith("07 plan, hint 1 of 3: ")
     checked = kernel("ddp_course.checks.ex02.check_rank_arithmetic(None, None)")
     assert checked.texts[0].startswith("02 rank_arithmetic: ")
     assert kernel("%hint").texts[0].startswith("02 rank_arithmetic, hint 2 of 3: ")

@@ -2,469 +2,428 @@
 
 import copy
 import os
+from contextlib import nullcontext
 
+import numpy as np
 import torch
-import torch.distributed as dist
 from accelerate import Accelerator
+from accelerate.data_loader import BatchSamplerShard
+from accelerate.utils import gather_object
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
+from ddp_course.lesson06 import grouped
+from ddp_course.lesson07 import evaluate
 from mutants import right, wrong
+
+# ---- plan ----
+
+
+def up(number, divisor):
+    return -(-number // divisor)
+
+
+def our_plan(samples, batch_size, processes, accumulation, epochs, prepared):
+    batches = up(up(samples, batch_size), processes)
+    updates = epochs * up(batches, accumulation)
+    repeated = batches * processes * batch_size - samples
+    steps = updates * processes if prepared else epochs * batches
+    return batches, repeated, updates, steps
+
+
+@right("plan")
+def from_joined_batches(samples, batch_size, processes, accumulation, epochs, prepared):
+    """All processes together take a joined batch at a time; in floats and as a list."""
+    print("planning ...")
+    joined = batch_size * processes
+    rounds = np.ceil(samples / joined)
+    updates = np.ceil(rounds / accumulation) * epochs
+    steps = updates * processes if prepared else rounds * epochs
+    return [rounds, -samples % joined, updates, steps]
+
+
+@right("plan")
+def asks_accelerate(samples, batch_size, processes, accumulation, epochs, prepared):
+    """Counts with Accelerate's own sampler."""
+    loader = DataLoader(range(samples), batch_size).batch_sampler
+    shards = [BatchSamplerShard(loader, processes, rank) for rank in range(processes)]
+    batches = [list(shard) for shard in shards]
+    windows = len(range(0, len(batches[0]), accumulation)) * epochs
+    given = sum(len(batch) for of_rank in batches for batch in of_rank)
+    steps = windows * processes if prepared else len(batches[0]) * epochs
+    return len(batches[0]), given - samples, windows, steps
+
+
+def wrong_plan(name, pattern, place, number):
+    """Our plan with another number at this place, a function of the arguments."""
+
+    def plan(*case):
+        result = list(our_plan(*case))
+        result[place] = number(*case)
+        return tuple(result)
+
+    plan.__name__ = name
+    wrong("plan", pattern)(plan)
+
+
+def in_batches(case):
+    samples, batch_size, processes, *_ = case
+    return up(samples, batch_size), up(up(samples, batch_size), processes)
+
+
+for place, name, pattern, number in [
+    (0, "all_batches_for_each", "divided among", lambda *c: in_batches(c)[0]),
+    (0, "leaves_the_rest_out", "rounded up", lambda *c: c[0] // c[1] // c[2]),
+    (1, "nothing_is_repeated", "prepare repeats some", lambda *c: 0),
+    (1, "only_fills_the_last_batch", "whole batches, too", lambda *c: -c[0] % c[1]),
+    (1, "fills_up_as_torch_does", "prepare repeats s", lambda *c: -c[0] % c[2]),
+    (1, "counts_repeated_batches", "prepare repeats s", lambda *c: -in_batches(c)[0] % c[2]),
+    (2, "one_epoch", "that is one epoch", lambda *c: our_plan(*c)[2] // c[4]),
+    (2, "drops_the_short_window", "the short one makes an update", lambda *c: c[4] * (in_batches(c)[1] // c[3])),
+    (2, "windows_across_epochs", "never goes on into the next", lambda *c: up(c[4] * in_batches(c)[1], c[3])),
+    (2, "micro_batches", "several of them make an update", lambda *c: c[4] * in_batches(c)[1]),
+    (3, "one_step_per_update", "one step for each process|is not prepared", lambda *c: our_plan(*c)[2]),
+    (3, "as_if_always_prepared", "is not prepared", lambda *c: our_plan(*c)[2] * c[2]),
+    (3, "as_if_never_prepared", "waits for the last micro-batch", lambda *c: our_plan(*c[:5], False)[3]),
+]:  # fmt: skip
+    wrong_plan(name, pattern, place, number)
+
+
+@wrong("plan", "not in this order")
+def backwards(*case):
+    return our_plan(*case)[::-1]
+
+
+@wrong("plan", "return four numbers")
+def only_the_batches(*case):
+    return our_plan(*case)[0]
+
+
+@wrong("plan", "", status="not attempted")
+def no_plan(*case):
+    raise NotImplementedError
+
 
 # ---- train ----
 
 
 def prepared(accelerator, network, samples, labels, batch_size, learning_rate):
-    loader = DataLoader(TensorDataset(samples, labels), batch_size)
+    places = torch.arange(len(samples))
+    loader = DataLoader(TensorDataset(samples, labels, places), batch_size)
     optimizer = torch.optim.SGD(network.parameters(), learning_rate)
     return accelerator.prepare(network, optimizer, loader)
 
 
-def loop(accelerator, model, optimizer, loader, epochs):
+def marked(accelerator, loader, batch_size):
+    """Batches in which the targets of repeated samples are -100."""
+    n, rank = accelerator.num_processes, accelerator.process_index
+    for number, (inputs, targets, places) in enumerate(loader):
+        first = (number * n + rank) * batch_size
+        own = places == first + torch.arange(len(places))
+        yield inputs, targets.where(own, -100)
+
+
+def unmarked(accelerator, loader, batch_size):
+    for inputs, targets, _ in loader:
+        yield inputs, targets
+
+
+def in_windows(batches, every):
+    batches = list(batches)
+    for first in range(0, len(batches), every):
+        yield batches[first : first + every]
+
+
+def number_of_items(accelerator, window):
+    own = sum((targets != -100).sum() for _, targets in window)
+    return accelerator.reduce(torch.as_tensor(own), "sum")
+
+
+def summed(model, inputs, targets):
+    return F.cross_entropy(model(inputs), targets, reduction="sum")
+
+
+def window_by_window(
+    accelerator,
+    network,
+    samples,
+    labels,
+    batch_size,
+    every,
+    epochs,
+    learning_rate,
+    batches=marked,
+    items=number_of_items,
+    loss_of=summed,
+    factor=None,
+):
+    """The solution, with places for mistakes."""
+    model, optimizer, loader = prepared(
+        accelerator, network, samples, labels, batch_size, learning_rate
+    )
+    factor = accelerator.num_processes if factor is None else factor
     for _ in range(epochs):
-        for inputs, targets in loader:
-            with accelerator.accumulate(model):
-                accelerator.backward(F.cross_entropy(model(inputs), targets))
-                optimizer.step()
-                optimizer.zero_grad()
+        for window in in_windows(batches(accelerator, loader, batch_size), every):
+            total = items(accelerator, window)
+            for number, (inputs, targets) in enumerate(window, 1):
+                last = number == len(window)
+                with nullcontext() if last else accelerator.no_sync(model):
+                    loss = loss_of(model, inputs, targets) / total
+                    accelerator.backward(loss * factor)
+            optimizer.step()
+            optimizer.zero_grad()
     return accelerator.unwrap_model(model)
 
 
 @right("train")
-def as_in_the_lesson(
-    accelerator, network, samples, labels, batch_size, epochs, learning_rate
+def without_no_sync_and_with_loss_backward(
+    accelerator, network, samples, labels, batch_size, every, epochs, learning_rate
 ):
-    print("porting ...")
-    return loop(
-        accelerator,
-        *prepared(accelerator, network, samples, labels, batch_size, learning_rate),
-        epochs,
-    )
-
-
-@right("train")
-def asks_when_it_is_time(
-    accelerator, network, samples, labels, batch_size, epochs, learning_rate
-):
-    """An optimizer that is not prepared, and steps where the gradients have been
-    averaged.
-    """
-    loader = accelerator.prepare(DataLoader(TensorDataset(samples, labels), batch_size))
-    model = accelerator.prepare(network)
-    optimizer = torch.optim.SGD(model.parameters(), learning_rate)
-    for _ in range(epochs):
-        for inputs, targets in loader:
-            with accelerator.accumulate(model):
-                accelerator.backward(F.cross_entropy(model(inputs), targets))
-                if accelerator.sync_gradients:
-                    optimizer.step()
-                    optimizer.zero_grad()
-    return network
-
-
-@right("train")
-def counts_batches_itself(
-    accelerator, network, samples, labels, batch_size, epochs, learning_rate
-):
+    """Counts what prepare repeats from the number of samples, and sends every time."""
+    print("training ...")
     model, optimizer, loader = prepared(
         accelerator, network, samples, labels, batch_size, learning_rate
     )
-    steps = accelerator.gradient_accumulation_steps
+    n, rank = accelerator.num_processes, accelerator.process_index
+    joined = n * batch_size * every
     for _ in range(epochs):
-        for place, (inputs, targets) in enumerate(loader, 1):
-            accelerator.backward(F.cross_entropy(model(inputs), targets))
-            if place % steps == 0:
+        for number, (inputs, targets, _) in enumerate(loader):
+            begin = (number * n + rank) * batch_size
+            mine = min(max(len(samples) - begin, 0), batch_size)
+            update = number // every * joined
+            items = min(joined, len(samples) - update)
+            losses = F.cross_entropy(model(inputs), targets, reduction="none")
+            (losses[:mine].sum() * n / items).backward()
+            if (number + 1) % every == 0 or number + 1 == len(loader):
                 optimizer.step()
                 optimizer.zero_grad()
     return model.module
 
 
 @right("train")
-def wraps_and_shares_by_hand(
-    accelerator, network, samples, labels, batch_size, epochs, learning_rate
+def slices_by_hand(
+    accelerator, network, samples, labels, batch_size, every, epochs, learning_rate
 ):
-    """torch's wrapper, and its sampler, which deals out samples and not batches; a copy
-    is trained.
-    """
-    train_set = TensorDataset(samples, labels)
-    sampler = DistributedSampler(train_set, shuffle=False)
-    model = DistributedDataParallel(copy.deepcopy(network))
-    optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), learning_rate))
-    return loop(
-        accelerator,
-        model,
-        optimizer,
-        DataLoader(train_set, batch_size, sampler=sampler),
-        epochs,
-    )
-
-
-@wrong("train", "its own network, without averaging")
-def network_not_prepared(
-    accelerator, network, samples, labels, batch_size, epochs, learning_rate
-):
-    _, optimizer, loader = prepared(
-        accelerator, copy.deepcopy(network), samples, labels, batch_size, learning_rate
-    )
-    loader = accelerator.prepare(DataLoader(TensorDataset(samples, labels), batch_size))
-    optimizer = accelerator.prepare(
-        torch.optim.SGD(network.parameters(), learning_rate)
-    )
-    return loop(accelerator, network, optimizer, loader, epochs)
-
-
-@wrong("train", "its own network, without averaging")
-def calls_the_network_within(
-    accelerator, network, samples, labels, batch_size, epochs, learning_rate
-):
-    _, optimizer, loader = prepared(
-        accelerator, network, samples, labels, batch_size, learning_rate
-    )
-    return loop(accelerator, network, optimizer, loader, epochs)
-
-
-@wrong("train", "prepare the optimizer, too")
-def optimizer_not_prepared(
-    accelerator, network, samples, labels, batch_size, epochs, learning_rate
-):
-    loader = DataLoader(TensorDataset(samples, labels), batch_size)
-    model, loader = accelerator.prepare(network, loader)
-    return loop(
-        accelerator,
-        model,
-        torch.optim.SGD(model.parameters(), learning_rate),
-        loader,
-        epochs,
-    )
-
-
-@wrong("train", "every process goes through all samples: prepare the loader")
-def loader_not_prepared(
-    accelerator, network, samples, labels, batch_size, epochs, learning_rate
-):
-    model, optimizer, _ = prepared(
-        accelerator, network, samples, labels, batch_size, learning_rate
-    )
-    loader = DataLoader(TensorDataset(samples, labels), batch_size)
-    return loop(accelerator, model, optimizer, loader, epochs)
-
-
-@wrong("train", "every process goes through all samples: prepare the loader")
-def throws_away_what_prepare_returns(
-    accelerator, network, samples, labels, batch_size, epochs, learning_rate
-):
-    loader = DataLoader(TensorDataset(samples, labels), batch_size)
-    optimizer = torch.optim.SGD(network.parameters(), learning_rate)
-    accelerator.prepare(network, optimizer, loader)
-    return loop(accelerator, network, optimizer, loader, epochs)
-
-
-@wrong("train", "every process goes through all samples: prepare the loader")
-def everyone_takes_the_joined_batch(
-    accelerator, network, samples, labels, batch_size, epochs, learning_rate
-):
-    """Has the right numbers, and no use of several processes."""
-    joined = (
-        batch_size * accelerator.num_processes * accelerator.gradient_accumulation_steps
-    )
-    optimizer = torch.optim.SGD(network.parameters(), learning_rate)
+    """No loader at all: slices, some of them empty, and gradients summed by hand."""
+    parameters = list(network.parameters())
+    n, rank = accelerator.num_processes, accelerator.process_index
+    joined = n * batch_size * every
     for _ in range(epochs):
-        for inputs, targets in DataLoader(TensorDataset(samples, labels), joined):
+        for begin in range(0, len(samples), joined):
+            end = min(begin + joined, len(samples))
+            total = [torch.zeros_like(parameter) for parameter in parameters]
+            for first in range(begin + rank * batch_size, end, n * batch_size):
+                mine = slice(first, min(first + batch_size, end))
+                loss = F.cross_entropy(
+                    network(samples[mine]), labels[mine], reduction="sum"
+                )
+                gradients = torch.autograd.grad(loss / (end - begin), parameters)
+                total = [sum(pair) for pair in zip(total, gradients)]
+            total = accelerator.reduce(total, "sum")
+            with torch.no_grad():
+                for parameter, gradient in zip(parameters, total):
+                    parameter -= learning_rate * gradient
+    return network
+
+
+@right("train")
+def under_join(
+    accelerator, network, samples, labels, batch_size, every, epochs, learning_rate
+):
+    """torch's wrapper, a sampler of blocks, and a weight of 0 in a dummy batch."""
+    model = DistributedDataParallel(network)
+    optimizer = torch.optim.SGD(model.parameters(), learning_rate)
+    n, rank = accelerator.num_processes, accelerator.process_index
+    joined = n * batch_size * every
+    for _ in range(epochs):
+        for update in torch.arange(len(samples)).split(joined):
+            mine = update.tensor_split(n)[rank]
+            parts = mine.split(batch_size) if len(mine) else [update[:1]]
+            with model.no_sync():
+                for part in parts[:-1]:
+                    summed(model, samples[part], labels[part]).mul(
+                        n / len(update)
+                    ).backward()
+            part = parts[-1]
+            weight = n / len(update) if len(mine) else 0.0
+            (summed(model, samples[part], labels[part]) * weight).backward()
+            optimizer.step()
             optimizer.zero_grad()
-            F.cross_entropy(network(inputs), targets).backward()
+    return network
+
+
+@wrong("train", "repeats at the end of an epoch are counted")
+def as_in_the_lesson(
+    accelerator, network, samples, labels, batch_size, every, epochs, learning_rate
+):
+    """Lesson 7's count_items, which counts repeated samples."""
+    model, optimizer, loader = prepared(
+        accelerator, network, samples, labels, batch_size, learning_rate
+    )
+    for _ in range(epochs):
+        for window in grouped(loader, every):
+            items = accelerator.reduce(torch.tensor(sum(len(b[0]) for b in window)))
+            for number, (inputs, targets, _) in enumerate(window, 1):
+                last = number == len(window)
+                with nullcontext() if last else accelerator.no_sync(model):
+                    loss = summed(model, inputs, targets) / items
+                    accelerator.backward(loss * accelerator.num_processes)
+            optimizer.step()
+            optimizer.zero_grad()
+    return accelerator.unwrap_model(model)
+
+
+@wrong("train", "as if it were a whole one: accelerator.backward divides")
+def lesson_7s_own_loop(
+    accelerator, network, samples, labels, batch_size, every, epochs, learning_rate
+):
+    accelerator.gradient_accumulation_steps = every
+    model, optimizer, loader = prepared(
+        accelerator, network, samples, labels, batch_size, learning_rate
+    )
+    for _ in range(epochs):
+        for inputs, targets, _ in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(F.cross_entropy(model(inputs), targets))
+                optimizer.step()
+                optimizer.zero_grad()
+    return accelerator.unwrap_model(model)
+
+
+@wrong("train", "samples that prepare repeats")
+def means_of_batches(*given):
+    return window_by_window(
+        *given,
+        batches=unmarked,
+        items=lambda accelerator, window: len(window),
+        loss_of=lambda model, inputs, targets: F.cross_entropy(model(inputs), targets),
+        factor=1,
+    )
+
+
+@wrong("train", "samples that prepare repeats")
+def own_items(*given):
+    return window_by_window(
+        *given,
+        batches=unmarked,
+        items=lambda accelerator, window: sum(len(t) for _, t in window),
+        factor=1,
+    )
+
+
+@wrong("train", "add up the numbers of all processes")
+def own_items_that_count(*given):
+    return window_by_window(
+        *given,
+        items=lambda accelerator, window: sum((t != -100).sum() for _, t in window),
+        factor=1,
+    )
+
+
+@wrong("train", "too short by the number of processes")
+def forgets_the_processes(*given):
+    return window_by_window(*given, factor=1)
+
+
+@wrong("train", "too long by the number of processes")
+def multiplies_twice(accelerator, *given):
+    factor = accelerator.num_processes**2
+    return window_by_window(accelerator, *given, factor=factor)
+
+
+@wrong("train", "not divided by the number of samples")
+def divides_by_nothing(*given):
+    return window_by_window(*given, items=lambda accelerator, window: 1)
+
+
+@wrong("train", "each batch makes its own update")
+def updates_at_each_batch(
+    accelerator, network, samples, labels, batch_size, every, *others
+):
+    return window_by_window(
+        accelerator, network, samples, labels, batch_size, 1, *others
+    )
+
+
+@wrong("train", "the short last update of an epoch is missing")
+def drops_the_short_update(accelerator, network, samples, labels, *sizes):
+    joined = accelerator.num_processes * sizes[0] * sizes[1]
+    whole = len(samples) // joined * joined
+    return window_by_window(
+        accelerator, network, samples[:whole], labels[:whole], *sizes
+    )
+
+
+@wrong("train", "prepare the loader, too")
+def everybody_takes_everything(accelerator, network, samples, labels, batch_size, every, epochs, rate):  # fmt: skip
+    joined = accelerator.num_processes * batch_size * every
+    optimizer = torch.optim.SGD(network.parameters(), rate)
+    for _ in range(epochs):
+        for update in torch.arange(len(samples)).split(joined):
+            optimizer.zero_grad()
+            for part in update.split(batch_size):
+                loss = summed(network, samples[part], labels[part]) / len(update)
+                loss.backward()
             optimizer.step()
     return network
 
 
-@wrong("train", "has a share of a share")
-def shares_out_twice(
-    accelerator, network, samples, labels, batch_size, epochs, learning_rate
-):
-    train_set = TensorDataset(samples, labels)
-    loader = DataLoader(
-        train_set, batch_size, sampler=DistributedSampler(train_set, shuffle=False)
-    )
-    optimizer = torch.optim.SGD(network.parameters(), learning_rate)
-    return loop(accelerator, *accelerator.prepare(network, optimizer, loader), epochs)
-
-
-@wrong("train", "that is one epoch only")
-def one_epoch(accelerator, network, samples, labels, batch_size, epochs, learning_rate):
-    return loop(
-        accelerator,
-        *prepared(accelerator, network, samples, labels, batch_size, learning_rate),
-        1,
+@wrong("train", "does each of them call the model that prepare returns")
+def calls_the_network_within(*given):
+    network = given[1]
+    return window_by_window(
+        *given, loss_of=lambda model, inputs, targets: summed(network, inputs, targets)
     )
 
 
-@wrong("train", "no samples went through the network")
-def only_prepares(
-    accelerator, network, samples, labels, batch_size, epochs, learning_rate
-):
-    model, _, _ = prepared(
-        accelerator, network, samples, labels, batch_size, learning_rate
-    )
-    return accelerator.unwrap_model(model)
+@wrong("train", "it is still wrapped by prepare")
+def returns_the_wrapper(accelerator, *given):
+    return accelerator.prepare(window_by_window(accelerator, *given))
 
 
-@wrong("train", "must go through the network once in each epoch")
-def calls_the_model_twice(
-    accelerator, network, samples, labels, batch_size, epochs, learning_rate
-):
-    model, optimizer, loader = prepared(
-        accelerator, network, samples, labels, batch_size, learning_rate
-    )
-    for _ in range(epochs):
-        for inputs, targets in loader:
-            with accelerator.accumulate(model):
-                loss = F.cross_entropy(model(inputs), targets)
-                right = (
-                    accelerator.unwrap_model(model)(inputs).argmax(dim=1) == targets
-                ).sum()
-                accelerator.backward(loss)
-                optimizer.step()
-                optimizer.zero_grad()
-        print(f"{right} right in the last batch")
-    return accelerator.unwrap_model(model)
+@wrong("train", "return the trained network, on every process")
+def returns_nothing(*given):
+    window_by_window(*given)
 
 
-@wrong("train", "batch_size is the batch size per process")
-def divides_the_batch(
-    accelerator, network, samples, labels, batch_size, epochs, learning_rate
-):
-    of_each = batch_size // accelerator.num_processes
-    return loop(
-        accelerator,
-        *prepared(accelerator, network, samples, labels, of_each, learning_rate),
-        epochs,
-    )
+@wrong("train", "another network was trained, such as a copy")
+def trains_a_copy_and_returns_the_first(accelerator, network, *others):
+    window_by_window(accelerator, copy.deepcopy(network), *others)
+    return network
 
 
-@wrong("train", "the samples come in a different order")
-def shuffles(accelerator, network, samples, labels, batch_size, epochs, learning_rate):
-    loader = DataLoader(TensorDataset(samples, labels), batch_size, shuffle=True)
-    optimizer = torch.optim.SGD(network.parameters(), learning_rate)
-    return loop(accelerator, *accelerator.prepare(network, optimizer, loader), epochs)
+@wrong("train", "no samples went through")
+def trains_nothing(accelerator, network, *others):
+    return network
 
 
-@wrong("train", "the samples come in a different order")
-def a_block_for_each(
-    accelerator, network, samples, labels, batch_size, epochs, learning_rate
-):
-    model, optimizer, _ = prepared(
-        accelerator, network, samples, labels, batch_size, learning_rate
-    )
-    with accelerator.split_between_processes(
-        {"samples": samples, "labels": labels}
-    ) as mine:
-        loader = DataLoader(TensorDataset(mine["samples"], mine["labels"]), batch_size)
-        return loop(accelerator, model, optimizer, loader, epochs)
+@wrong("train", "labels belongs to the caller")
+def marks_in_the_callers_labels(accelerator, network, samples, labels, *others):
+    result = window_by_window(accelerator, network, samples, labels, *others)
+    labels[-1] = -100
+    return result
 
 
-@wrong("train", "several processes are trained on the same samples")
-def the_first_share_for_all(
-    accelerator, network, samples, labels, batch_size, epochs, learning_rate
-):
-    model, optimizer, _ = prepared(
-        accelerator, network, samples, labels, batch_size, learning_rate
-    )
-    share = range(len(samples) // accelerator.num_processes)
-    loader = DataLoader(Subset(TensorDataset(samples, labels), share), batch_size)
-    return loop(accelerator, model, optimizer, loader, epochs)
+@wrong("train", "one step of plain SGD")
+def with_momentum(accelerator, network, samples, labels, batch_size, every, epochs, rate):  # fmt: skip
+    sgd = torch.optim.SGD
 
+    def heavy(parameters, learning_rate):
+        return sgd(parameters, learning_rate, momentum=0.9)
 
-def looped(
-    accelerator, network, samples, labels, batch_size, epochs, learning_rate, body
-):
-    """The loop with another body in `accumulate`."""
-    model, optimizer, loader = prepared(
-        accelerator, network, samples, labels, batch_size, learning_rate
-    )
-    for _ in range(epochs):
-        for inputs, targets in loader:
-            with accelerator.accumulate(model):
-                body(model, optimizer, inputs, targets)
-    return accelerator.unwrap_model(model)
-
-
-@wrong("train", "only the last batch of each update counts")
-def clears_first(accelerator, *others):
-    def body(model, optimizer, inputs, targets):
-        optimizer.zero_grad()
-        accelerator.backward(F.cross_entropy(model(inputs), targets))
-        optimizer.step()
-
-    return looped(accelerator, *others, body)
-
-
-@wrong("train", "of earlier updates are still there")
-def never_clears(accelerator, *others):
-    def body(model, optimizer, inputs, targets):
-        accelerator.backward(F.cross_entropy(model(inputs), targets))
-        optimizer.step()
-
-    return looped(accelerator, *others, body)
-
-
-@wrong("train", "[23] times too long: accelerator.backward.*loss.backward.. does not")
-def calls_the_losss_backward(accelerator, *others):
-    def body(model, optimizer, inputs, targets):
-        F.cross_entropy(model(inputs), targets).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return looped(accelerator, *others, body)
-
-
-@wrong("train", "[23] times too short: accelerator.backward.* already")
-def divides_by_the_window_again(accelerator, *others):
-    def body(model, optimizer, inputs, targets):
-        loss = (
-            F.cross_entropy(model(inputs), targets)
-            / accelerator.gradient_accumulation_steps
+    torch.optim.SGD = heavy
+    try:
+        return window_by_window(
+            accelerator, network, samples, labels, batch_size, every, epochs, rate
         )
-        accelerator.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return looped(accelerator, *others, body)
+    finally:
+        torch.optim.SGD = sgd
 
 
-@wrong(
-    "train", "2 times too short: the gradients are already averaged over the processes"
-)
-def divides_by_the_processes(accelerator, *others):
-    def body(model, optimizer, inputs, targets):
-        accelerator.backward(
-            F.cross_entropy(model(inputs), targets) / accelerator.num_processes
-        )
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return looped(accelerator, *others, body)
-
-
-@wrong("train", "2 times too long: the gradients are averaged")
-def scales_the_learning_rate(
-    accelerator, network, samples, labels, batch_size, epochs, learning_rate
-):
-    rate = learning_rate * accelerator.num_processes
-    return loop(
-        accelerator,
-        *prepared(accelerator, network, samples, labels, batch_size, rate),
-        epochs,
-    )
-
-
-@wrong("train", "does the optimizer step")
-def takes_no_step(accelerator, *others):
-    def body(model, optimizer, inputs, targets):
-        accelerator.backward(F.cross_entropy(model(inputs), targets))
-        optimizer.zero_grad()
-
-    return looped(accelerator, *others, body)
-
-
-@wrong("train", "does each of them take every step")
-def only_the_main_process_steps(accelerator, *others):
-    def body(model, optimizer, inputs, targets):
-        accelerator.backward(F.cross_entropy(model(inputs), targets))
-        if accelerator.is_main_process:
-            optimizer.step()
-        optimizer.zero_grad()
-
-    return looped(accelerator, *others, body)
-
-
-@wrong("train", "do you use plain SGD with the given learning rate")
-def sums_over_the_batch(accelerator, *others):
-    def body(model, optimizer, inputs, targets):
-        accelerator.backward(F.cross_entropy(model(inputs), targets, reduction="sum"))
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return looped(accelerator, *others, body)
-
-
-@wrong("train", "do you use plain SGD with the given learning rate")
-def with_momentum(
-    accelerator, network, samples, labels, batch_size, epochs, learning_rate
-):
-    loader = DataLoader(TensorDataset(samples, labels), batch_size)
-    optimizer = torch.optim.SGD(network.parameters(), learning_rate, momentum=0.9)
-    return loop(accelerator, *accelerator.prepare(network, optimizer, loader), epochs)
-
-
-def plainly(
-    accelerator, network, samples, labels, batch_size, epochs, learning_rate, backward
-):
-    """The loop as it was, without accumulation."""
-    model, optimizer, loader = prepared(
-        accelerator, network, samples, labels, batch_size, learning_rate
-    )
-    for _ in range(epochs):
-        for inputs, targets in loader:
-            optimizer.zero_grad()
-            backward(F.cross_entropy(model(inputs), targets))
-            optimizer.step()
-    return accelerator.unwrap_model(model)
-
-
-@wrong("train", "each batch makes its own update")
-def forgets_accumulate(accelerator, *others):
-    return plainly(accelerator, *others, accelerator.backward)
-
-
-@wrong("train", "each batch makes its own update")
-def ports_half_of_it(accelerator, *others):
-    return plainly(accelerator, *others, lambda loss: loss.backward())
-
-
-@wrong("train", "DistributedDataParallel[^$]*unwrap_model")
-def returns_the_wrapped_model(
-    accelerator, network, samples, labels, batch_size, epochs, learning_rate
-):
-    model, optimizer, loader = prepared(
-        accelerator, network, samples, labels, batch_size, learning_rate
-    )
-    loop(accelerator, model, optimizer, loader, epochs)
-    return model
-
-
-@wrong("train", "None[^$]*return the trained network, on every process")
-def returns_nothing(*arguments):
-    as_in_the_lesson(*arguments)
-
-
-@wrong(
-    "train",
-    "rank +1 of 2[^$]*return the trained network, on every process",
-)
-def returns_on_the_main_process(accelerator, *others):
-    network = as_in_the_lesson(accelerator, *others)
-    if accelerator.is_main_process:
-        return network
-
-
-@wrong("train", "waits for another that does not come", status="timed out")
-def only_the_main_process_trains(accelerator, *others):
-    if accelerator.is_main_process:
-        return as_in_the_lesson(accelerator, *others)
-    return others[0]
-
-
-@wrong("train", "do not call init_process_group", status="your code raised")
-def joins_the_group_again(accelerator, *others):
-    dist.init_process_group("gloo")
-    return as_in_the_lesson(accelerator, *others)
-
-
-@wrong("train", "not iterable", status="your code raised")
-def takes_them_in_another_order(accelerator, *others):
-    *others, epochs, learning_rate = others
-    loader, model, optimizer = prepared(accelerator, *others, learning_rate)
-    return loop(accelerator, model, optimizer, loader, epochs)
+@wrong("train", "", status="not attempted")
+def no_training(*given):
+    raise NotImplementedError
 
 
 # ---- accuracy ----
@@ -491,27 +450,10 @@ def count(network, loader, gather=lambda pair: pair):
     return right, counted
 
 
-@right("accuracy")
 def gathers_for_metrics(accelerator, network, samples, labels, batch_size):
+    """Exact, with a message for each batch."""
     loader = shared(accelerator, samples, labels, batch_size)
     return count(network, loader, accelerator.gather_for_metrics)
-
-
-@right("accuracy")
-def cuts_the_padding_off_itself(accelerator, network, samples, labels, batch_size):
-    """A prepared copy of the network; all guesses, in the order of the data, and
-    more.
-    """
-    model = accelerator.prepare(copy.deepcopy(network)).eval()
-    with torch.inference_mode():
-        loader = shared(accelerator, samples, labels, batch_size)
-        guesses = [
-            accelerator.gather(model(inputs).argmax(dim=1)) for inputs, _ in loader
-        ]
-    print("counting ...")
-    return (torch.cat(guesses)[: len(labels)] == labels).sum(), torch.tensor(
-        len(labels)
-    )
 
 
 @right("accuracy")
@@ -525,19 +467,145 @@ def shares_without_padding(accelerator, network, samples, labels, batch_size):
 
 
 @right("accuracy")
-def marks_what_is_repeated(accelerator, network, samples, labels, batch_size):
-    places = torch.arange(len(samples))
-    seen = {}
-    with torch.no_grad():
-        mode = network.training
-        for inputs, targets, place in accelerator.prepare(
-            DataLoader(TensorDataset(samples, labels, places), batch_size)
+def every_other_sample_and_two_sums(accelerator, network, samples, labels, batch_size):
+    """No loader, an empty share where there are too few, and float counts."""
+    print("counting ...")
+    own = slice(accelerator.process_index, None, accelerator.num_processes)
+    mode = network.training
+    with torch.inference_mode():
+        network.eval()
+        right, counted = torch.tensor(0.0), torch.tensor(0.0)
+        for inputs, targets in zip(
+            samples[own].split(batch_size), labels[own].split(batch_size)
         ):
-            right = network.eval()(inputs).argmax(dim=1) == targets
-            gathered = accelerator.gather((place, right))
-            seen.update(zip(gathered[0].tolist(), gathered[1].tolist()))
+            if len(inputs):
+                right += network(inputs).max(1).indices.eq(targets).sum()
+                counted += len(targets)
     network.train(mode)
-    return sum(seen.values()), len(seen)
+    return accelerator.reduce(right), accelerator.reduce(counted)
+
+
+@right("accuracy")
+def knows_what_prepare_repeats(accelerator, network, samples, labels, batch_size):
+    """A prepared loader; samples that it repeats are recognized by their places."""
+    places = torch.arange(len(samples))
+    data = TensorDataset(samples, labels, places)
+    loader = accelerator.prepare(DataLoader(data, batch_size))
+    n, rank, mode = (
+        accelerator.num_processes,
+        accelerator.process_index,
+        network.training,
+    )
+    counts = np.zeros(2, dtype=np.int64)
+    network.eval()
+    with torch.no_grad():
+        for number, (inputs, targets, places) in enumerate(loader):
+            first = (number * n + rank) * batch_size
+            own = places == first + torch.arange(len(places))
+            right = network(inputs).argmax(dim=1) == targets
+            counts += (right & own).sum().item(), own.sum().item()
+    network.train(mode)
+    return tuple(accelerator.gather(torch.tensor(counts)[None]).sum(dim=0).numpy())
+
+
+@wrong("accuracy", "restore the mode of the network")
+def lesson_7s_own(accelerator, network, samples, labels, batch_size):
+    loader = shared(accelerator, samples, labels, batch_size)
+    return evaluate(network, loader, accelerator)
+
+
+@wrong(
+    "accuracy",
+    "collectives[^$]*communicate for every batch, as gather_for_metrics does",
+)
+def lesson_7s_own_with_the_mode_restored(accelerator, network, *others):
+    mode = network.training
+    counts = lesson_7s_own(accelerator, network, *others)
+    network.train(mode)
+    return counts
+
+
+@wrong("accuracy", "collectives[^$]*communicate for every batch")
+def reduces_after_each_batch(accelerator, network, samples, labels, batch_size):
+    """All take equally many rounds, some of them without samples."""
+    joined, counts = batch_size * accelerator.num_processes, torch.zeros(2)
+    for first in range(0, len(samples), joined):
+        begin = first + batch_size * accelerator.process_index
+        mine = slice(begin, begin + batch_size)
+        pair = [(samples[mine], labels[mine])] if begin < len(samples) else []
+        counts += accelerator.reduce(torch.tensor(count(network, pair)))
+    return counts
+
+
+@wrong("accuracy", "grows with the number of samples: send counts")
+def one_gather_at_the_end(accelerator, network, samples, labels, batch_size):
+    """All guesses, and the number of samples cuts off what is repeated."""
+    loader, mode = shared(accelerator, samples, labels, batch_size), network.training
+    with torch.inference_mode():
+        network.eval()
+        guesses = [network(inputs).argmax(dim=1) for inputs, _ in loader]
+    network.train(mode)
+    guesses = accelerator.gather(torch.stack(guesses)[None]).transpose(0, 1)
+    return (guesses.flatten()[: len(labels)] == labels).sum(), len(labels)
+
+
+@wrong("accuracy", "it takes its share in batches of batch_size")
+def takes_its_share_at_once(accelerator, network, samples, labels, batch_size):
+    own = slice(accelerator.process_index, None, accelerator.num_processes)
+    pairs = [(samples[own], labels[own])] if len(samples[own]) else []
+    return accelerator.reduce(torch.tensor(count(network, pairs))).tolist()
+
+
+@wrong("accuracy", "with even_batches off")
+def switches_even_batches_off(accelerator, network, samples, labels, batch_size):
+    accelerator.even_batches = False
+    loader = shared(accelerator, samples, labels, batch_size)
+    return accelerator.reduce(torch.tensor(count(network, loader))).tolist()
+
+
+@wrong("accuracy", "samples are left out")
+def shares_that_are_equally_large(accelerator, network, samples, labels, batch_size):
+    each = len(samples) // accelerator.num_processes
+    own = slice(
+        accelerator.process_index * each, (accelerator.process_index + 1) * each
+    )
+    loader = DataLoader(TensorDataset(samples[own], labels[own]), batch_size)
+    return accelerator.reduce(torch.tensor(count(network, loader))).tolist()
+
+
+@wrong("accuracy", "more samples are counted than there are")
+def splits_with_padding(accelerator, network, samples, labels, batch_size):
+    places = list(range(len(samples)))
+    with accelerator.split_between_processes(places, apply_padding=True) as mine:
+        loader = DataLoader(Subset(TensorDataset(samples, labels), mine), batch_size)
+        counts = count(network, loader)
+    return accelerator.reduce(torch.tensor(counts), "sum").tolist()
+
+
+@right("accuracy")
+def gathers_objects(accelerator, network, samples, labels, batch_size):
+    rank, n = accelerator.process_index, accelerator.num_processes
+    mine = Subset(TensorDataset(samples, labels), range(len(samples))[rank::n])
+    results = gather_object([{"right": count(network, DataLoader(mine, batch_size))}])
+    return tuple(map(sum, zip(*(result["right"] for result in results))))
+
+
+@wrong("accuracy", "only process 0 has")
+def reduces_to_process_0(accelerator, network, samples, labels, batch_size):
+    rank, n = accelerator.process_index, accelerator.num_processes
+    mine = Subset(TensorDataset(samples, labels), range(len(samples))[rank::n])
+    counts = torch.tensor(count(network, DataLoader(mine, batch_size)))
+    torch.distributed.reduce(counts, 0)
+    return counts.tolist()
+
+
+@wrong("accuracy", "more samples are counted than there are")
+def with_torchs_sampler(accelerator, network, samples, labels, batch_size):
+    data = TensorDataset(samples, labels)
+    loader = DataLoader(
+        data, batch_size, sampler=DistributedSampler(data, shuffle=False)
+    )
+    return accelerator.reduce(torch.tensor(count(network, loader))).tolist()
 
 
 @wrong("accuracy", "samples that prepare repeats")
@@ -586,12 +654,12 @@ def means_at_the_end(accelerator, network, samples, labels, batch_size):
     return accelerator.reduce(counts, "mean").tolist()
 
 
-@wrong("accuracy", "counts only its own samples: gather those of all")
+@wrong("accuracy", "counts only its own samples: add up the counts of all")
 def own_part(accelerator, network, samples, labels, batch_size):
     return count(network, shared(accelerator, samples, labels, batch_size))
 
 
-@wrong("accuracy", "they were gathered: prepare the loader")
+@wrong("accuracy", "they were added up: give each process its own share")
 def loader_of_all(accelerator, network, samples, labels, batch_size):
     loader = DataLoader(TensorDataset(samples, labels), batch_size)
     return count(network, loader, accelerator.gather_for_metrics)
@@ -760,6 +828,34 @@ def with_gradients(accelerator, network, samples, labels, batch_size):
     return right, counted
 
 
+@wrong("accuracy", "gradients are off for the rest of the program")
+def switches_gradients_off(accelerator, network, *others):
+    torch.set_grad_enabled(False)
+    return gathers_for_metrics(accelerator, network, *others)
+
+
+@wrong("accuracy", "can no longer be trained")
+def freezes_the_network(accelerator, network, *others):
+    network.requires_grad_(False)
+    return gathers_for_metrics(accelerator, network, *others)
+
+
+@wrong("accuracy", "labels belongs to the caller")
+def writes_into_the_labels(accelerator, network, samples, labels, batch_size):
+    counts = gathers_for_metrics(accelerator, network, samples, labels, batch_size)
+    labels.fill_(-100)
+    return counts
+
+
+@wrong("accuracy", "must not change its parameters or the statistics")
+def resets_the_statistics(accelerator, network, *others):
+    counts = gathers_for_metrics(accelerator, network, *others)
+    for module in network.modules():
+        if isinstance(module, torch.nn.BatchNorm1d):
+            module.reset_running_stats()
+    return counts
+
+
 # ---- together ----
 
 
@@ -899,3 +995,32 @@ def returns_the_index(network, *others):
     accelerator = Accelerator(cpu=True)
     trained(accelerator, network, *accelerator.prepare(*parts(network, *others)))
     return network, accelerator.process_index
+
+
+@wrong("together", "another network was trained, such as a copy")
+def trains_a_copy(network, *others):
+    accelerator = Accelerator(cpu=True)
+    trained(
+        accelerator,
+        network,
+        *accelerator.prepare(*parts(copy.deepcopy(network), *others)),
+    )
+    return network, accelerator.num_processes
+
+
+@right("together")
+def returns_a_copy_of_what_it_has_trained(network, *others):
+    accelerator = Accelerator(cpu=True)
+    trained(accelerator, network, *accelerator.prepare(*parts(network, *others)))
+    return copy.deepcopy(network), accelerator.num_processes
+
+
+@wrong("together", "samples belongs to the caller")
+def normalizes_in_place(network, samples, labels, batch_size):
+    accelerator = Accelerator(cpu=True)
+    model, optimizer, loader = accelerator.prepare(
+        *parts(network, samples, labels, batch_size)
+    )
+    result = trained(accelerator, network, model, optimizer, loader)
+    samples.sub_(samples.mean(dim=0))
+    return result

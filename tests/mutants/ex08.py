@@ -1,9 +1,11 @@
 """Exercise 08: Trainer."""
 
+import math
 import os
 import time
 from dataclasses import replace
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -11,7 +13,141 @@ from torch.nn import functional as F
 from transformers.tokenization_utils_base import BatchEncoding
 from transformers.trainer_callback import TrainerCallback, TrainerControl
 
+from ddp_course import lesson08
 from mutants import right, wrong
+
+# ---- plan ----
+
+
+def up(number, divisor):
+    return -(-number // divisor)
+
+
+def our_plan(examples, ranks, batch_size, accumulation, epochs, warmup):
+    of_rank = up(up(examples, batch_size), ranks)
+    updates = up(of_rank, accumulation)
+    steps = math.ceil(epochs * updates)
+    warming = math.ceil(warmup * steps) if warmup < 1 else warmup
+    last = of_rank - (updates - 1) * accumulation
+    return batch_size * accumulation * ranks, last, steps, warming
+
+
+@right("plan")
+def in_one_go(examples, ranks, batch_size, accumulation, epochs, warmup):
+    """Rounding up in turns is rounding up once."""
+    print("planning ...")
+    joined = batch_size * accumulation * ranks
+    updates = math.ceil(examples / joined)
+    rest = examples - (updates - 1) * joined
+    steps = math.ceil(epochs * updates)
+    return [
+        joined,
+        math.ceil(rest / (batch_size * ranks)),
+        steps,
+        int(warmup) if warmup >= 1 else math.ceil(warmup * steps),
+    ]
+
+
+@right("plan")
+def dealt_out_one_by_one(examples, ranks, batch_size, accumulation, epochs, warmup):
+    """In floats, from the batches as lists."""
+    batches = list(range(0, examples, batch_size))[::ranks]
+    windows = [
+        batches[begin : begin + accumulation]
+        for begin in range(0, len(batches), accumulation)
+    ]
+    steps = np.ceil(epochs * len(windows))
+    return (
+        np.prod([batch_size, ranks, accumulation]),
+        len(windows[-1]),
+        steps,
+        np.ceil(warmup * steps) if warmup < 1 else warmup,
+    )
+
+
+def planned(place, number):
+    """Our plan with another number at this place, a function of the arguments."""
+
+    def plan(*case):
+        result = list(our_plan(*case))
+        result[place] = number(*case)
+        return tuple(result)
+
+    return plan
+
+
+def wrong_plan(name, pattern, place, number):
+    answer = planned(place, number)
+    answer.__name__ = name
+    wrong("plan", pattern)(answer)
+
+
+wrong_plan(
+    "forgets_the_ranks", "all ranks take part", 0, lambda N, n, b, k, e, w: b * k
+)
+wrong_plan(
+    "forgets_accumulation", "an update has several", 0, lambda N, n, b, k, e, w: b * n
+)
+wrong_plan("every_update_is_full", "takes what is left", 1, lambda N, n, b, k, e, w: k)
+wrong_plan(
+    "lets_the_rest_go",
+    "rounded up",
+    1,
+    lambda N, n, b, k, e, w: N // (b * n) % k,
+)
+wrong_plan(
+    "drops_the_short_update",
+    "is an update, too",
+    2,
+    lambda N, n, b, k, e, w: math.ceil(e * (N // (b * n * k))),
+)
+wrong_plan(
+    "cuts_off_the_half",
+    "round up twice",
+    2,
+    lambda N, n, b, k, e, w: int(e * up(N, b * n * k)),
+)
+wrong_plan(
+    "whole_epochs",
+    "is not a whole one",
+    2,
+    lambda N, n, b, k, e, w: math.ceil(e) * up(N, b * n * k),
+)
+wrong_plan(
+    "counts_micro_batches",
+    "several of them make an update",
+    2,
+    lambda N, n, b, k, e, w: math.ceil(e * up(N, b * n)),
+)
+wrong_plan(
+    "rounds_the_warm_up",
+    "rounds the warm-up up",
+    3,
+    lambda *case: int(case[5] * our_plan(*case)[2]) if case[5] < 1 else case[5],
+)
+wrong_plan("takes_the_part_for_a_number", "not their number", 3, lambda *case: case[5])
+wrong_plan(
+    "a_schedule_per_rank",
+    "on any number of ranks|a part of all updates",
+    3,
+    lambda *case: our_plan(*case)[3] * case[1],
+)
+
+
+@wrong("plan", "not in this order")
+def in_another_order(*case):
+    return our_plan(*case)[::-1]
+
+
+@wrong("plan", "return four numbers")
+def only_the_updates(*case):
+    return our_plan(*case)[2]
+
+
+@wrong("plan", "", status="not attempted")
+def no_plan(*case):
+    raise NotImplementedError
+
 
 # ---- uneven ----
 
@@ -539,14 +675,100 @@ def not_begun():
     return not_implemented, not_implemented
 
 
+@wrong("uneven", "collate changes the examples themselves", several=True)
+def pops_from_the_examples():
+    def collate(examples):
+        tokens = [example.pop("tokens") for example in examples]
+        labels = [example.pop("targets") for example in examples]
+        pad = nn.utils.rnn.pad_sequence
+        return {
+            "tokens": pad(tokens, batch_first=True),
+            "labels": pad(labels, batch_first=True, padding_value=-100),
+        }
+
+    return collate, our_loss
+
+
+@wrong("uneven", "collate changes the examples themselves", several=True)
+def renames_in_the_examples():
+    def collate(examples):
+        for example in examples:
+            example["labels"] = example["targets"]
+        return our_collate(examples)
+
+    return collate, our_loss
+
+
+@wrong("uneven", "padded beyond the longest example of this batch", several=True)
+def remembers_the_longest():
+    seen = [0]
+
+    def collate(examples):
+        batch = our_collate(examples)
+        seen[0] = max(seen[0], batch["tokens"].shape[1])
+        more = (0, seen[0] - batch["tokens"].shape[1])
+        return {
+            "tokens": F.pad(batch["tokens"], more),
+            "labels": F.pad(batch["labels"], more, value=-100),
+        }
+
+    return collate, our_loss
+
+
+@wrong("uneven", "mean_loss writes into the labels", several=True)
+def writes_into_the_labels():
+    def mean_loss(outputs, labels, num_items_in_batch):
+        counts = labels != -100
+        labels[~counts] = 0
+        losses = F.cross_entropy(outputs["logits"].mT, labels, reduction="none")
+        return (losses * counts).sum() / num_items_in_batch
+
+    return our_collate, mean_loss
+
+
+@wrong("uneven", "needs the classes in the second dimension", several=True)
+def the_lessons_own_loss():
+    return our_collate, lesson08.mean_loss
+
+
+@wrong("uneven", "collate, with examples of", "your code raised", several=True)
+def the_lessons_own_collate():
+    return lesson08.collate, our_loss
+
+
+@wrong("uneven", "divided by its own number of labels", several=True)
+def torchs_loss():
+    class MeanLoss(nn.CrossEntropyLoss):
+        def forward(self, outputs, labels, num_items_in_batch):
+            return super().forward(outputs["logits"].flatten(0, 1), labels.flatten())
+
+    return our_collate, MeanLoss()
+
+
 # ---- stop_together ----
 
 
 class Asking(TrainerCallback):
-    """Keeps should_stop; the answers below ask it, and decide."""
+    """Keeps what it is given; the answers below ask, and decide."""
 
-    def __init__(self, should_stop):
-        self.should_stop = should_stop
+    def __init__(self, should_stop, every):
+        self.should_stop, self.every = should_stop, every
+        self.wish, self.wanted = False, []
+
+    def ask(self, state):
+        """Whether this rank has wanted to stop by now."""
+        self.wish = bool(self.should_stop(state.global_step)) or self.wish
+        return self.wish
+
+    def meets(self, state):
+        return state.global_step % self.every == 0
+
+    def anyone(self, state):
+        """Ask; where the ranks meet, note who wanted to stop and tell whether any did."""
+        wish = self.ask(state)
+        if self.meets(state):
+            self.wanted = who(wish)
+        return bool(self.wanted)
 
 
 def over_ranks(wish, op=dist.ReduceOp.MAX):
@@ -557,54 +779,251 @@ def over_ranks(wish, op=dist.ReduceOp.MAX):
     return number.item()
 
 
+def who(wish):
+    """The ranks with this wish."""
+    wishes = [wish]
+    if dist.is_initialized():
+        wishes = wishes * dist.get_world_size()
+        dist.all_gather_object(wishes, wish)
+    return [rank for rank, wish in enumerate(wishes) if wish]
+
+
 def number_of_ranks():
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 @right("stop_together")
-class SumsAndReturnsControl(Asking):
+class SumsABitForEachRankAndReturnsControl(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        wish = torch.tensor(
-            [float(self.should_stop(state.global_step))], device=args.device
-        )
+        self.ask(state)
+        if state.global_step % self.every:
+            return control
+        wishes = torch.tensor([float(self.wish) * 2**args.process_index])
         if args.world_size > 1:
-            dist.all_reduce(wish)
-        control.should_training_stop = control.should_training_stop or bool(wish > 0)
+            dist.all_reduce(wishes)
+        bits = int(wishes)
+        self.wanted = [rank for rank in range(args.world_size) if bits >> rank & 1]
+        control.should_training_stop = control.should_training_stop or bits > 0
         return control
 
 
 @right("stop_together")
-class GathersObjects(Asking):
+class AnyoneStopsAll(Asking):
+    """And keeps NumPy's numbers."""
+
     def on_step_end(self, args, state, control, **kwargs):
         print("step", state.global_step)
-        wishes = [self.should_stop(state.global_step)]
-        if dist.is_initialized():
-            wishes = wishes * dist.get_world_size()
-            dist.all_gather_object(wishes, wishes[dist.get_rank()])
-        if any(wishes):
+        if self.anyone(state):
+            self.wanted = np.array(self.wanted)
             control.should_training_stop = True
 
 
 @right("stop_together")
 class WithAccelerate(Asking):
+    """Counts the steps itself, and begins anew with each training."""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.steps, self.mine = 0, []
+
     def on_step_end(self, args, state, control, **kwargs):
         from accelerate.utils import gather_object
 
-        if any(gather_object([self.should_stop(state.global_step)])):
+        self.steps += 1
+        if self.should_stop(self.steps):
+            self.mine = [args.process_index]
+        if self.steps % self.every == 0:
+            self.wanted = tuple(gather_object(self.mine))
+        if self.wanted:
             return replace(control, should_training_stop=True)
 
 
 @right("stop_together")
 class OneAfterTheOther(Asking):
-    """A broadcast from each rank, and the minimum of those who go on."""
+    """A broadcast from each rank."""
 
     def on_step_end(self, args, state, control, **kwargs):
-        go_on = not self.should_stop(state.global_step)
-        for rank in range(args.world_size if dist.is_initialized() else 0):
-            of_rank = torch.tensor(go_on)
-            dist.broadcast(of_rank, rank)
-            go_on = go_on and bool(of_rank)
-        control.should_training_stop |= not go_on
+        self.ask(state)
+        if not self.meets(state):
+            return
+        for rank in range(args.world_size):
+            of_rank = torch.tensor(self.wish)
+            if dist.is_initialized():
+                dist.broadcast(of_rank, rank)
+            if of_rank:
+                self.wanted.append(rank)
+        control.should_training_stop |= len(self.wanted) > 0
+
+
+@wrong("stop_together", "the ranks communicate after every [23] steps only")
+class AsInTheLesson(Asking):
+    """Lesson 8's Stop, with together=True."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        wanted = torch.tensor(int(self.should_stop(state.global_step)))
+        if dist.is_initialized():
+            dist.all_reduce(wanted, dist.ReduceOp.MAX)
+        if wanted:
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "the ranks communicate after every [23] steps only")
+class MeetsInEachStepButStopsRarely(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        self.wanted = who(self.ask(state))
+        if self.wanted and self.meets(state):
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "the ranks communicate after every [23] steps only")
+class CountsFromTheFirstStep(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        self.ask(state)
+        if state.global_step % self.every == 1:
+            self.wanted = who(self.wish)
+        if self.wanted:
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "communicate after every [23] steps only")
+class AlwaysThree(Asking):
+    def __init__(self, should_stop, every):
+        super().__init__(should_stop, 3)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.anyone(state):
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "a wish is lost if it comes in a step in which")
+class ForgetsItsWish(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        wish = self.should_stop(state.global_step)
+        if self.meets(state):
+            self.wanted = who(wish)
+        if self.wanted:
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "call it in every step, also where the ranks do not")
+class AsksWhereTheyMeet(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.meets(state) and self.anyone(state):
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "on a single process, too")
+class StopsAtOnceWhenAlone(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        self.ask(state)
+        if not dist.is_initialized():
+            control.should_training_stop |= self.wish
+        elif self.meets(state):
+            self.wanted = who(self.wish)
+            control.should_training_stop |= bool(self.wanted)
+
+
+@wrong("stop_together", "wanted after the training[^$]*list of ranks: .. until")
+class KnowsOnlyThatSomeoneWants(Asking):
+    def __init__(self, should_stop, every):
+        self.should_stop, self.every, self.wish = should_stop, every, False
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.ask(state)
+        if self.meets(state) and over_ranks(self.wish):
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "each rank lists only itself|does it list only its own wish")
+class KnowsOnlyItself(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        self.ask(state)
+        if self.meets(state) and over_ranks(self.wish):
+            self.wanted = [args.process_index] if self.wish else []
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "does it list only its own wish, or has only one rank")
+class TellsRankZeroWhoItWas(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.anyone(state):
+            self.wanted = self.wanted if args.process_index == 0 else []
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "list the ranks whose wish is true")
+class KeepsTheWishes(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        self.ask(state)
+        if self.meets(state):
+            wishes = [self.wish] * number_of_ranks()
+            if dist.is_initialized():
+                dist.all_gather_object(wishes, self.wish)
+            if any(wishes):
+                self.wanted = wishes
+                control.should_training_stop = True
+
+
+@wrong("stop_together", "list the ranks in order")
+class ListsThemBackwards(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.anyone(state):
+            self.wanted = self.wanted[::-1]
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "a rank that wanted to stop is missing")
+class ListsTheLatest(Asking):
+    """All stop for any wish so far, but only those of this step are listed."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        now = self.should_stop(state.global_step)
+        self.wish = self.wish or now
+        if self.meets(state) and over_ranks(self.wish):
+            self.wanted = who(now) or who(self.wish)
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "several may want it, and each wish counts")
+class KnowsTheHighestRank(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        self.ask(state)
+        if self.meets(state):
+            highest = over_ranks((args.process_index + 1) * self.wish)
+            self.wanted = [highest - 1] if highest else []
+            control.should_training_stop |= highest > 0
+
+
+@wrong("stop_together", "communicate after every [23] steps only")
+class WaitsForAllInEachStep(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        if dist.is_initialized():
+            dist.barrier()
+        if self.anyone(state):
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "self.wanted[^$]*What belongs to one training")
+class ListsThoseOfAllTrainings(Asking):
+    wanted = []
+
+    def __init__(self, should_stop, every):
+        self.should_stop, self.every, self.wish = should_stop, every, False
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.ask(state)
+        if self.meets(state) and (wanted := who(self.wish)):
+            self.wanted += wanted
+            control.should_training_stop = True
+
+
+@wrong(
+    "stop_together",
+    "takes 2 positional arguments|missing 1|positional arg",
+    status="your code raised",
+)
+class TakesNoEvery(TrainerCallback):
+    def __init__(self, should_stop):
+        self.should_stop = should_stop
 
 
 @wrong("stop_together", "no rank has waited for the decision of the others")
@@ -618,14 +1037,21 @@ class EachForItself(Asking):
 class LeavesANote(Asking):
     """A store knows what has been written so far, and waits for nobody."""
 
+    trainings = 0
+
+    def __init__(self, should_stop, every):
+        super().__init__(should_stop, every)
+        LeavesANote.trainings += 1
+        self.training = LeavesANote.trainings
+
     def on_step_end(self, args, state, control, **kwargs):
-        wish = self.should_stop(state.global_step)
-        if dist.is_initialized():
+        wish, name = self.ask(state), f"stop {self.training} {state.global_step}"
+        if dist.is_initialized() and self.meets(state):
             store = dist.distributed_c10d._get_default_store()
             if wish:
-                store.set(f"stop {id(args)} {state.global_step}", "1")
-            wish = wish or store.check([f"stop {id(args)} {state.global_step}"])
-        if wish:
+                store.set(name, "1")
+            wish = wish or store.check([name])
+        if wish and self.meets(state):
             control.should_training_stop = True
 
 
@@ -658,17 +1084,17 @@ class EachForItselfBetweenSteps(Asking):
             control.should_training_stop = True
 
 
-@wrong("stop_together", "call it in every step, even if this rank wants to continue")
+@wrong("stop_together", "call it in every step that is a multiple of `every`, even if")
 class TellsOnlyOfAStop(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        if self.should_stop(state.global_step) and over_ranks(1):
+        if self.ask(state) and self.meets(state) and over_ranks(1):
             control.should_training_stop = True
 
 
-@wrong("stop_together", "call it in every step, even if this rank wants to continue")
+@wrong("stop_together", "call it in every step that is a multiple of `every`, even if")
 class GathersOnlyForAStop(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        if self.should_stop(state.global_step):
+        if self.ask(state) and self.meets(state):
             if dist.is_initialized():
                 dist.barrier()
             control.should_training_stop = True
@@ -677,7 +1103,9 @@ class GathersOnlyForAStop(Asking):
 @wrong("stop_together", "reduce and gather give the result to one rank")
 class ReducesToRankZero(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        wish = torch.tensor(int(self.should_stop(state.global_step)))
+        wish = torch.tensor(int(self.ask(state)))
+        if not self.meets(state):
+            return
         if dist.is_initialized():
             dist.reduce(wish, dst=0)
         if wish and args.process_index == 0:
@@ -687,7 +1115,9 @@ class ReducesToRankZero(Asking):
 @wrong("stop_together", "only rank 0 decides")
 class BroadcastsFromRankZero(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        wish = torch.tensor(int(self.should_stop(state.global_step)))
+        wish = torch.tensor(int(self.ask(state)))
+        if not self.meets(state):
+            return
         if dist.is_initialized():
             dist.broadcast(wish, 0)
         if wish:
@@ -697,7 +1127,9 @@ class BroadcastsFromRankZero(Asking):
 @wrong("stop_together", "only rank 1 decides")
 class BroadcastsFromTheLastRank(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        wish = torch.tensor(int(self.should_stop(state.global_step)))
+        wish = torch.tensor(int(self.ask(state)))
+        if not self.meets(state):
+            return
         if dist.is_initialized():
             dist.broadcast(wish, dist.get_world_size() - 1)
         if wish:
@@ -707,27 +1139,26 @@ class BroadcastsFromTheLastRank(Asking):
 @wrong("stop_together", "every rank must call its own should_stop")
 class AsksOnRankZero(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        if over_ranks(
-            state.is_world_process_zero and self.should_stop(state.global_step)
-        ):
+        wish = state.is_world_process_zero and self.ask(state)
+        if self.meets(state) and over_ranks(wish):
             control.should_training_stop = True
 
 
 @wrong("stop_together", "they stop only if all ranks, or most of them, want to")
 class TakesTheMinimum(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        if over_ranks(self.should_stop(state.global_step), dist.ReduceOp.MIN):
+        wish = self.ask(state)
+        if self.meets(state) and over_ranks(wish, dist.ReduceOp.MIN):
             control.should_training_stop = True
 
 
 @wrong("stop_together", "they stop only if all ranks, or most of them, want to")
 class TakesTheMean(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        mean = (
-            over_ranks(self.should_stop(state.global_step), dist.ReduceOp.SUM)
-            / number_of_ranks()
-        )
-        if mean > 0.5:
+        wish = self.ask(state)
+        if not self.meets(state):
+            return
+        if over_ranks(wish, dist.ReduceOp.SUM) / number_of_ranks() > 0.5:
             control.should_training_stop = True
 
 
@@ -737,22 +1168,27 @@ class TakesTheMean(Asking):
 )
 class TakesHalfOfThem(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        wishes = over_ranks(self.should_stop(state.global_step), dist.ReduceOp.SUM)
-        if wishes >= number_of_ranks() / 2:
+        wish = self.ask(state)
+        if not self.meets(state):
+            return
+        self.wanted = who(wish)
+        if len(self.wanted) >= number_of_ranks() / 2:
             control.should_training_stop = True
 
 
 @wrong("stop_together", "they stop only if all ranks, or most of them, want to")
 class LetsAnyoneGoOn(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        if not over_ranks(not self.should_stop(state.global_step)):
+        wish = self.ask(state)
+        if self.meets(state) and not over_ranks(not wish):
             control.should_training_stop = True
 
 
 @wrong("stop_together", "several at the same time cannot")
 class ExpectsASumOfOne(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        if over_ranks(self.should_stop(state.global_step), dist.ReduceOp.SUM) == 1:
+        wish = self.ask(state)
+        if self.meets(state) and over_ranks(wish, dist.ReduceOp.SUM) == 1:
             control.should_training_stop = True
 
 
@@ -768,10 +1204,12 @@ class DecidesAtTheEndOfTheEpoch(Asking):
             control.should_training_stop = True
 
 
-@wrong("stop_together", "called at the end of each epoch")
+@wrong(
+    "stop_together", "called at the end of each epoch|call it at the end of every step"
+)
 class AsksAtTheEndOfTheEpoch(Asking):
     def on_epoch_end(self, args, state, control, **kwargs):
-        if over_ranks(self.should_stop(state.global_step)):
+        if over_ranks(self.ask(state)):
             control.should_training_stop = True
 
 
@@ -782,41 +1220,41 @@ class WaitsInTheNextStep(Asking):
     def on_step_end(self, args, state, control, **kwargs):
         if self.work:
             self.work.wait()
+            self.work = None
             if self.total:
                 control.should_training_stop = True
-        self.total = torch.tensor(int(self.should_stop(state.global_step)))
-        if dist.is_initialized():
+        self.total = torch.tensor(int(self.ask(state)))
+        if self.meets(state) and dist.is_initialized():
             self.work = dist.all_reduce(self.total, async_op=True)
 
 
-@wrong("stop_together", "it comes one step late|at the end of the epoch")
-class TalksInEverySecondStep(Asking):
-    wish = False
-
+@wrong("stop_together", "decide in the same step in which the ranks communicate")
+class StopsWhereTheyMeetNext(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        self.wish = self.should_stop(state.global_step) or self.wish
-        if state.global_step % 2 == 0 and over_ranks(self.wish):
+        if self.meets(state) and self.wanted:
             control.should_training_stop = True
+        self.anyone(state)
 
 
 @wrong("stop_together", "the first step is 1: call it in on_step_end")
 class DecidesWhenAStepBegins(Asking):
     def on_step_begin(self, args, state, control, **kwargs):
-        if over_ranks(self.should_stop(state.global_step)):
+        if self.anyone(state):
             control.should_training_stop = True
 
 
 @wrong("stop_together", "the first step is 1: call it in on_step_end")
 class CountsFromZero(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        if over_ranks(self.should_stop(state.global_step - 1)):
+        self.wish = self.should_stop(state.global_step - 1) or self.wish
+        if self.meets(state) and over_ranks(self.wish):
             control.should_training_stop = True
 
 
 @wrong("stop_together", "called more than once per step")
 class AsksInEachMicroBatch(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        if over_ranks(self.should_stop(state.global_step)):
+        if self.anyone(state):
             control.should_training_stop = True
 
     on_substep_end = on_step_end
@@ -825,88 +1263,119 @@ class AsksInEachMicroBatch(Asking):
 @wrong("stop_together", "called more than once per step")
 class AsksTwice(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        wish = over_ranks(self.should_stop(state.global_step))
-        if wish or over_ranks(self.should_stop(state.global_step)):
+        self.wish = self.should_stop(state.global_step) or self.wish
+        if self.anyone(state):
             control.should_training_stop = True
 
 
 @wrong("stop_together", "the end of every step, until training stops")
 class AsksInEverySecondStep(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step % 2 and over_ranks(self.should_stop(state.global_step)):
+        if state.global_step % 2:
+            self.ask(state)
+        if self.meets(state) and over_ranks(self.wish):
             control.should_training_stop = True
 
 
 @wrong("stop_together", "takes the number of the step, state.global_step")
 class GivesTheState(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        if over_ranks(self.should_stop(state)):
+        if over_ranks(self.should_stop(state) and self.meets(state)):
             control.should_training_stop = True
 
 
 @wrong("stop_together", "takes the number of the step, state.global_step")
 class GivesTheEpoch(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        if over_ranks(self.should_stop(state.epoch)):
+        if over_ranks(self.should_stop(state.epoch) and self.meets(state)):
             control.should_training_stop = True
 
 
 @wrong("stop_together", "but was overruled")
 class TakesBackWhatOthersWant(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        control.should_training_stop = (
-            over_ranks(self.should_stop(state.global_step)) > 0
-        )
+        control.should_training_stop = self.anyone(state)
 
 
 @wrong("stop_together", "is the test of should_stop inverted")
 class TurnsItRound(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        control.should_training_stop |= not over_ranks(
-            self.should_stop(state.global_step)
-        )
+        control.should_training_stop |= self.meets(state) and not self.anyone(state)
+        if not self.meets(state):
+            self.ask(state)
 
 
 @wrong("stop_together", "should_epoch_stop ends only the current epoch")
 class StopsTheEpoch(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        if over_ranks(self.should_stop(state.global_step)):
+        if self.anyone(state):
             control.should_epoch_stop = True
 
 
 @wrong("stop_together", "Trainer checks control.should_training_stop")
 class ForgetsTheControl(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        if over_ranks(self.should_stop(state.global_step)):
+        if self.anyone(state):
             self.should_training_stop = True
 
 
 @wrong("stop_together", "loses the requests of other callbacks")
 class MakesANewControl(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        if over_ranks(self.should_stop(state.global_step)):
+        if self.anyone(state):
             return TrainerControl(should_training_stop=True)
+
+
+@wrong("stop_together", "has set it to False, but another callback has asked")
+class TurnsLoggingOff(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.anyone(state):
+            control.should_training_stop = True
+            control.should_log = False
+
+
+@wrong("stop_together", "has set it to False, but another callback has asked")
+class SavesNothingBeforeTheEnd(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        stop = self.anyone(state)
+        control.should_training_stop |= bool(stop)
+        control.should_save = bool(stop)
+
+
+@wrong("stop_together", "What belongs to one training belongs into self")
+class RemembersForAll(Asking):
+    stopped = []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.anyone(state):
+            self.stopped.append(state.global_step)
+        if self.stopped and self.meets(state):
+            control.should_training_stop = True
 
 
 @wrong("stop_together", "change the given one, and return it or None")
 class ReturnsTheDecision(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        return over_ranks(self.should_stop(state.global_step)) > 0
+        return self.anyone(state)
 
 
 @wrong("stop_together", r"is_initialized\(\) first")
 class NeedsAGroup(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        wish = torch.tensor(int(self.should_stop(state.global_step)))
-        dist.all_reduce(wish, dist.ReduceOp.MAX)
-        if wish:
+        wishes = [self.ask(state)]
+        if not self.meets(state):
+            return
+        wishes *= args.world_size
+        dist.all_gather_object(wishes, self.wish)
+        self.wanted = [rank for rank, wish in enumerate(wishes) if wish]
+        if self.wanted:
             control.should_training_stop = True
 
 
 @wrong("stop_together", "StopIteration: time is up", status="your code raised")
 class RaisesIt(Asking):
     def on_step_end(self, args, state, control, **kwargs):
-        if over_ranks(self.should_stop(state.global_step)):
+        if self.anyone(state):
             raise StopIteration("time is up")
 
 
@@ -920,5 +1389,5 @@ class Leaves(Asking):
 
 @wrong("stop_together", "", status="not attempted")
 class NotBegun(TrainerCallback):
-    def __init__(self, should_stop):
+    def __init__(self, should_stop, every):
         raise NotImplementedError

@@ -1,5 +1,6 @@
 """Trainer on ranks that can leave notes for each other."""
 
+import gc
 import json
 import os
 import tempfile
@@ -56,23 +57,24 @@ def settings(meeting, **options):
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # otherwise Accelerate warns about it
     from transformers.trainer import TrainingArguments
 
+    gc.freeze()  # Trainer collects garbage: not in all that was imported
     meeting.notes("imported", True, patience=TIMEOUT)
     launched = "RANK" in os.environ
     group = process_group(timeout=2 * PATIENCE) if launched else nullcontext()
     with group, tempfile.TemporaryDirectory() as folder:
-        yield TrainingArguments(
-            output_dir=folder,
-            use_cpu=True,
-            ddp_find_unused_parameters=False,
-            train_sampling_strategy="sequential",
-            lr_scheduler_type="constant",
-            max_grad_norm=0.0,
-            save_strategy="no",
-            remove_unused_columns=False,
-            report_to="none",
-            disable_tqdm=True,
-            **options,
-        )
+        defaults = {
+            "output_dir": folder,
+            "use_cpu": True,
+            "ddp_find_unused_parameters": False,
+            "train_sampling_strategy": "sequential",
+            "lr_scheduler_type": "constant",
+            "max_grad_norm": 0.0,
+            "save_strategy": "no",
+            "remove_unused_columns": False,
+            "report_to": "none",
+            "disable_tqdm": True,
+        }
+        yield TrainingArguments(**(defaults | options))
 
 
 def a_trainer(model, made, examples, **options):

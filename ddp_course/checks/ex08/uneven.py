@@ -1,6 +1,8 @@
-"""Question 1: uneven examples, and their loss."""
+"""Question 2: uneven examples, and their loss."""
 
 from collections.abc import Mapping
+from copy import deepcopy
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -72,9 +74,19 @@ def collated(collate, mean_loss, batches):
     seen = []
     for batch in batches:
         with trying(f"collate, with {lengths_of(batch)}"):
-            returned = collate(batch)
-        seen.append(dict(returned) if isinstance(returned, Mapping) else returned)
+            returned = collate(copied := deepcopy(batch))
+        made = dict(returned) if isinstance(returned, Mapping) else returned
+        seen.append({"made": made, "spoiled": spoiled(copied, batch)})
     return seen
+
+
+def spoiled(examples, originals):
+    """Whether examples, a list of dicts of tensors, differ from what they were."""
+    return len(examples) != len(originals) or any(
+        now.keys() != before.keys()
+        or any(not torch.equal(now[name], before[name]) for name in before)
+        for now, before in zip(examples, originals)
+    )
 
 
 def length_of(example):
@@ -92,11 +104,13 @@ def trained(collate, mean_loss, examples, seed):
     odd: a loss that nothing can be trained on, if there was one, in a list; then there
     is no more.
     """
-    losses, history = [], []
+    losses, history, written = [], [], []
 
     def noted(outputs, labels, num_items_in_batch):
         logits = outputs["logits"]
+        before = labels.clone()
         loss = mean_loss(outputs, labels, num_items_in_batch=num_items_in_batch)
+        written.append(not torch.equal(labels, before))
         if (
             not isinstance(loss, torch.Tensor)
             or loss.dim() > 0
@@ -124,7 +138,12 @@ def trained(collate, mean_loss, examples, seed):
             trainer.train()
         except OddLoss as odd:
             return {"odd": odd.args}
-    return {"odd": [], "losses": losses, "history": history}
+    return {
+        "odd": [],
+        "losses": losses,
+        "history": history,
+        "written": any(written),
+    }
 
 
 class OddLoss(Exception):
@@ -169,10 +188,9 @@ def check_uneven(answer, draw):
 
 def judge_collate(answer, draw):
     batches = telling_batches(draw)
-    for batch, got in zip(
-        batches, answer.on_ranks(collated, batches, timeout=TIMEOUT)[0]
-    ):
-        checked = f"collate, with {lengths_of(batch)}"
+    [of_rank] = answer.on_ranks(collated, batches, timeout=TIMEOUT)
+    for batch, seen in zip(batches, of_rank):
+        checked, got = f"collate, with {lengths_of(batch)}", seen["made"]
         expected = {
             "tokens": padded(batch, "tokens", 0),
             "labels": padded(batch, "targets", IGNORED),
@@ -191,6 +209,10 @@ def judge_collate(answer, draw):
             if not torch.equal(got[name], tensor):
                 raise Wrong(f"{name} of {checked}", expected=rows(tensor), got=rows(got[name]),
                             cause=cause_of_padding(name, got[name], batch))  # fmt: skip
+        if seen["spoiled"]:
+            raise Wrong(f"the examples after {checked}", expected="as before", got="something else",
+                        cause="collate changes the examples themselves, and in the next epoch Trainer takes "
+                        "the same ones again: read them only")  # fmt: skip
 
 
 def telling_batches(draw):
@@ -200,10 +222,11 @@ def telling_batches(draw):
     batches = [[an_example(draw) for _ in range(size)] for size in (3, 2, 1, 2)]
     lengths = [list(map(length_of, batch)) for batch in batches]
     first, longest = lengths[0], set(map(max, lengths))
+    later_is_shorter = any(a > b for a, b in pairwise(map(max, lengths)))
     ordered = first in (sorted(first), sorted(first, reverse=True))
     return (
         telling_batches(draw)
-        if ordered or len(set(first)) < 3 or len(longest) < 3
+        if ordered or not later_is_shorter or len(set(first)) < 3 or len(longest) < 3
         else batches
     )
 
@@ -337,6 +360,10 @@ def judge_training(seen, batches, seed):
             raise Wrong(f"the losses of the micro-batches, on {ranks(n)}", rank=f"{rank} of {n}",
                         expected="numbers", got=in_row(f"{loss:.3f}" for loss in of_rank["losses"]),
                         cause=NO_MEAN)  # fmt: skip
+        if of_rank["written"]:
+            raise Wrong(f"the labels after mean_loss, on {ranks(n)}", rank=f"{rank} of {n}",
+                        expected="as before", got="other numbers",
+                        cause="mean_loss writes into the labels, which belong to Trainer: work on a copy")  # fmt: skip
 
 
 NO_MEAN = "a micro-batch without labels that count has no mean: 0/0 is nan, and nan stays nan. Its sum is 0"

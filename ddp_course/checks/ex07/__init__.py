@@ -1,0 +1,11 @@
+"""Exercise 07: what prepare leads to, updates and a metric that are exact, and processes
+that each train their own copy.
+"""
+
+from ddp_course.checks.ex07.accuracy import check_accuracy
+from ddp_course.checks.ex07.copies import check_together
+from ddp_course.checks.ex07.plan import check_plan
+from ddp_course.checks.ex07.updates import check_train
+
+# in the order of the notebook
+__all__ = ["check_plan", "check_train", "check_accuracy", "check_together"]

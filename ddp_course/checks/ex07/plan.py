@@ -1,0 +1,226 @@
+"""Question 1: what prepare makes of a loader, an optimizer and a scheduler, predicted and
+then counted in a real loop.
+"""
+
+import math
+import warnings
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from ddp_course.checks.ex07.networks import PRELOADED
+from ddp_course.ranks.launch import start_server
+from ddp_course.school.judge import Wrong, question, trying
+
+NAMES = [
+    "batches per process and epoch",
+    "repeated samples per epoch",
+    "updates of the whole run",
+    "steps of the scheduler in the whole run",
+]
+
+
+def counted(plan, cases):
+    """For each case the prediction, and what a real loop with these sizes has done on
+    this process.
+    """
+    from accelerate import Accelerator
+
+    seen = []
+    for case in cases:
+        samples, batch_size, accumulation, epochs, prepared = case
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulation)
+        accelerator.wait_for_everyone()
+        with trying(in_words(case, accelerator.num_processes)):
+            processes = accelerator.num_processes
+            returned = plan(
+                samples, batch_size, processes, accumulation, epochs, prepared
+            )
+        seen.append(a_run(accelerator, *case) | {"predicted": numbers(returned)})
+    accelerator.end_training()
+    return seen
+
+
+def a_run(accelerator, samples, batch_size, accumulation, epochs, prepared):
+    """Lesson 7's loop with a scheduler, and counters."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    plain, first = scheduler, scheduler.last_epoch
+    loader = DataLoader(torch.arange(samples), batch_size)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    if prepared:
+        scheduler = accelerator.prepare(scheduler)
+    batches, updates = [], 0
+    # torch warns of a scheduler that steps while the optimizer waits
+    warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+    for _ in range(epochs):
+        for batch in loader:
+            batches.append(batch.tolist())
+            with accelerator.accumulate(model):
+                accelerator.backward(model(batch[:, None].float()).mean())
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            updates += accelerator.sync_gradients
+    steps = plain.last_epoch - first
+    return {"batches": batches, "updates": updates, "steps": steps}
+
+
+def numbers(returned):
+    """What plan returned, as numbers, or in words if it is something else."""
+    if not isinstance(returned, tuple | list) or len(returned) != len(NAMES):
+        return "nothing (None)" if returned is None else str(returned)[:80]
+    try:
+        return [float(number) for number in returned]
+    except (TypeError, ValueError):
+        return str(returned)[:80]
+
+
+def in_words(case, n):
+    samples, batch_size, accumulation, epochs, prepared = case
+    return f"plan({samples}, {batch_size}, {n}, {accumulation}, {epochs}, {prepared})"
+
+
+@question(
+    "Write down 14 samples in batches of 4 for 3 processes: which batches does each process get, and what is missing "
+    "to make all of them full and equally many? The map under `Who sees which sample` in the lesson shows it.",
+    "Batches: samples / batch size, rounded up; per process: that / processes, rounded up. All of these are full. "
+    "Updates per epoch: batches per process / accumulation, rounded up, since `accumulate` closes the last window at "
+    "the end of the loader. For the scheduler, see number 4 under `Break it`.",
+    "batches = math.ceil(math.ceil(samples / batch_size) / processes); repeated = batches * processes * batch_size - "
+    "samples; updates = epochs * math.ceil(batches / accumulation); the scheduler takes updates * processes steps if "
+    "it is prepared, and epochs * batches if not.",
+)
+def check_plan(answer, draw):
+    """The four numbers must be those of a real loop on these processes."""
+    start_server(*PRELOADED)  # where none runs yet
+    for n in (2, 3):
+        cases = [a_case(draw, n, prepared) for prepared in (True, False)]
+        cases.append(
+            (4 * n * draw.randint(2, 3), 4, 1, 1, True)
+        )  # nothing is left over
+        seen = answer.on_ranks(counted, cases, nproc=n, timeout=20)
+        for place, case in enumerate(cases):
+            judge_plan([of_rank[place] for of_rank in seen], case)
+
+
+def a_case(draw, n, prepared):
+    """Sizes with which something is left over in every step."""
+    while True:
+        batch_size, accumulation = draw.randint(3, 5), draw.randint(3, 5)
+        samples, epochs = (
+            draw.randint(4 * n * batch_size, 12 * n * batch_size),
+            draw.randint(2, 3),
+        )
+        batches = math.ceil(samples / batch_size)
+        of_each = math.ceil(batches / n)
+        case = samples, batch_size, accumulation, epochs, prepared
+        left_over = samples % batch_size, batches % n, of_each % accumulation
+        if all(left_over) and told_apart(case, n):
+            return case
+
+
+def told_apart(case, n):
+    """Whether no two mistakes lead to the same number."""
+    for mistakes in looks(case, n):
+        causes = {}
+        for number, cause in mistakes:
+            if causes.setdefault(number, cause) != cause:
+                return False
+    return True
+
+
+def judge_plan(of_ranks, case):
+    n, (samples, _, _, epochs, _) = len(of_ranks), case
+    seen = sum(len(batch) for one in of_ranks for batch in one["batches"])
+    first = of_ranks[0]
+    truth = [
+        len(first["batches"]) // epochs,
+        seen // epochs - samples,
+        first["updates"],
+        first["steps"],
+    ]
+    for rank, of_rank in enumerate(of_ranks):
+        got, where = of_rank["predicted"], f"{rank} of {n}"
+        if isinstance(got, str):
+            raise Wrong(f"what {in_words(case, n)} returns", rank=where, expected="four numbers", got=got,
+                        cause="return four numbers, in the order of the list above")  # fmt: skip
+        for place, (name, number) in enumerate(zip(NAMES, truth)):
+            if abs(got[place] - number) > 1e-6:
+                raise Wrong(f"{name}, in {in_words(case, n)}, compared with a real loop", rank=where,
+                            expected=number, got=f"{got[place]:g}",
+                            cause=cause_of(place, got, truth, case, n))  # fmt: skip
+
+
+def cause_of(place, got, truth, case, n):
+    """Why a number may be wrong: the first mistake that leads to it."""
+    if sorted(got) == sorted(truth):
+        return "the four numbers are right, but not in this order"
+    for wrong, cause in looks(case, n)[place]:
+        if abs(got[place] - wrong) < 1e-6:
+            return cause
+    return [
+        "prepare deals out whole batches, the same number to each process",
+        "each process gets equally many batches, and all of them full: what is missing is taken from the beginning",
+        "each update takes the given number of batches of each process, and every epoch ends with an update",
+        "a prepared scheduler steps with the updates, once for each process; one that is not prepared steps "
+        "whenever it is called",
+    ][place]
+
+
+def looks(case, n):
+    """For each of the four numbers, what mistakes make of it, and their causes."""
+    samples, batch_size, accumulation, epochs, prepared = case
+    batches = math.ceil(samples / batch_size)
+    of_each = math.ceil(batches / n)
+    updates = epochs * math.ceil(of_each / accumulation)
+    given = of_each * n * batch_size
+    prepared_too_few = (
+        "a prepared scheduler takes one step for each process at every update"
+    )
+    too_few = "prepare repeats samples until every process has equally many batches, and all of them are full: these "
+    too_few += "are more than one sample, or one batch, per process"
+    unprepared = "this scheduler is not prepared: it steps whenever it is called, in every micro-batch"
+    if prepared:
+        steps = [
+            (updates, prepared_too_few),
+            (
+                epochs * of_each,
+                "a prepared scheduler waits for the last micro-batch of an update",
+            ),
+            (
+                epochs * of_each * n,
+                "a prepared scheduler waits for the last micro-batch of an update",
+            ),
+        ]
+    else:
+        steps = [(updates, unprepared), (updates * n, unprepared)]
+    return [
+        [
+            (batches, "the batches are divided among the processes"),
+            (batches // n, "where the batches do not divide evenly, none is left out: every process gets the same "
+             "number, rounded up"),
+        ],
+        [
+            (0, "where the samples do not fill all batches of all processes, prepare repeats some"),
+            (batches * batch_size - samples, "that fills up the last batch, but some processes would then have a "
+             "batch less than others: prepare repeats whole batches, too"),
+            ((of_each * n - batches) * batch_size, "these are the batches that are repeated; the last batch of the "
+             "data is filled up, too"),
+            (of_each * n - batches, too_few),
+            (given, "these are all samples that the processes get; how many of them are repeated?"),
+            (-samples % n, too_few),
+        ],
+        [
+            (updates // epochs, "that is one epoch"),
+            (epochs * (of_each // accumulation), "accumulate closes the last window at the end of the loader, so the "
+             "short one makes an update, too"),
+            (math.ceil(epochs * of_each / accumulation), "every epoch ends with an update, so a window never goes on "
+             "into the next epoch: round up in each epoch"),
+            (epochs * of_each, "these are micro-batches, and several of them make an update"),
+            (epochs * math.ceil(batches / accumulation), "the batches are divided among the processes first"),
+        ],
+        steps,
+    ]  # fmt: skip
