@@ -1,8 +1,18 @@
-"""Where two tensors differ, so that a verdict shows numbers that look different."""
+"""Whether two tensors in fp32 agree, and where they differ, so that a verdict shows
+numbers that look different.
+"""
 
 import torch
 
 SHOWN = 4  # numbers
+
+
+def near(some, other, tolerance=1e-5):
+    """Whether `some` is a tensor of this shape with these numbers, as far as fp32 goes."""
+    if not isinstance(some, torch.Tensor) or some.shape != other.shape:
+        return False
+    allowed = tolerance * (1 + other.detach().abs().max())
+    return bool(((some.double() - other.double()).abs() <= allowed).all())
 
 
 def parted(expected, got, rtol=1e-6, atol=1e-9):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_course.checks.differences import parted
+from ddp_course.checks.differences import near, parted
 from ddp_course.checks.training import LEARNING_RATE, descend, fill
 from ddp_course.ranks.environment import process_group
 from ddp_course.school.judge import Wrong, question, trying
@@ -33,14 +33,6 @@ def a_layer(case):
 def inputs_of(case):
     """What the layer gets: rows, or rows of tokens."""
     return some(*case["rows"], case["inputs"], seed=case["seed"] + 1).float()
-
-
-def near(some_, other):
-    """Whether a tensor has this shape and these numbers, as far as fp32 goes."""
-    if not isinstance(some_, torch.Tensor) or some_.shape != other.shape:
-        return False
-    scale = 1 + other.detach().abs().max()
-    return bool(((some_.double() - other.double()).abs() <= 1e-5 * scale).all())
 
 
 def trained_of(module):
