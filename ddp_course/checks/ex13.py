@@ -5,6 +5,7 @@ that trains, and layers that are placed on stages.
 import copy
 import operator
 from itertools import combinations
+from pprint import pformat
 
 import torch
 from torch import nn
@@ -67,12 +68,27 @@ def broken(draw=None):
 
 
 WANTED = {
-    "arithmetic": f"these batch sizes, on {RANKS} ranks",
-    "memory": "ZeRO, in the stage that it names",
-    "clipping": "no gradient clipping",
-    "precision": "bf16",
-    "schedule": "a first update that changes the weights",
+    "arithmetic": f"these batch sizes, on {RANKS} ranks; DeepSpeed refuses to start",
+    "memory": "ZeRO; but each rank keeps the optimizer's whole state",
+    "clipping": "no clipping; but a gradient of norm 7 reaches the optimizer with norm 1",
+    "precision": "bf16; DeepSpeed refuses to start",
+    "schedule": "weights that change in each update; but the first two change nothing",
 }
+
+
+class Listing(str):
+    """A text that a cell shows as it is, if it is the cell's last expression."""
+
+    __repr__ = str.__str__
+
+
+def listing():
+    """The five configurations of the notebook, as text."""
+    parts = []
+    for name, (wanted, config) in broken().items():
+        parts.append(f"{name}: wants {wanted}")
+        parts.append(f"{pformat(config, width=88, sort_dicts=False)}\n")
+    return Listing("\n".join(parts))
 
 
 def observe_repairs(repair, configurations):
@@ -169,9 +185,9 @@ def judge_repair(name, wanted, config, got):
             enabled,
         )
     if name == "schedule":
-        rate = got.get("scheduler", {}).get("params", {}).get("warmup_min_lr", 0.0)
+        rate = lowest_rate(got)
         highest = config["scheduler"]["params"]["warmup_max_lr"]
-        if not 0 < rate < highest:
+        if not isinstance(rate, int | float) or not 0 < rate < highest:
             fail(
                 f"a warmup_min_lr above 0, and below {highest}",
                 "WarmupLR makes its first two updates with this rate",
@@ -189,7 +205,7 @@ def judge_repair(name, wanted, config, got):
     before, after = copy.deepcopy(config), copy.deepcopy(got)
     if name == "schedule":
         for one in (before, after):
-            one["scheduler"]["params"].pop("warmup_min_lr", None)
+            one["scheduler"]["params"].pop("warmup_min_lr")
     if name == "memory" and "zero_optimisation" in after:
         fail(
             "no key zero_optimisation", "the misspelt one is still there", sorted(after)
@@ -201,6 +217,15 @@ def judge_repair(name, wanted, config, got):
                 "change what is wrong, and nothing else",
                 after.get(key),
             )
+
+
+def lowest_rate(config):
+    """WarmupLR's warmup_min_lr; 0, its default, where the configuration has none."""
+    for key in ("scheduler", "params"):
+        config = config.get(key)
+        if not isinstance(config, dict):
+            return 0.0
+    return config.get("warmup_min_lr", 0.0)
 
 
 # ---- 2: derive the sizes of a batch ----
@@ -265,7 +290,12 @@ def check_batch_sizes(answer, draw):
         {"samples": 60 * 3, "ranks": 3, "fits": draw.randrange(7, 10)},
         {"samples": 8 * ranks + 1, "ranks": ranks, "fits": 4},
         {"samples": 6, "ranks": 1, "fits": 4},
+        {"samples": 5 * ranks, "ranks": ranks, "fits": 1},
     ]
+    for _ in range(6):
+        case = {"ranks": draw.randrange(2, 13), "fits": draw.randrange(2, 40)}
+        case["samples"] = case["ranks"] * draw.randrange(12, 500)
+        cases.append(case)
     [seen] = answer.on_ranks(observe_batches, cases)
     for case, got in zip(cases, seen):
         judge_batch(case, true_batch(**case), got)
@@ -293,12 +323,14 @@ def judge_batch(case, expected, got):
             got=got,
             cause=f"return a dict with the keys {', '.join(BATCH)}",
         )
-    if got == expected:
+    if got == expected and all(isinstance(value, int) for value in got.values()):
         return
     whole, micro, accumulation = (got[name] for name in BATCH)
     share = case["samples"] // case["ranks"]
     cause = f"of all micro-batches that divide {share}, take the largest that fits: then there are fewest of them"
-    if whole != case["samples"]:
+    if not all(isinstance(value, int) for value in got.values()):
+        cause = "these are whole numbers: a DataLoader refuses a batch_size of 4.0"
+    elif whole != case["samples"]:
         cause = "train_batch_size is the number of samples in an update, of all ranks"
     elif not all(
         isinstance(value, int) and value > 0 for value in (micro, accumulation)
@@ -499,6 +531,12 @@ def judge_returned(fail, returned, losses, rates, next_rates):
         own = [[sum(of_rank) / len(of_rank) for of_rank in loss] for loss in losses]
         if any(agree(got_losses, column) for column in zip(*own)):
             cause = "this is the mean on this rank only: average it over the ranks"
+        elif agree(got_losses, [mean * len(loss) for mean, loss in zip(means, losses)]):
+            cause = "this is a sum over the ranks: take the mean"
+            if len(losses[0]) == len(losses[0][0]):
+                cause = (
+                    "this is a sum, over the ranks or the micro-batches: take the mean"
+                )
         elif agree(
             got_losses, [mean * len(loss[0]) for mean, loss in zip(means, losses)]
         ):

@@ -1,6 +1,7 @@
 """Exercise 13: DeepSpeed."""
 
 import copy
+import math
 from itertools import combinations
 
 import torch
@@ -153,7 +154,58 @@ def another_rate(name, config):
     return mended
 
 
+@wrong("repair", "first two updates")
+def takes_out_the_schedule(name, config):
+    return mend(name, config, schedule=lambda c: c.pop("scheduler"))
+
+
+@wrong("repair", "first two updates")
+def with_a_rate_as_text(name, config):
+    rate = lambda c: c["scheduler"]["params"].update(warmup_min_lr="1e-6")
+    return mend(name, config, schedule=rate)
+
+
+@wrong("repair", "must be a whole number")
+def divides_with_a_fraction(name, config):
+    def accumulation(c):
+        share = c["train_batch_size"] / 8
+        c["gradient_accumulation_steps"] = share / c["train_micro_batch_size_per_gpu"]
+
+    return mend(name, config, arithmetic=accumulation)
+
+
+@wrong("repair", "stage|its contents were right")
+def always_stage_two(name, config):
+    def rename(c):
+        c.pop("zero_optimisation")
+        c["zero_optimization"] = {"stage": 2, "overlap_comm": True}
+
+    return mend(name, config, memory=rename)
+
+
+@wrong("repair", "change what is wrong, and nothing else")
+def warms_up_for_less_long(name, config):
+    def shorter(c):
+        c["scheduler"]["params"] |= {"warmup_min_lr": 1e-6, "warmup_num_steps": 10}
+
+    return mend(name, config, schedule=shorter)
+
+
+@wrong("repair", "0 does not clip")
+def clips_far_away(name, config):
+    return mend(name, config, clipping=lambda c: c.update(gradient_clipping=1e9))
+
+
+@right("repair")
+def in_a_new_dict(name, config):
+    """Of new dicts, in another order."""
+    mended = dict(reversed(mend(name, config).items()))
+    return {key: copy.copy(value) for key, value in mended.items()}
+
+
 # ---- batch_sizes ----
+
+MICRO = "train_micro_batch_size_per_gpu"
 
 
 def sizes(samples, micro, accumulation):
@@ -254,7 +306,7 @@ def gives_up(samples, ranks, fits):
     return sizes(samples, fits, samples // ranks // fits)
 
 
-@wrong("batch_sizes", "whole numbers from 1")
+@wrong("batch_sizes", "a DataLoader refuses")
 def in_floats(samples, ranks, fits):
     if samples % ranks:
         raise ValueError(samples)
@@ -263,6 +315,51 @@ def in_floats(samples, ranks, fits):
         min(fits, samples / ranks),
         samples / ranks / min(fits, samples / ranks),
     )
+
+
+@wrong("batch_sizes", "a DataLoader refuses")
+def whole_but_floats(samples, ranks, fits):
+    found = counts_down(samples, ranks, fits)
+    return found | {"gradient_accumulation_steps": samples / ranks / found[MICRO]}
+
+
+@wrong("batch_sizes", "does not fit|then there are fewest|DeepSpeed would refuse")
+def rounds_the_accumulation_up(samples, ranks, fits):
+    """Fewest micro-batches, the last of them smaller."""
+    return derive(samples, ranks, lambda share: -(-share // -(-share // fits)))
+
+
+@wrong("batch_sizes", "does not fit")
+def fits_is_not_reached(samples, ranks, fits):
+    """One off: a micro-batch of one more than fits."""
+    return derive(samples, ranks, lambda share: largest(share, fits + 1))
+
+
+@wrong("batch_sizes", "then there are fewest")
+def below_what_fits(samples, ranks, fits):
+    return derive(samples, ranks, lambda share: largest(share, max(1, fits - 1)))
+
+
+@wrong("batch_sizes", "cannot be shared equally")
+def returns_none(samples, ranks, fits):
+    if samples % ranks:
+        return None
+    return counts_down(samples, ranks, fits)
+
+
+@wrong("batch_sizes", "then there are fewest")
+def a_common_divisor(samples, ranks, fits):
+    return derive(samples, ranks, lambda share: math.gcd(share, fits))
+
+
+@right("batch_sizes")
+def by_all_divisors(samples, ranks, fits):
+    if samples % ranks != 0:
+        raise ValueError("unequal shares")
+    share = samples // ranks
+    divisors = {n for n in range(1, share + 1) if share % n == 0}
+    micro = max(n for n in divisors if n <= fits)
+    return dict(reversed(sizes(samples, micro, share // micro).items()))
 
 
 # ---- train ----
@@ -488,6 +585,54 @@ def asks_afterwards(engine, batches):
     return results
 
 
+@right("train")
+def asks_the_optimizer_for_its_rate(engine, batches):
+    results = []
+    for update in whole_updates(engine, batches):
+        rate = engine.optimizer.param_groups[0]["lr"]
+        losses = [plain_step(engine, *batch) for batch in update]
+        results.append((mean_of_all(losses), rate))
+    return results
+
+
+@wrong("train", "take the mean")
+def sums_over_the_ranks(engine, batches):
+    results = loop(engine, batches, plain_step)
+    return [(dist.get_world_size() * loss, rate) for loss, rate in results]
+
+
+@wrong("train", "over all ranks|the mean on this rank only")
+def on_rank_zero_only(engine, batches):
+    results = []
+    for update in whole_updates(engine, batches):
+        rate = engine.get_lr()[0]
+        mean = torch.stack([plain_step(engine, *batch) for batch in update]).mean()
+        dist.reduce(mean, 0, dist.ReduceOp.AVG)
+        results.append((mean.item(), rate))
+    return results
+
+
+@wrong("train", "over all micro-batches of an update, and over all ranks")
+def a_running_mean(engine, batches):
+    results, losses = [], []
+    for update in whole_updates(engine, batches):
+        rate = engine.get_lr()[0]
+        losses += [plain_step(engine, *batch) for batch in update]
+        results.append((mean_of_all(losses), rate))
+    return results
+
+
+@wrong("train", "is it the mean cross entropy")
+def sums_the_cross_entropy(engine, batches):
+    def step(engine, inputs, labels):
+        loss = F.cross_entropy(engine(inputs), labels, reduction="sum")
+        engine.backward(loss)
+        engine.step()
+        return loss.detach() / len(labels)
+
+    return loop(engine, batches, step)
+
+
 # ---- place ----
 
 
@@ -529,6 +674,71 @@ def in_numpy(costs, stages):
     import numpy
 
     return numpy.array(by_trying_all(costs, stages))
+
+
+@right("place")
+def by_bisection(costs, stages):
+    """Searches the limit by halves, and fills from the end."""
+    low, high = max(costs), sum(costs)
+    while low < high:
+        limit = (low + high) // 2
+        needed, load = 1, 0
+        for cost in costs:
+            needed, load = (
+                (needed + 1, cost) if load + cost > limit else (needed, load + cost)
+            )
+        low, high = (low, limit) if needed <= stages else (limit + 1, high)
+    found, load, left = [0], 0, stages
+    for place in reversed(range(len(costs))):
+        must_cut = place + 1 == left - len(found)
+        if found[0] and (load + costs[place] > low or must_cut):
+            found.insert(0, 0)
+            load = 0
+        found[0] += 1
+        load += costs[place]
+    return found
+
+
+@wrong("place", "sets the pace for all")
+def heaviest_alone(costs, stages):
+    """Cuts off the largest cost, and shares the rest by number."""
+    cuts = sorted({max(1, costs.index(max(costs)))})
+    cuts += [c for c in range(1, len(costs)) if c not in cuts]
+    return lengths(costs, sorted(cuts[: stages - 1]))
+
+
+@wrong("place", "sets the pace for all")
+def halves_and_halves(costs, stages):
+    """Cuts the stage with the largest sum in two, until there are enough."""
+    cuts = []
+    while len(cuts) < stages - 1:
+        edges = [0, *cuts, len(costs)]
+        pairs = [(a, b) for a, b in zip(edges, edges[1:]) if b - a > 1]
+        a, b = max(pairs, key=lambda pair: sum(costs[slice(*pair)]))
+        best = min(range(a + 1, b), key=lambda c: max(sum(costs[a:c]), sum(costs[c:b])))
+        cuts = sorted([*cuts, best])
+    return lengths(costs, cuts)
+
+
+@wrong("place", "each is on one stage")
+def sorts_first(costs, stages):
+    """Gives the largest to the stage with the least: layers are no longer neighbours."""
+    load, found = [0] * stages, [0] * stages
+    for cost in sorted(costs)[1:]:
+        stage = load.index(min(load))
+        load[stage] += cost
+        found[stage] += 1
+    return [max(1, size) for size in found]
+
+
+@wrong("place", "how many layers each stage has")
+def in_fractions(costs, stages):
+    return [float(size) for size in by_trying_all(costs, stages)]
+
+
+@wrong("place", "how many layers each stage has")
+def returns_the_pace(costs, stages):
+    return slowest(costs, [1] * 0)
 
 
 @wrong("place", "equally many layers are not equally much work")
