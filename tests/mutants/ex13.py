@@ -1,7 +1,6 @@
 """Exercise 13: DeepSpeed."""
 
 import copy
-import math
 from itertools import combinations
 
 import torch
@@ -203,163 +202,164 @@ def in_a_new_dict(name, config):
     return {key: copy.copy(value) for key, value in mended.items()}
 
 
-# ---- batch_sizes ----
-
-MICRO = "train_micro_batch_size_per_gpu"
+# ---- checkpoint_bytes ----
 
 
-def sizes(samples, micro, accumulation):
-    names = [
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "gradient_accumulation_steps",
-    ]
-    return dict(zip(names, (samples, micro, accumulation)))
+def per_rank(parameters, ranks, from_rank_0, from_each):
+    sizes = [parameters * from_each] * ranks
+    sizes[0] += parameters * from_rank_0
+    return sizes
 
 
-@right("batch_sizes")
-def counts_down(samples, ranks, fits):
-    share, rest = divmod(samples, ranks)
-    if rest:
-        raise ValueError("not equally many")
-    micro = min(fits, share)
-    while share % micro:
-        micro -= 1
-    return sizes(samples, micro, share // micro)
+@right("checkpoint_bytes")
+def case_by_case(parameters, ranks, stage, precision, averages):
+    weight = {"fp32": 4, "bf16": 2}[precision]
+    if stage == 0:
+        master = 0 if precision == "fp32" else 4
+        whole = weight + master + 4 * averages
+        return per_rank(parameters, ranks, whole, 0)
+    state = 4 * (1 + averages) / ranks
+    return per_rank(parameters, ranks, 0 if stage == 3 else weight, state)
 
 
-@right("batch_sizes")
-def counts_the_accumulation_up(samples, ranks, fits):
-    if samples % ranks:
-        raise ValueError(samples)
-    share, accumulation = samples // ranks, 1
-    while share % accumulation or share // accumulation > fits:
-        accumulation += 1
-    return sizes(samples, share // accumulation, accumulation)
+@right("checkpoint_bytes")
+def in_numpy_integers(parameters, ranks, stage, precision, averages):
+    import numpy
+
+    return numpy.array(
+        case_by_case(parameters, ranks, stage, precision, averages)
+    ).astype(numpy.int64)
 
 
-def derive(samples, ranks, micro_of, check=True):
-    """The three numbers, with this function's micro-batch for a share."""
-    if check and samples % ranks:
-        raise ValueError(samples)
-    share = samples // ranks
-    micro = micro_of(share)
-    return sizes(samples, micro, share // micro)
+@right("checkpoint_bytes")
+def rounds_shards_up(parameters, ranks, stage, precision, averages):
+    """Whole bytes, and shards that are padded to the same length, as a tuple."""
+    shard = -(-parameters // ranks) * (4 + 4 * averages)
+    weights = parameters * (4 if precision == "fp32" else 2)
+    if not stage:
+        master = 4 if precision == "bf16" else 0
+        return (weights + parameters * (master + 4 * averages), *[0] * (ranks - 1))
+    return (shard + (weights if stage < 3 else 0), *[shard] * (ranks - 1))
 
 
-def largest(share, fits):
-    return max(size for size in range(1, fits + 1) if share % size == 0)
+@wrong("checkpoint_bytes", "only rank 0 writes")
+def as_the_lesson_keeps(parameters, ranks, stage, precision, averages):
+    """Lesson 13's formula for the memory of each rank."""
+    weight = 4 if precision == "fp32" else 2
+    master = 4 if precision == "bf16" or stage else 0
+    weights = weight / ranks if stage == 3 else weight
+    gradients = weights if stage == 3 else 0
+    kept = weights + gradients + (master + 8) / (ranks if stage else 1)
+    return [parameters * kept] * ranks
 
 
-@wrong("batch_sizes", "The micro-batch must divide 36")
-def what_fits_and_nothing_else(samples, ranks, fits):
-    return derive(samples, ranks, lambda share: min(share, fits))
+@wrong("checkpoint_bytes", "only rank 0 writes")
+def as_the_lesson_keeps_with_averages(parameters, ranks, stage, precision, averages):
+    """The same formula with the optimizer's own numbers, and without gradients."""
+    weight = 4 if precision == "fp32" else 2
+    master = 4 if precision == "bf16" or stage else 0
+    weights = weight / ranks if stage == 3 else weight
+    kept = weights + (master + 4 * averages) / (ranks if stage else 1)
+    return [parameters * kept] * ranks
 
 
-@wrong("batch_sizes", "then there are fewest")
-def one_at_a_time(samples, ranks, fits):
-    return derive(samples, ranks, lambda share: 1)
+@wrong("checkpoint_bytes", "hold no weights")
+def weights_in_each_shard(parameters, ranks, stage, precision, averages):
+    found = case_by_case(parameters, ranks, stage, precision, averages)
+    weight = 4 if precision == "fp32" else 2
+    return [size + parameters * weight / ranks * (stage == 3) for size in found]
 
 
-@wrong("batch_sizes", "then there are fewest")
-def powers_of_two(samples, ranks, fits):
-    return derive(
-        samples,
-        ranks,
-        lambda share: max(n for n in (1, 2, 4) if share % n == 0 and n <= fits),
-    )
+@wrong("checkpoint_bytes", "no rank has the whole weights")
+def rank_zero_writes_weights_in_stage_three(
+    parameters, ranks, stage, precision, averages
+):
+    found = case_by_case(parameters, ranks, stage, precision, averages)
+    found[0] += parameters * (4 if precision == "fp32" else 2) * (stage == 3)
+    return found
 
 
-@wrong("batch_sizes", "does not fit")
-def all_at_once(samples, ranks, fits):
-    return derive(samples, ranks, lambda share: share)
+@wrong("checkpoint_bytes", "its own copy of the weights in 32 bits, also in fp32")
+def no_copy_in_fp32(parameters, ranks, stage, precision, averages):
+    found = case_by_case(parameters, ranks, stage, precision, averages)
+    if stage and precision == "fp32":
+        found = [size - 4 * parameters / ranks for size in found]
+    return found
 
 
-@wrong("batch_sizes", "of all ranks")
-def of_one_rank(samples, ranks, fits):
-    found = derive(samples, ranks, lambda share: largest(share, fits))
-    return found | {"train_batch_size": samples // ranks}
+@wrong("checkpoint_bytes", "it updates the weights themselves")
+def a_copy_in_stage_zero(parameters, ranks, stage, precision, averages):
+    found = case_by_case(parameters, ranks, stage, precision, averages)
+    found[0] += 4 * parameters * (stage == 0 and precision == "fp32")
+    return found
 
 
-@wrong("batch_sizes", "cannot be shared equally")
-def rounds_the_share_down(samples, ranks, fits):
-    return derive(samples, ranks, lambda share: largest(share, fits), check=False)
+@wrong("checkpoint_bytes", "also in bf16")
+def averages_in_two_bytes(parameters, ranks, stage, precision, averages):
+    found = case_by_case(parameters, ranks, stage, precision, 0)
+    each = 4 if precision == "fp32" else 2
+    state = parameters * each * averages
+    if not stage:
+        return [found[0] + state, *found[1:]]
+    return [size + state / ranks for size in found]
 
 
-@wrong("batch_sizes", "and not .*: DeepSpeed would refuse it")
-def forgets_the_ranks(samples, ranks, fits):
-    if samples % ranks:
-        raise ValueError(samples)
-    micro = largest(samples, fits)
-    return sizes(samples, micro, samples // micro)
+@wrong("checkpoint_bytes", "keeps two")
+def knows_adam_only(parameters, ranks, stage, precision, averages):
+    return case_by_case(parameters, ranks, stage, precision, 2)
 
 
-@wrong("batch_sizes", "with the keys")
-def returns_a_tuple(samples, ranks, fits):
-    return tuple(counts_down(samples, ranks, fits).values())
+@wrong("checkpoint_bytes", "only its part of the optimizer's state")
+def all_write_all(parameters, ranks, stage, precision, averages):
+    alone = case_by_case(parameters, 1, stage, precision, averages)[0]
+    if not stage:
+        return [alone, *[0] * (ranks - 1)]
+    weights = parameters * (4 if precision == "fp32" else 2) * (stage < 3)
+    return [alone, *[alone - weights] * (ranks - 1)]
 
 
-@wrong("batch_sizes", "a micro-batch of 1 always divides")
-def gives_up(samples, ranks, fits):
-    if samples % (ranks * fits):
-        raise ValueError(samples)
-    return sizes(samples, fits, samples // ranks // fits)
+@wrong("checkpoint_bytes", "in stage 0 nothing is sharded")
+def shards_in_stage_zero(parameters, ranks, stage, precision, averages):
+    if stage:
+        return case_by_case(parameters, ranks, stage, precision, averages)
+    weight, master = (4, 0) if precision == "fp32" else (2, 4)
+    return per_rank(parameters, ranks, weight, (master + 4 * averages) / ranks)
 
 
-@wrong("batch_sizes", "a DataLoader refuses")
-def in_floats(samples, ranks, fits):
-    if samples % ranks:
-        raise ValueError(samples)
-    return sizes(
-        samples,
-        min(fits, samples / ranks),
-        samples / ranks / min(fits, samples / ranks),
-    )
+@wrong("checkpoint_bytes", "a checkpoint holds no gradients")
+def with_gradients(parameters, ranks, stage, precision, averages):
+    found = case_by_case(parameters, ranks, stage, precision, averages)
+    gradients = parameters * (4 if precision == "fp32" else 2)
+    if not stage:
+        return [found[0] + gradients, *found[1:]]
+    return [size + gradients / ranks for size in found]
 
 
-@wrong("batch_sizes", "a DataLoader refuses")
-def whole_but_floats(samples, ranks, fits):
-    found = counts_down(samples, ranks, fits)
-    return found | {"gradient_accumulation_steps": samples / ranks / found[MICRO]}
+@wrong("checkpoint_bytes", "one for each rank")
+def the_sum_of_all(parameters, ranks, stage, precision, averages):
+    return sum(case_by_case(parameters, ranks, stage, precision, averages))
 
 
-@wrong("batch_sizes", "does not fit|then there are fewest|DeepSpeed would refuse")
-def rounds_the_accumulation_up(samples, ranks, fits):
-    """Fewest micro-batches, the last of them smaller."""
-    return derive(samples, ranks, lambda share: -(-share // -(-share // fits)))
+@wrong("checkpoint_bytes", "one number for each rank: these are 1 number")
+def the_first_rank_only(parameters, ranks, stage, precision, averages):
+    return case_by_case(parameters, ranks, stage, precision, averages)[:1]
 
 
-@wrong("batch_sizes", "does not fit")
-def fits_is_not_reached(samples, ranks, fits):
-    """One off: a micro-batch of one more than fits."""
-    return derive(samples, ranks, lambda share: largest(share, fits + 1))
+@wrong("checkpoint_bytes", "bytes per parameter, and not")
+def counts_numbers_not_bytes(parameters, ranks, stage, precision, averages):
+    found = case_by_case(parameters, ranks, stage, "fp32", averages)
+    return [size / 4 for size in found]
 
 
-@wrong("batch_sizes", "then there are fewest")
-def below_what_fits(samples, ranks, fits):
-    return derive(samples, ranks, lambda share: largest(share, max(1, fits - 1)))
+@wrong("checkpoint_bytes", "only rank 0 writes")
+def all_ranks_write_in_stage_zero(parameters, ranks, stage, precision, averages):
+    found = case_by_case(parameters, ranks, stage, precision, averages)
+    return found if stage else found[:1] * ranks
 
 
-@wrong("batch_sizes", "cannot be shared equally")
-def returns_none(samples, ranks, fits):
-    if samples % ranks:
-        return None
-    return counts_down(samples, ranks, fits)
-
-
-@wrong("batch_sizes", "then there are fewest")
-def a_common_divisor(samples, ranks, fits):
-    return derive(samples, ranks, lambda share: math.gcd(share, fits))
-
-
-@right("batch_sizes")
-def by_all_divisors(samples, ranks, fits):
-    if samples % ranks != 0:
-        raise ValueError("unequal shares")
-    share = samples // ranks
-    divisors = {n for n in range(1, share + 1) if share % n == 0}
-    micro = max(n for n in divisors if n <= fits)
-    return dict(reversed(sizes(samples, micro, share // micro).items()))
+@wrong("checkpoint_bytes", "bytes per parameter, and not")
+def the_last_rank_writes(parameters, ranks, stage, precision, averages):
+    return case_by_case(parameters, ranks, stage, precision, averages)[::-1]
 
 
 # ---- train ----
