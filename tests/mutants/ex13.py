@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
+from ddp_course import lesson13
 from mutants import right, wrong
 
 # ---- repair ----
@@ -364,29 +365,37 @@ def the_last_rank_writes(parameters, ranks, stage, precision, averages):
 
 # ---- train ----
 
-
-def whole_updates(engine, batches):
-    """The batches of each whole update, a list of lists."""
-    window = engine.gradient_accumulation_steps()
-    whole = len(batches) // window * window
-    return [batches[begin : begin + window] for begin in range(0, whole, window)]
+LESSON_CONFIG = {"lr": 0.1, "momentum": 0.9}
+CPU = torch.device("cpu")
 
 
-def mean_of_all(losses):
-    mean = torch.stack(losses).mean()
-    dist.all_reduce(mean, dist.ReduceOp.AVG)
-    return mean.item()
+def groups_of(network, matrices=0.2, others=0.0):
+    decayed = [p for p in network.parameters() if p.ndim > 1]
+    rest = [p for p in network.parameters() if p.ndim < 2]
+    return [
+        {"params": decayed, "weight_decay": matrices},
+        {"params": rest, "weight_decay": others},
+    ]
 
 
-def loop(engine, batches, micro_step, after=lambda engine: None):
-    """The right loop, but for what happens with a micro-batch, and after an update."""
-    results = []
-    for update in whole_updates(engine, batches):
-        rate = engine.get_lr()[0]
-        losses = [micro_step(engine, *batch) for batch in update]
-        after(engine)
-        results.append((mean_of_all(losses), rate))
-    return results
+def configured(batches, stage, accumulate, max_norm):
+    """The right configuration."""
+    return {
+        "train_micro_batch_size_per_gpu": len(batches[0][1]),
+        "gradient_accumulation_steps": accumulate,
+        "gradient_clipping": max_norm,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}},
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": 2000},
+    }
+
+
+def initialize(network, config, groups=None, **more):
+    import deepspeed
+
+    return deepspeed.initialize(
+        model=network, model_parameters=groups, config=config, **more
+    )[0]
 
 
 def forward(engine, inputs, labels):
@@ -400,91 +409,307 @@ def plain_step(engine, inputs, labels):
     return loss.detach()
 
 
-@right("train")
-def an_update_at_a_time(engine, batches):
-    return loop(engine, batches, plain_step)
+def mean_of_all(losses):
+    mean = torch.stack(losses).mean()
+    dist.all_reduce(mean, dist.ReduceOp.AVG)
+    return mean.item()
+
+
+def whole_updates(batches, accumulate):
+    whole = len(batches) // accumulate * accumulate
+    return [
+        batches[begin : begin + accumulate] for begin in range(0, whole, accumulate)
+    ]
+
+
+def loop(engine, batches, accumulate, micro_step, after=lambda: None, mean=mean_of_all):
+    losses = []
+    for update in whole_updates(batches, accumulate):
+        of_update = [micro_step(engine, *batch) for batch in update]
+        after()
+        losses.append(mean(of_update))
+    return losses
+
+
+def ported(
+    network,
+    batches,
+    stage,
+    accumulate,
+    max_norm,
+    groups=groups_of,
+    step=plain_step,
+    **other,
+):
+    """The right answer, but for what the rest says; other: lines of the configuration."""
+    config = configured(batches, stage, accumulate, max_norm) | other
+    engine = initialize(network, config, groups(network))
+    return engine, loop(engine, batches, accumulate, step)
 
 
 @right("train")
-def asks_for_the_boundary(engine, batches):
-    """By the engine's own count, and with the loss that backward returns, divided."""
-    results, total = [], 0.0
-    for inputs, labels in batches[: sum(map(len, whole_updates(engine, batches)))]:
+def by_parts(network, batches, stage, accumulate, max_norm):
+    return ported(network, batches, stage, accumulate, max_norm)
+
+
+@right("train")
+def with_an_optimizer_of_its_own(network, batches, stage, accumulate, max_norm):
+    """The groups are in torch's optimizer, which the engine wraps; and by name."""
+    named = list(network.named_parameters())
+    weights = [p for name, p in named if name.endswith("weight")]
+    biases = [p for name, p in named if name.endswith("bias")]
+    sgd = torch.optim.SGD(weights, lr=0.1, momentum=0.9, weight_decay=0.2)
+    sgd.add_param_group({"params": biases, "weight_decay": 0})
+    config = configured(batches, stage, accumulate, max_norm)
+    del config["optimizer"]
+    config["zero_optimization"]["allgather_bucket_size"] = 10**5
+    engine = initialize(network, config, optimizer=sgd)
+    return engine, loop(engine, batches, accumulate, plain_step)
+
+
+@right("train")
+def by_the_boundary(network, batches, stage, accumulate, max_norm):
+    """By the engine's own count, with what backward returns; the losses as tensors."""
+    config = configured(batches, stage, accumulate, max_norm)
+    config["train_batch_size"] = len(batches[0][0]) * accumulate * dist.get_world_size()
+    engine = initialize(network, config, groups_of(network))
+    losses, total = [], 0.0
+    for inputs, labels in batches[: len(batches) // accumulate * accumulate]:
         total += engine.backward(forward(engine, inputs, labels)).detach()
-        complete, rate = engine.is_gradient_accumulation_boundary(), engine.get_lr()[0]
-        engine.step()
-        if complete:
+        if engine.is_gradient_accumulation_boundary():
             dist.all_reduce(total)
-            results.append([total / dist.get_world_size(), rate])
+            losses.append(total / dist.get_world_size())
             total = 0.0
-    return results
+        engine.step()
+    return [engine, torch.stack(losses)]
 
 
 @right("train")
-def sets_the_boundary(engine, batches):
-    """DeepSpeed's other way: one step for all micro-batches of an update."""
-    results = []
-    for update in whole_updates(engine, batches):
-        losses = []
-        for place, batch in enumerate(update, 1):
-            engine.set_gradient_accumulation_boundary(place == len(update))
-            losses.append(forward(engine, *batch))
-            engine.backward(losses[-1])
-        rate = engine.get_lr()[0]
+def reduces_all_losses_at_the_end(network, batches, stage, accumulate, max_norm):
+    deepspeed = lesson13.load_deepspeed(CPU)
+    config = configured(batches, stage, accumulate, max_norm)
+    config["optimizer"]["params"]["weight_decay"] = 0.2
+    decayed, rest = groups_of(network)
+    del decayed["weight_decay"]
+    engine, *_ = deepspeed.initialize(
+        model=network, model_parameters=[decayed, rest], config=config
+    )
+    whole = batches[: len(batches) // accumulate * accumulate]
+    losses = torch.stack([plain_step(engine, *batch) for batch in whole])
+    losses = losses.view(-1, accumulate).mean(dim=1)
+    dist.all_reduce(losses)
+    return engine, [loss / dist.get_world_size() for loss in losses.tolist()]
+
+
+@wrong("train", "only the matrices do|nothing decays|AdamW")
+def as_in_the_lesson(network, batches, stage, accumulate, max_norm):
+    """Lesson 13's configuration, engine and loop."""
+    flags = ["--stage", stage, "--accumulate", accumulate, "--max-norm", max_norm]
+    flags += ["--batch-size", len(batches[0][0]), "--precision", "fp32"]
+    args = lesson13.arguments(list(map(str, flags)))
+    config = lesson13.configuration(args, dist.get_world_size())
+    engine = lesson13.start_engine(network, config, CPU)
+    return engine, loop(engine, batches, accumulate, plain_step)
+
+
+@wrong("train", "nothing decays here")
+def starts_the_lessons_engine(network, batches, stage, accumulate, max_norm):
+    config = configured(batches, stage, accumulate, max_norm)
+    engine = lesson13.start_engine(network, config, CPU)
+    return engine, loop(engine, batches, accumulate, plain_step)
+
+
+@wrong("train", "these are the losses of the micro-batches")
+def returns_the_lessons_losses(network, batches, stage, accumulate, max_norm):
+    """As lesson 13's loop: the ranks' mean for each micro-batch."""
+    config = configured(batches, stage, accumulate, max_norm)
+    engine = initialize(network, config, groups_of(network))
+    whole = batches[: len(batches) // accumulate * accumulate]
+    losses = torch.stack([plain_step(engine, *batch) for batch in whole])
+    dist.all_reduce(losses, dist.ReduceOp.AVG)
+    return engine, losses.tolist()
+
+
+def alone(network, batches, accumulate, max_norm, average=False):
+    """The notebook's loop, and with averaged gradients if asked for."""
+    optimizer, losses = torch.optim.SGD(groups_of(network), **LESSON_CONFIG), []
+    for update in whole_updates(batches, accumulate):
+        of_update = [forward(network, *batch) for batch in update]
+        (sum(of_update) / accumulate).backward()
+        if average:
+            for parameter in network.parameters():
+                dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)
+        if max_norm:
+            torch.nn.utils.clip_grad_norm_(network.parameters(), max_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(mean_of_all([loss.detach() for loss in of_update]))
+    return losses
+
+
+@wrong("train", "build an engine with deepspeed.initialize")
+def without_an_engine(network, batches, stage, accumulate, max_norm):
+    return network, alone(network, batches, accumulate, max_norm, average=True)
+
+
+@wrong("train", "go around the engine|goes through the engine once")
+def trains_beside_the_engine(network, batches, stage, accumulate, max_norm):
+    config = configured(batches, stage, accumulate, max_norm)
+    engine = initialize(network, config, groups_of(network))
+    return engine, alone(engine.module, batches, accumulate, max_norm, average=True)
+
+
+@wrong("train", "build an engine with deepspeed.initialize")
+def in_torchs_ddp(network, batches, stage, accumulate, max_norm):
+    model = torch.nn.parallel.DistributedDataParallel(network)
+    return model, alone(model, batches, accumulate, max_norm)
+
+
+@wrong("train", "return \\(engine, losses\\)")
+def returns_losses_only(network, batches, stage, accumulate, max_norm):
+    return ported(network, batches, stage, accumulate, max_norm)[1]
+
+
+@wrong("train", "zero_optimization has the stage")
+def always_in_stage_two(network, batches, stage, accumulate, max_norm):
+    return ported(network, batches, 2, accumulate, max_norm)
+
+
+@wrong("train", "zero_optimization has the stage")
+def stage_under_another_key(network, batches, stage, accumulate, max_norm):
+    sharding = {"zero_optimization": {}, "zero": {"stage": stage}}
+    return ported(network, batches, stage, accumulate, max_norm, **sharding)
+
+
+@wrong("train", "left out, gradient_clipping is 1.0")
+def never_says_how_to_clip(network, batches, stage, accumulate, max_norm):
+    config = configured(batches, stage, accumulate, max_norm)
+    del config["gradient_clipping"]
+    engine = initialize(network, config, groups_of(network))
+    return engine, loop(engine, batches, accumulate, plain_step)
+
+
+@wrong("train", "the engine clips at 0")
+def clips_by_hand_after_backward(network, batches, stage, accumulate, max_norm):
+    def step(engine, inputs, labels):
+        loss = forward(engine, inputs, labels)
+        engine.backward(loss)
+        if max_norm:
+            torch.nn.utils.clip_grad_norm_(engine.module.parameters(), max_norm)
         engine.step()
-        results.append((mean_of_all([loss.detach() for loss in losses]), rate))
-    return results
+        return loss.detach()
+
+    none = {"gradient_clipping": 0.0}
+    return ported(network, batches, stage, accumulate, max_norm, step=step, **none)
+
+
+@wrong("train", "in the loop, only the matrices do")
+def decays_all(network, batches, stage, accumulate, max_norm):
+    sgd = {"type": "SGD", "params": LESSON_CONFIG | {"weight_decay": 0.2}}
+    no_groups = lambda network: list(network.parameters())
+    return ported(
+        network, batches, stage, accumulate, max_norm, no_groups, optimizer=sgd
+    )
+
+
+@wrong("train", "it is the other way round")
+def decays_the_biases(network, batches, stage, accumulate, max_norm):
+    swapped = lambda network: groups_of(network, 0.0, 0.2)
+    return ported(network, batches, stage, accumulate, max_norm, swapped)
+
+
+@wrong("train", "the loop has momentum 0.9")
+def without_momentum(network, batches, stage, accumulate, max_norm):
+    sgd = {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+    return ported(network, batches, stage, accumulate, max_norm, **sgd)
+
+
+@wrong("train", "the loop has lr 0.1, and the engine has 0.001")
+def with_the_default_rate(network, batches, stage, accumulate, max_norm):
+    sgd = {"optimizer": {"type": "SGD", "params": {"momentum": 0.9}}}
+    return ported(network, batches, stage, accumulate, max_norm, **sgd)
+
+
+@wrong("train", "the engine has AdamW")
+def with_adamw(network, batches, stage, accumulate, max_norm):
+    adamw = {"type": "AdamW", "params": {"lr": 0.1, "torch_adam": True}}
+    return ported(network, batches, stage, accumulate, max_norm, optimizer=adamw)
 
 
 @wrong("train", "engine.step\\(\\) is not called")
-def never_steps(engine, batches):
-    def without_step(engine, inputs, labels):
+def never_steps(network, batches, stage, accumulate, max_norm):
+    def step(engine, inputs, labels):
         loss = forward(engine, inputs, labels)
         engine.backward(loss)
         return loss.detach()
 
-    return loop(engine, batches, without_step)
+    return ported(network, batches, stage, accumulate, max_norm, step=step)
 
 
 @wrong("train", "it counts them, and only every \\dth call makes an update")
-def steps_when_it_is_time(engine, batches):
-    def without_step(engine, inputs, labels):
+def steps_when_it_is_time(network, batches, stage, accumulate, max_norm):
+    def step(engine, inputs, labels):
         loss = forward(engine, inputs, labels)
         engine.backward(loss)
         return loss.detach()
 
-    return loop(engine, batches, without_step, lambda engine: engine.step())
+    config = configured(batches, stage, accumulate, max_norm)
+    engine = initialize(network, config, groups_of(network))
+    return engine, loop(engine, batches, accumulate, step, engine.step)
+
+
+@wrong("train", "the engine has to know this")
+def tells_the_engine_nothing_of_accumulation(
+    network, batches, stage, accumulate, max_norm
+):
+    once = {"gradient_accumulation_steps": 1}
+    return ported(network, batches, stage, accumulate, max_norm, **once)
+
+
+@wrong("train", "the configuration has other sizes than the training")
+def says_a_micro_batch_of_one(network, batches, stage, accumulate, max_norm):
+    one = {"train_micro_batch_size_per_gpu": 1}
+    return ported(network, batches, stage, accumulate, max_norm, **one)
+
+
+@wrong("train", "not equal to micro_batch_per_gpu", status="your code raised")
+def forgets_the_ranks_in_the_batch(network, batches, stage, accumulate, max_norm):
+    whole = {"train_batch_size": len(batches[0][0]) * accumulate}
+    return ported(network, batches, stage, accumulate, max_norm, **whole)
+
+
+@wrong(
+    "train", "give reduce_bucket_size|allocate memory", status="failed|your code raised"
+)
+def with_the_default_buckets(network, batches, stage, accumulate, max_norm):
+    sharding = {"zero_optimization": {"stage": stage}}
+    return ported(network, batches, stage, accumulate, max_norm, **sharding)
 
 
 @wrong("train", "Please use engine.backward", status="your code raised")
-def backward_of_torch(engine, batches):
+def backward_of_torch(network, batches, stage, accumulate, max_norm):
     def step(engine, inputs, labels):
         loss = forward(engine, inputs, labels)
         loss.backward()
         engine.step()
         return loss.detach()
 
-    return loop(engine, batches, step)
+    return ported(network, batches, stage, accumulate, max_norm, step=step)
 
 
-@wrong("train", "divides the loss by the accumulation, so do not divide it as well")
-def divides_as_well(engine, batches):
+@wrong("train", "the loss is divided twice")
+def divides_as_well(network, batches, stage, accumulate, max_norm):
     def step(engine, inputs, labels):
         loss = forward(engine, inputs, labels)
-        engine.backward(loss / engine.gradient_accumulation_steps())
+        engine.backward(loss / accumulate)
         engine.step()
         return loss.detach()
 
-    return loop(engine, batches, step)
-
-
-@wrong("train", "moved the schedule on already")
-def steps_the_schedule_too(engine, batches):
-    return loop(engine, batches, plain_step, lambda engine: engine.lr_scheduler.step())
+    return ported(network, batches, stage, accumulate, max_norm, step=step)
 
 
 @wrong("train", "do not call its step\\(\\) as well")
-def steps_the_optimizer_too(engine, batches):
+def steps_the_optimizer_too(network, batches, stage, accumulate, max_norm):
     def step(engine, inputs, labels):
         loss = forward(engine, inputs, labels)
         engine.backward(loss)
@@ -492,145 +717,106 @@ def steps_the_optimizer_too(engine, batches):
         engine.step()
         return loss.detach()
 
-    return loop(engine, batches, step)
+    return ported(network, batches, stage, accumulate, max_norm, step=step)
 
 
 @wrong("train", "only the last micro-batch of each update counts")
-def clears_gradients(engine, batches):
+def clears_gradients(network, batches, stage, accumulate, max_norm):
     def step(engine, inputs, labels):
         engine.zero_grad()
         return plain_step(engine, inputs, labels)
 
-    return loop(engine, batches, step)
+    return ported(network, batches, stage, accumulate, max_norm, step=step)
 
 
-@wrong("train", "leave that to the engine")
-def updates_each_time(engine, batches):
-    engine.set_gradient_accumulation_boundary(True)
-    return loop(engine, batches, plain_step)
-
-
-@wrong("train", "engine.module goes around")
-def calls_the_module(engine, batches):
+@wrong("train", "go around the engine")
+def calls_the_network(network, batches, stage, accumulate, max_norm):
     def step(engine, inputs, labels):
-        loss = F.cross_entropy(engine.module(inputs), labels)
+        loss = F.cross_entropy(network(inputs), labels)
         engine.backward(loss)
         engine.step()
         return loss.detach()
 
-    return loop(engine, batches, step)
+    return ported(network, batches, stage, accumulate, max_norm, step=step)
 
 
 @wrong("train", "that make no whole update are left out")
-def takes_all_batches(engine, batches):
-    results = loop(engine, batches, plain_step)
-    for batch in batches[sum(map(len, whole_updates(engine, batches))) :]:
+def takes_all_batches(network, batches, stage, accumulate, max_norm):
+    engine, losses = ported(network, batches, stage, accumulate, max_norm)
+    for batch in batches[len(batches) // accumulate * accumulate :]:
         plain_step(engine, *batch)
-    return results
-
-
-@wrong("train", "a pair of numbers for each update")
-def as_in_the_lesson(engine, batches):
-    losses = []
-    for update in whole_updates(engine, batches):
-        losses += [plain_step(engine, *batch) for batch in update]
-    losses = torch.stack(losses)
-    dist.all_reduce(losses, dist.ReduceOp.AVG)
-    return losses.tolist()
-
-
-@wrong("train", "the mean on this rank only")
-def keeps_its_own_losses(engine, batches):
-    results = []
-    for update in whole_updates(engine, batches):
-        rate = engine.get_lr()[0]
-        losses = [plain_step(engine, *batch) for batch in update]
-        results.append((torch.stack(losses).mean().item(), rate))
-    return results
-
-
-@wrong("train", "the last micro-batch's only")
-def keeps_the_last_loss(engine, batches):
-    results = []
-    for update in whole_updates(engine, batches):
-        rate = engine.get_lr()[0]
-        losses = [plain_step(engine, *batch) for batch in update]
-        results.append((mean_of_all(losses[-1:]), rate))
-    return results
-
-
-@wrong("train", "returns a loss that is divided already")
-def means_what_is_divided(engine, batches):
-    def step(engine, inputs, labels):
-        loss = engine.backward(forward(engine, inputs, labels))
-        engine.step()
-        return loss.detach()
-
-    return loop(engine, batches, step)
-
-
-@wrong("train", "take the mean")
-def adds_up_the_losses(engine, batches):
-    results = loop(engine, batches, plain_step)
-    window = engine.gradient_accumulation_steps()
-    return [(window * loss, rate) for loss, rate in results]
-
-
-@wrong("train", "ask before it")
-def asks_afterwards(engine, batches):
-    results = []
-    for update in whole_updates(engine, batches):
-        losses = [plain_step(engine, *batch) for batch in update]
-        results.append((mean_of_all(losses), engine.get_lr()[0]))
-    return results
-
-
-@right("train")
-def asks_the_optimizer_for_its_rate(engine, batches):
-    results = []
-    for update in whole_updates(engine, batches):
-        rate = engine.optimizer.param_groups[0]["lr"]
-        losses = [plain_step(engine, *batch) for batch in update]
-        results.append((mean_of_all(losses), rate))
-    return results
-
-
-@wrong("train", "take the mean")
-def sums_over_the_ranks(engine, batches):
-    results = loop(engine, batches, plain_step)
-    return [(dist.get_world_size() * loss, rate) for loss, rate in results]
-
-
-@wrong("train", "over all ranks|the mean on this rank only")
-def on_rank_zero_only(engine, batches):
-    results = []
-    for update in whole_updates(engine, batches):
-        rate = engine.get_lr()[0]
-        mean = torch.stack([plain_step(engine, *batch) for batch in update]).mean()
-        dist.reduce(mean, 0, dist.ReduceOp.AVG)
-        results.append((mean.item(), rate))
-    return results
-
-
-@wrong("train", "over all micro-batches of an update, and over all ranks")
-def a_running_mean(engine, batches):
-    results, losses = [], []
-    for update in whole_updates(engine, batches):
-        rate = engine.get_lr()[0]
-        losses += [plain_step(engine, *batch) for batch in update]
-        results.append((mean_of_all(losses), rate))
-    return results
+    return engine, losses
 
 
 @wrong("train", "is it the mean cross entropy")
-def sums_the_cross_entropy(engine, batches):
+def sums_the_cross_entropy(network, batches, stage, accumulate, max_norm):
     def step(engine, inputs, labels):
         loss = F.cross_entropy(engine(inputs), labels, reduction="sum")
         engine.backward(loss)
         engine.step()
         return loss.detach() / len(labels)
 
-    return loop(engine, batches, step)
+    return ported(network, batches, stage, accumulate, max_norm, step=step)
+
+
+def with_losses(change):
+    """The right training, with other losses. change: takes an update's losses."""
+
+    def train(network, batches, stage, accumulate, max_norm):
+        config = configured(batches, stage, accumulate, max_norm)
+        engine = initialize(network, config, groups_of(network))
+        return engine, loop(engine, batches, accumulate, plain_step, mean=change)
+
+    return train
+
+
+@wrong("train", "the mean on this rank only")
+def keeps_its_own_losses(*arguments):
+    return with_losses(lambda losses: torch.stack(losses).mean().item())(*arguments)
+
+
+@wrong("train", "the last micro-batch's only")
+def keeps_the_last_loss(*arguments):
+    return with_losses(lambda losses: mean_of_all(losses[-1:]))(*arguments)
+
+
+@wrong("train", "divided already")
+def divides_what_is_divided(*arguments):
+    return with_losses(lambda losses: mean_of_all(losses) / len(losses))(*arguments)
+
+
+@wrong("train", "take the mean")
+def adds_up_the_losses(*arguments):
+    return with_losses(lambda losses: mean_of_all(losses) * len(losses))(*arguments)
+
+
+@wrong("train", "take the mean")
+def sums_over_the_ranks(*arguments):
+    def summed(losses):
+        return mean_of_all(losses) * dist.get_world_size()
+
+    return with_losses(summed)(*arguments)
+
+
+@wrong("train", "over all ranks|the mean on this rank only")
+def on_rank_zero_only(*arguments):
+    def reduced(losses):
+        mean = torch.stack(losses).mean()
+        dist.reduce(mean, 0, dist.ReduceOp.AVG)
+        return mean.item()
+
+    return with_losses(reduced)(*arguments)
+
+
+@wrong("train", "over all micro-batches of an update, and over all ranks")
+def a_running_mean(*arguments):
+    so_far = []
+
+    def running(losses):
+        so_far.extend(losses)
+        return mean_of_all(so_far)
+
+    return with_losses(running)(*arguments)
 
 
 # ---- place ----

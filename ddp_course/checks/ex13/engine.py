@@ -1,18 +1,20 @@
-"""Question 3: an engine that trains."""
+"""Question 3: a training loop in plain PyTorch that is ported to DeepSpeed."""
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ddp_course import lesson13
+from ddp_course.checks.differences import parted
 from ddp_course.checks.ex13.installed import TIMEOUT, deepspeed_is_needed
 from ddp_course.checks.samples import CLASSES, WIDTH, Numbered
-from ddp_course.checks.training import a_look, descend, fill, state
+from ddp_course.checks.training import fill, state
 from ddp_course.ranks.environment import process_group
-from ddp_course.scenery.configurations import ACCUMULATE, MICRO
+from ddp_course.scenery.configurations import BATCH
 from ddp_course.school.judge import Wrong, question, trying
 
-LOWEST, HIGHEST, WARMUP = 0.1, 0.9, 4  # of the learning rates
+RATE, MOMENTUM, DECAY = 0.1, 0.9, 0.2  # the notebook's loop names them
 
 
 class Network(nn.Module):
@@ -27,248 +29,338 @@ class Network(nn.Module):
         return self.layers(inputs[:, 1:])
 
 
-def engine_configuration(stage, batch_size, window):
-    """SGD, whose steps are as long as the gradients, so that a wrong factor shows."""
-    rates = {"warmup_min_lr": LOWEST, "warmup_max_lr": HIGHEST}
-    rates |= {"warmup_num_steps": WARMUP, "warmup_type": "linear"}
-    buckets = {"reduce_bucket_size": 1000}
-    if stage < 3:
-        buckets["allgather_bucket_size"] = 1000
-    return {
-        MICRO: batch_size,
-        ACCUMULATE: window,
-        "optimizer": {"type": "SGD", "params": {"lr": HIGHEST}},
-        "zero_allow_untested_optimizer": True,
-        "scheduler": {"type": "WarmupLR", "params": rates},
-        "gradient_clipping": 0.0,
-        "zero_optimization": {"stage": stage, **buckets},
-    }
-
-
-def micro_batches(case, call, ranks):
-    """For each rank, its micro-batches in this call, pairs of inputs and labels."""
-    count, size = case["lengths"][call], case["batch_size"]
-    data = Numbered(count * ranks * size, case["seed"] + call)
+def micro_batches(case, ranks):
+    """For each rank, its micro-batches, pairs of inputs and labels."""
+    count, size = case["length"], case["batch_size"]
+    data = Numbered(count * ranks * size, case["seed"])
     inputs, labels = data.inputs.float().split(size), data.labels.split(size)
     pairs = list(zip(inputs, labels))
     return [pairs[rank::ranks] for rank in range(ranks)]
 
 
-def observe_training(train, stage, case):
-    """Call train once for each of case["lengths"], with one engine; say what it did."""
+def observe_training(train, case):
+    """Call train once; say what it returned, and what its engine has done and keeps."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook  # two seconds
+
     with process_group(timeout=8) as (rank, ranks):
+        deepspeed = lesson13.load_deepspeed(torch.device("cpu"))
         network = Network(case["seed"])
-        config = engine_configuration(stage, case["batch_size"], case["window"])
-        engine = lesson13.start_engine(network, config, torch.device("cpu"))
-        seen = {"calls": 0, "optimizer_steps": 0, "rates": []}
+        seen = {"calls": 0, "forwards": 0, "optimizer_steps": 0}
 
         def count(what):
             seen[what] += 1
 
-        engine.register_forward_pre_hook(lambda *_: count("calls"))
-        network.register_forward_pre_hook(
-            lambda *_: seen["rates"].append(engine.get_lr()[0])
-        )
-        if stage == 0:  # there it is torch's, and nothing is around it
-            step_hook = engine.optimizer.register_step_post_hook
-            step_hook(lambda *_: count("optimizer_steps"))
-        seen["returned"], seen["forwards"] = [], []
-        for call in range(len(case["lengths"])):
-            before = len(seen["rates"])
-            mine = micro_batches(case, call, ranks)[rank]
-            with trying(f"call {call + 1}, ZeRO stage {stage}"):
-                seen["returned"].append(train(engine, mine))
-            seen["forwards"].append(len(seen["rates"]) - before)
-        seen |= {"updates": engine.global_steps, "steps": engine.micro_steps}
-        return seen | {"end": lesson13.whole_parameters(engine)}
+        def forward(module, _):
+            if isinstance(module, deepspeed.DeepSpeedEngine):
+                count("calls")
+            elif module is network:
+                count("forwards")
+
+        hooks = [register_module_forward_pre_hook(forward)]
+        step = register_optimizer_step_post_hook(lambda *_: count("optimizer_steps"))
+        mine = micro_batches(case, ranks)[rank]
+        arguments = (case["stage"], case["window"], case["max_norm"])
+        with trying(f"train(network, batches, {', '.join(map(str, arguments))})"):
+            returned = train(network, mine, *arguments)
+        for hook in (*hooks, step):
+            hook.remove()
+        if not isinstance(returned, tuple | list) or len(returned) != 2:
+            return seen | {"returned": returned, "engine": None}
+        engine, losses = returned
+        seen["returned"] = as_numbers(losses)
+        if not isinstance(engine, deepspeed.DeepSpeedEngine):
+            return seen | {"engine": None, "kind": type(engine).__name__}
+        return seen | {"engine": look_at(engine)}
+
+
+def as_numbers(losses):
+    """A list of numbers as floats; anything else as it is."""
+    try:
+        return [float(loss) for loss in losses]
+    except (TypeError, ValueError, RuntimeError):
+        return losses
+
+
+def look_at(engine):
+    """What an engine has understood, done and keeps, as plain values."""
+    optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    kept = [
+        value.numel()
+        for of_parameter in optimizer.state.values()
+        for value in of_parameter.values()
+        if isinstance(value, torch.Tensor) and value.dim()
+    ]
+    names = ("lr", "momentum", "weight_decay")
+    return {
+        "stage": engine.zero_optimization_stage(),
+        "batch": [
+            engine.train_batch_size(),
+            engine.train_micro_batch_size_per_gpu(),
+            engine.gradient_accumulation_steps(),
+        ],
+        "clipping": float(engine.gradient_clipping()),
+        "bucket": engine.zero_reduce_bucket_size(),
+        "updates": engine.global_steps,
+        "micro_steps": engine.micro_steps,
+        "optimizer": type(optimizer).__name__,
+        "groups": [
+            {name: group.get(name) for name in names}
+            for group in optimizer.param_groups
+        ],
+        "kept": sum(kept),
+        "end": lesson13.whole_parameters(engine),
+    }
 
 
 @question(
-    "An engine has three calls: engine(inputs) for forward, engine.backward(loss), and "
-    "engine.step(). Which of them does what optimizer.step(), zero_grad(), the "
-    "scheduler's step and the division by the accumulation do in a plain loop?",
-    "Call all three for each micro-batch; the engine counts them. Leave out the last "
-    "len(batches) % engine.gradient_accumulation_steps(). Ask engine.get_lr()[0] before "
-    "the step, since afterwards it is the next update's.",
-    "window = engine.gradient_accumulation_steps(). For each whole window of batches: "
-    "rate = engine.get_lr()[0]; total = 0; for each micro-batch: loss = "
-    "F.cross_entropy(engine(inputs), labels), engine.backward(loss), engine.step(), "
-    "total += loss.detach() / window; then dist.all_reduce(total, dist.ReduceOp.AVG).",
+    "Go through the loop line by line. Which lines become entries of the configuration, "
+    "which become calls of the engine, and which does the engine make superfluous? What "
+    "is left is how the two groups of parameters get into the engine, and the mean over "
+    "the ranks.",
+    "`deepspeed.initialize` takes `model_parameters`, a list of groups as torch's "
+    "optimizers take them; `lr` and `momentum` are in the configuration's optimizer, of "
+    "type SGD. Take over sizes, clipping and stage from the arguments. For each "
+    "micro-batch call engine(inputs), engine.backward(loss) and engine.step(), without "
+    "dividing the loss.",
+    "config = {'train_micro_batch_size_per_gpu': len(batches[0][0]), "
+    "'gradient_accumulation_steps': accumulate, 'gradient_clipping': max_norm, "
+    "'optimizer': {'type': 'SGD', 'params': {'lr': 0.1, 'momentum': 0.9}}, "
+    "'zero_allow_untested_optimizer': True, 'zero_optimization': {'stage': stage, "
+    "'reduce_bucket_size': 1000}}; engine, *_ = lesson13.load_deepspeed("
+    "torch.device('cpu')).initialize(model=network, model_parameters=groups, "
+    "config=config, dist_init_required=False). Add up loss.detach() / accumulate, and "
+    "dist.all_reduce(total, dist.ReduceOp.AVG) after each update.",
 )
 def check_train(answer, draw):
-    """An engine in stage 0, and one in stage 2 or 3, trained in two calls: updates,
-    learning rates, parameters and what comes back are one process's.
+    """An engine in stage 0 without clipping, and one in stage 1, 2 or 3 that clips:
+    parameters and losses are one process's, and each rank keeps its part of the state.
     """
     deepspeed_is_needed()
-    window = draw.randint(2, 4)
-    case = {"seed": draw.randrange(10**6), "window": window}
-    case |= {"batch_size": draw.randint(2, 4)}
-    # the first call has some micro-batches that make no update
-    case["lengths"] = [2 * window + draw.randint(1, window - 1), 2 * window]
     # one after the other: what goes wrong in stage 0 is explained before stage 3 raises
-    for stage, ranks in ((0, draw.choice([2, 3])), (draw.choice([2, 3]), 2)):
-        of_ranks = answer.on_ranks(
-            observe_training, stage, case, nproc=ranks, timeout=TIMEOUT
-        )
+    for stages, ranks, max_norm in (
+        ([0], draw.choice([2, 3]), 0.0),
+        ([1, 2, 3], 2, 0.3),
+    ):
+        window = draw.randint(2, 4)
+        case = {"stage": draw.choice(stages), "window": window, "max_norm": max_norm}
+        case |= {"seed": draw.randrange(10**6), "batch_size": draw.randint(2, 4)}
+        # the last micro-batches make no update
+        case["length"] = 4 * window + draw.randint(1, window - 1)
+        of_ranks = answer.on_ranks(observe_training, case, nproc=ranks, timeout=TIMEOUT)
         for rank, seen in enumerate(of_ranks):
-            judge_engine(stage, case, rank, ranks, seen)
+            judge_training(case, rank, ranks, seen)
 
 
-def judge_engine(stage, case, rank, ranks, seen):
-    window, where = case["window"], f"{rank} of {ranks}"
-    checked = f"two calls of train, with {case['lengths']} micro-batches, "
-    checked += f"gradient_accumulation_steps {window}, ZeRO stage {stage}"
-    updates = [length // window for length in case["lengths"]]
+def judge_training(case, rank, ranks, seen):
+    checked = (
+        f"train with {case['length']} micro-batches per rank, stage {case['stage']}"
+    )
+    checked += f", accumulate {case['window']}, max_norm {case['max_norm']}"
 
     def fail(what, expected, got, cause):
-        checked_now = f"{what}: {checked}"
-        raise Wrong(checked_now, rank=where, expected=expected, got=got, cause=cause)
+        raise Wrong(f"{what}: {checked}", rank=f"{rank} of {ranks}",
+                    expected=expected, got=got, cause=cause)  # fmt: skip
 
-    judge_calls(fail, seen, window, updates)
-    rates = [rate_of(update) for update in range(sum(updates))]
-    used = seen["rates"][::window]
-    if not agree(used, rates):
-        cause = "engine.step() has moved the schedule on already; do not step it again"
-        fail("learning rates of the updates", rounded(rates), rounded(used), cause)
-    truth, losses = by_one_process(case, ranks, updates)
-    if not near(seen["end"], truth):
-        cause = "is it the mean cross entropy that goes into engine.backward()?"
-        for mistake, likely in {
-            "again": "every step is too short: engine.backward() divides the loss by the "
-            "accumulation, so do not divide it as well",
-            "last": "only the last micro-batch of each update counts: engine.step() clears "
-            "gradients when it is time, and nobody else should",
-        }.items():
-            if near(seen["end"], by_one_process(case, ranks, updates, mistake)[0]):
-                cause = likely
+    engine = seen["engine"]
+    if engine is None:
+        cause = "build an engine with deepspeed.initialize, train with it, and return "
+        got = f"a {seen['kind']}" if "kind" in seen else seen["returned"]
         fail(
-            "parameters, next to one process", a_look(truth), a_look(seen["end"]), cause
+            "what comes back",
+            "an engine and the losses",
+            got,
+            f"{cause}(engine, losses)",
         )
-    for call, returned in enumerate(seen["returned"]):
-        before = sum(updates[:call])
-        part = slice(before, before + updates[call])
-        after = [rate_of(update + 1) for update in range(sum(updates))]
-        judge_returned(fail, returned, losses[part], rates[part], after[part])
+    judge_state(fail, case, ranks, engine)
+    judge_calls(fail, case, seen)
+    truth, losses = by_one_process(case, ranks)
+    if not near(engine["end"], truth):
+        cause = cause_of_drift(case, ranks, seen)
+        fail(*first_difference(truth, engine["end"]), cause)
+    judge_configuration(fail, case, ranks, engine)
+    judge_losses(fail, seen["returned"], losses)
 
 
-def judge_calls(fail, seen, window, updates):
+def judge_state(fail, case, ranks, engine):
+    """Raise Wrong if the engine has another stage, with what it keeps on this rank."""
+    if engine["stage"] != case["stage"]:
+        parameters = sum(map(torch.Tensor.numel, engine["end"].values()))
+        part = ranks if case["stage"] else 1
+        expected = (
+            f"stage {case['stage']}, so {parameters // part} numbers, or a few more"
+        )
+        got = f"stage {engine['stage']}, and {engine['kept']} numbers"
+        cause = "the configuration's zero_optimization has the stage: take it from the "
+        cause += "argument"
+        fail("the optimizer's state on this rank", expected, got, cause)
+
+
+def judge_calls(fail, case, seen):
     """Raise Wrong unless the engine was called as often as it should be."""
-    forwards = [count * window for count in updates]
-    if seen["calls"] < sum(seen["forwards"]):
-        cause = "call engine(inputs): engine.module goes around what the engine does"
-        through = f"{seen['calls']} of {sum(seen['forwards'])}"
-        fail("forwards through the engine", "all", through, cause)
-    if seen["forwards"] != forwards:
+    window, engine = case["window"], seen["engine"]
+    updates = case["length"] // window
+    if seen["calls"] < seen["forwards"]:
+        cause = "call engine(inputs): the network itself, and engine.module, go around "
+        through = f"{seen['calls']} of {seen['forwards']}"
+        fail("forwards through the engine", "all", through, f"{cause}the engine")
+    if seen["calls"] != updates * window:
         cause = "each micro-batch of a whole update goes through the engine once"
-        if seen["forwards"][0] > forwards[0]:
+        if seen["calls"] > updates * window:
             cause = (
                 "the micro-batches at the end that make no whole update are left out"
             )
-        fail("micro-batches in each call", forwards, seen["forwards"], cause)
-    if seen["updates"] != sum(updates):
+        fail("micro-batches", updates * window, seen["calls"], cause)
+    if engine["updates"] != updates:
         cause = "call engine.step() after each micro-batch: it counts them, and only "
         cause += f"every {window}th call makes an update"
-        if seen["steps"] == 0:
+        if engine["micro_steps"] == 0:
             cause = "engine.step() is not called: nothing has been updated"
-        elif seen["updates"] > sum(updates):
-            cause = f"an update takes {window} micro-batches: leave that to the engine"
-        fail("updates of the engine", sum(updates), seen["updates"], cause)
-    if seen["optimizer_steps"] not in (0, seen["updates"]):
-        cause = "engine.step() calls the optimizer; do not call its step() as well"
-        fail("steps of the optimizer", seen["updates"], seen["optimizer_steps"], cause)
-
-
-def judge_returned(fail, returned, losses, rates, next_rates):
-    what, pairs = "what comes back", as_pairs(returned)
-    if pairs is None or len(pairs) != len(losses):
-        cause = "return a list with a pair of numbers for each update: (loss, rate)"
-        got = f"a list of {len(returned)}" if isinstance(returned, list) else returned
-        fail(what, f"a list of {len(losses)} pairs", got, cause)
-    got_losses, got_rates = zip(*pairs)
-    means = [sum(sum(of_rank) for of_rank in loss) for loss in losses]
-    numbers = [len(loss) * len(loss[0]) for loss in losses]
-    means = [total / number for total, number in zip(means, numbers)]
-    if not agree(got_losses, means):
-        cause = "the mean over all micro-batches of an update, and over all ranks"
-        own = [[sum(of_rank) / len(of_rank) for of_rank in loss] for loss in losses]
-        if any(agree(got_losses, column) for column in zip(*own)):
-            cause = "this is the mean on this rank only: average it over the ranks"
-        elif agree(got_losses, [mean * len(loss) for mean, loss in zip(means, losses)]):
-            cause = "this is a sum over the ranks: take the mean"
-            if len(losses[0]) == len(losses[0][0]):
-                cause = (
-                    "this is a sum, over the ranks or the micro-batches: take the mean"
-                )
-        elif agree(
-            got_losses, [mean * len(loss[0]) for mean, loss in zip(means, losses)]
-        ):
-            cause = "this is the sum over the micro-batches of an update: take the mean"
-        elif agree(
-            got_losses, [mean / len(loss[0]) for mean, loss in zip(means, losses)]
-        ):
+        elif engine["updates"] > updates:
             cause = (
-                "this is divided by the accumulation twice: engine.backward() returns "
+                f"an update takes {window} micro-batches: the engine has to know this"
             )
-            cause += "a loss that is divided already"
-        elif agree(got_losses, [last_of(loss) for loss in losses]):
-            cause = "this is the last micro-batch's only: an update has several"
-        fail(f"{what}, the losses", rounded(means), rounded(got_losses), cause)
-    if not agree(got_rates, rates):
-        cause = "the learning rate that the update was made with"
-        if agree(got_rates, next_rates):
-            cause = "after engine.step(), get_lr() is the next update's: ask before it"
-        fail(f"{what}, the rates", rounded(rates), rounded(got_rates), cause)
+        fail("updates of the engine", updates, engine["updates"], cause)
+    if case["stage"] == 0 and seen["optimizer_steps"] > updates:
+        cause = "engine.step() calls the optimizer; do not call its step() as well"
+        fail("steps of the optimizer", updates, seen["optimizer_steps"], cause)
 
 
-def rate_of(update):
-    """WarmupLR's: the first two updates have the lowest rate."""
-    done = min(1.0, max(0, update - 1) / WARMUP)
-    return LOWEST + (HIGHEST - LOWEST) * done
+def cause_of_drift(case, ranks, seen):
+    """Why the parameters are not those of one process, as far as one can tell."""
+    engine = seen["engine"]
+    if engine["optimizer"] != "SGD":
+        return (
+            f"the loop has SGD with momentum, and the engine has {engine['optimizer']}"
+        )
+    for name, value in {"lr": RATE, "momentum": MOMENTUM}.items():
+        for group in engine["groups"]:
+            if abs(group[name] - value) > 1e-9:
+                return f"the loop has {name} {value}, and the engine has {group[name]}"
+    decays = {group["weight_decay"] for group in engine["groups"]}
+    if decays == {DECAY}:
+        return "all parameters decay here: in the loop, only the matrices do"
+    if decays == {0}:
+        return "nothing decays here: pass the two groups as model_parameters, or with an "\
+            "optimizer of your own"  # fmt: skip
+    if decays != {0, DECAY}:
+        return f"the matrices decay with {DECAY}, and all else with 0"
+    if engine["clipping"] != case["max_norm"]:
+        used = engine["clipping"]
+        return f"the engine clips at {used}, not at {case['max_norm']}; left out, " \
+            "gradient_clipping is 1.0, and 0 does not clip"  # fmt: skip
+    for mistake, cause in {
+        "again": "the loss is divided twice: engine.backward() divides it by the "
+        "accumulation already",
+        "last": "only the last micro-batch of each update counts: engine.step() clears "
+        "gradients when it is time, and nobody else should",
+        "swapped": "the biases decay here, and the matrices do not: it is the other way "
+        "round",
+    }.items():
+        if near(engine["end"], by_one_process(case, ranks, mistake)[0]):
+            return cause
+    return "is it the mean cross entropy of each micro-batch that goes into " \
+        "engine.backward(), in the given order?"  # fmt: skip
 
 
-def by_one_process(case, ranks, updates, mistake=None):
-    """Plain SGD: (the parameters at the end, for each update its losses by rank and
-    micro-batch).
+def judge_configuration(fail, case, ranks, engine):
+    """Raise Wrong if the engine has other sizes than it trains with, or large buffers."""
+    size, window = case["batch_size"], case["window"]
+    expected = [size * window * ranks, size, window]
+    if engine["batch"] != expected:
+        as_words = [dict(zip(BATCH, sizes)) for sizes in (expected, engine["batch"])]
+        cause = "the configuration has other sizes than the training: DeepSpeed's "
+        fail("the sizes of a batch", *as_words, f"{cause}reports would be wrong")
+    if case["stage"] and engine["bucket"] > 10**6:
+        cause = (
+            "a bucket is a buffer in memory: give reduce_bucket_size; its default is "
+        )
+        got = f"{engine['bucket']:,} numbers"
+        cause += "500 million numbers, 2 GB"
+        fail("the engine's bucket", "at most a million numbers", got, cause)
+
+
+def judge_losses(fail, got, losses):
+    what, updates = "what comes back, the losses", len(losses)
+    if not isinstance(got, list) or not all(isinstance(loss, float) for loss in got):
+        fail(what, f"a list of {updates} numbers", got, "return a loss for each update")
+    by_micro_batch = [sum(column) / len(column) for of in losses for column in zip(*of)]
+    if len(got) != updates:
+        cause = "return one loss for each update, the mean over its micro-batches"
+        if agree(got, by_micro_batch):
+            cause = f"these are the losses of the micro-batches: {cause}"
+        fail(what, f"a list of {updates} numbers", f"a list of {len(got)}", cause)
+    means = [mean(map(mean, of_ranks)) for of_ranks in losses]
+    if not agree(got, means):
+        fail(what, rounded(means), rounded(got), cause_of_losses(got, losses, means))
+
+
+def cause_of_losses(got, losses, means):
+    """losses: for each update, those of each rank by micro-batch."""
+    ranks, window = len(losses[0]), len(losses[0][0])
+    own = zip(*([mean(of_rank) for of_rank in of_ranks] for of_ranks in losses))
+    if any(agree(got, of_rank) for of_rank in own):
+        return "this is the mean on this rank only: average it over the ranks"
+    if agree(got, [loss * ranks * window for loss in means]):
+        return "this is a sum over ranks and micro-batches: take the mean"
+    over_ranks = agree(got, [loss * ranks for loss in means])
+    over_micro_batches = agree(got, [loss * window for loss in means])
+    if over_ranks and over_micro_batches:
+        return "this is a sum, over the ranks or the micro-batches: take the mean"
+    if over_ranks:
+        return "this is a sum over the ranks: take the mean"
+    if over_micro_batches:
+        return "this is the sum over the micro-batches of an update: take the mean"
+    if agree(got, [loss / window for loss in means]):
+        return "this is divided by the accumulation twice: engine.backward() returns a " \
+            "loss that is divided already"  # fmt: skip
+    if agree(got, [mean(of_rank[-1] for of_rank in of_ranks) for of_ranks in losses]):
+        return "this is the last micro-batch's only: an update has several"
+    return "the mean over all micro-batches of an update, and over all ranks"
+
+
+def by_one_process(case, ranks, mistake=None):
+    """The notebook's loop in 64 bits on the batches of all ranks: (the parameters at the
+    end, for each update its losses by rank and micro-batch).
 
     mistake: 'again', losses divided by the accumulation twice; 'last', gradients of the
-    last micro-batch only.
+    last micro-batch only; 'swapped', biases decay in place of matrices.
     """
-    network, window, all_losses = Network(case["seed"]).double(), case["window"], []
-    for call, count in enumerate(updates):
-        of_ranks = micro_batches(case, call, ranks)
-        for begin in range(0, count * window, window):
-            losses = [
-                [
-                    F.cross_entropy(network(inputs.double()), labels)
-                    for inputs, labels in mine[begin : begin + window]
-                ]
-                for mine in of_ranks
+    network, window, history = Network(case["seed"]).double(), case["window"], []
+    parameters = list(network.parameters())
+    averages = [torch.zeros_like(parameter) for parameter in parameters]
+    of_ranks = micro_batches(case, ranks)
+    for begin in range(0, case["length"] // window * window, window):
+        losses = [
+            [
+                F.cross_entropy(network(inputs.double()), labels)
+                for inputs, labels in mine[begin : begin + window]
             ]
-            counted = [
-                of_rank[-1:] if mistake == "last" else of_rank for of_rank in losses
-            ]
-            total = sum(sum(of_rank) for of_rank in counted) / ranks / window
-            (total / window if mistake == "again" else total).backward()
-            descend(network, rate_of(len(all_losses)))
-            all_losses.append([[loss.item() for loss in of_rank] for of_rank in losses])
-    return state(network), all_losses
+            for mine in of_ranks
+        ]
+        counted = [mine[-1:] if mistake == "last" else mine for mine in losses]
+        total = sum(map(sum, counted)) / ranks / window
+        total = total / window if mistake == "again" else total
+        gradients = torch.autograd.grad(total, parameters)
+        norm = sum(gradient.pow(2).sum() for gradient in gradients).sqrt()
+        clip = min(1.0, case["max_norm"] / norm.item()) if case["max_norm"] else 1.0
+        with torch.no_grad():
+            for parameter, gradient, average in zip(parameters, gradients, averages):
+                decays = (parameter.dim() > 1) != (mistake == "swapped")
+                decay = DECAY * parameter * decays
+                average.mul_(MOMENTUM).add_(gradient * clip + decay)
+                parameter -= RATE * average
+        history.append([[loss.item() for loss in mine] for mine in losses])
+    return state(network), history
 
 
-def last_of(losses):
-    """Of an update's losses by rank and micro-batch, the mean of the last ones."""
-    return sum(of_rank[-1] for of_rank in losses) / len(losses)
-
-
-def as_pairs(returned):
-    """A list of pairs of numbers as floats; None where it is something else."""
-    try:
-        return [(float(loss), float(rate)) for loss, rate in returned]
-    except (TypeError, ValueError, RuntimeError):
-        return None
+def mean(numbers):
+    numbers = list(numbers)
+    return sum(numbers) / len(numbers)
 
 
 def agree(numbers, others):
     """Whether two lists hold the same numbers, to four digits."""
+    others = list(others)
     return len(numbers) == len(others) and all(
         abs(a - b) <= 1e-4 * (1 + abs(b)) for a, b in zip(numbers, others)
     )
@@ -280,6 +372,13 @@ def near(some, others):
         torch.allclose(some[name].double(), others[name], rtol=1e-3, atol=1e-4)
         for name in others
     )
+
+
+def first_difference(truth, got):
+    """The first parameter that differs: its name, and both from where they differ."""
+    name = next(name for name in truth if not near({0: got[name]}, {0: truth[name]}))
+    what = f"{name}, next to one process"
+    return what, *parted(truth[name], got[name], rtol=1e-3, atol=1e-4)
 
 
 def rounded(numbers):

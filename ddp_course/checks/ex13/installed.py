@@ -8,7 +8,7 @@ from ddp_course.school.judge import Wrong
 # The ranks begin with these, where they are installed; the process that judges need not
 # wait for them.
 PRELOADED = ["deepspeed", "torch._inductor.compile_fx"]
-TIMEOUT = 40  # seconds, for ranks that have yet to import these; else they need two
+TIMEOUT = 60  # seconds, for ranks that have yet to import these; else they need two
 
 
 def deepspeed_is_needed():
