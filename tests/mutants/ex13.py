@@ -1,6 +1,8 @@
 """Exercise 13: DeepSpeed."""
 
 import copy
+import json
+import tempfile
 from itertools import combinations
 
 import torch
@@ -363,9 +365,40 @@ def the_last_rank_writes(parameters, ranks, stage, precision, averages):
     return case_by_case(parameters, ranks, stage, precision, averages)[::-1]
 
 
+@wrong("checkpoint_bytes", "bytes per parameter, and not")
+def equal_parts(parameters, ranks, stage, precision, averages):
+    found = case_by_case(parameters, ranks, stage, precision, averages)
+    return [sum(found) / ranks] * ranks
+
+
+@wrong("checkpoint_bytes", "bytes per parameter, and not")
+def rank_zero_writes_all(parameters, ranks, stage, precision, averages):
+    found = case_by_case(parameters, ranks, stage, precision, averages)
+    return [sum(found)] + [0] * (ranks - 1)
+
+
+@wrong("checkpoint_bytes", "return a list of")
+def by_rank(parameters, ranks, stage, precision, averages):
+    return dict(enumerate(case_by_case(parameters, ranks, stage, precision, averages)))
+
+
+@wrong("checkpoint_bytes", "the network's own weights have 2 bytes each")
+def all_weights_in_four_bytes(parameters, ranks, stage, precision, averages):
+    found = case_by_case(parameters, ranks, stage, precision, averages)
+    found[0] += 2 * parameters * (stage < 3 and precision == "bf16")
+    return found
+
+
+@right("checkpoint_bytes")
+def with_the_headers(parameters, ranks, stage, precision, averages):
+    """3 KB more for each file that is written."""
+    found = case_by_case(parameters, ranks, stage, precision, averages)
+    return torch.tensor([size + 3000 * (size > 0) for size in found])
+
+
 # ---- train ----
 
-LESSON_CONFIG = {"lr": 0.1, "momentum": 0.9}
+SETTINGS = {"lr": 0.1, "momentum": 0.9}
 CPU = torch.device("cpu")
 
 
@@ -532,7 +565,7 @@ def returns_the_lessons_losses(network, batches, stage, accumulate, max_norm):
 
 def alone(network, batches, accumulate, max_norm, average=False):
     """The notebook's loop, and with averaged gradients if asked for."""
-    optimizer, losses = torch.optim.SGD(groups_of(network), **LESSON_CONFIG), []
+    optimizer, losses = torch.optim.SGD(groups_of(network), **SETTINGS), []
     for update in whole_updates(batches, accumulate):
         of_update = [forward(network, *batch) for batch in update]
         (sum(of_update) / accumulate).backward()
@@ -605,7 +638,7 @@ def clips_by_hand_after_backward(network, batches, stage, accumulate, max_norm):
 
 @wrong("train", "in the loop, only the matrices do")
 def decays_all(network, batches, stage, accumulate, max_norm):
-    sgd = {"type": "SGD", "params": LESSON_CONFIG | {"weight_decay": 0.2}}
+    sgd = {"type": "SGD", "params": SETTINGS | {"weight_decay": 0.2}}
     no_groups = lambda network: list(network.parameters())
     return ported(
         network, batches, stage, accumulate, max_norm, no_groups, optimizer=sgd
@@ -646,7 +679,7 @@ def never_steps(network, batches, stage, accumulate, max_norm):
     return ported(network, batches, stage, accumulate, max_norm, step=step)
 
 
-@wrong("train", "it counts them, and only every \\dth call makes an update")
+@wrong("train", "it counts them, and makes an update after every \\d of them")
 def steps_when_it_is_time(network, batches, stage, accumulate, max_norm):
     def step(engine, inputs, labels):
         loss = forward(engine, inputs, labels)
@@ -658,7 +691,7 @@ def steps_when_it_is_time(network, batches, stage, accumulate, max_norm):
     return engine, loop(engine, batches, accumulate, step, engine.step)
 
 
-@wrong("train", "the engine has to know this")
+@wrong("train", "the engine accumulates 1")
 def tells_the_engine_nothing_of_accumulation(
     network, batches, stage, accumulate, max_norm
 ):
@@ -748,7 +781,7 @@ def takes_all_batches(network, batches, stage, accumulate, max_norm):
     return engine, losses
 
 
-@wrong("train", "is it the mean cross entropy")
+@wrong("train", "the mean cross entropy of each micro-batch")
 def sums_the_cross_entropy(network, batches, stage, accumulate, max_norm):
     def step(engine, inputs, labels):
         loss = F.cross_entropy(engine(inputs), labels, reduction="sum")
@@ -757,6 +790,87 @@ def sums_the_cross_entropy(network, batches, stage, accumulate, max_norm):
         return loss.detach() / len(labels)
 
     return ported(network, batches, stage, accumulate, max_norm, step=step)
+
+
+@right("train")
+def from_a_file(network, batches, stage, accumulate, max_norm):
+    """The configuration is a JSON file; without a section on ZeRO in stage 0."""
+    config = configured(batches, stage, accumulate, max_norm)
+    if not stage:
+        del config["zero_optimization"]
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(config, file)
+        file.flush()
+        engine = initialize(network, file.name, groups_of(network))
+    return engine, loop(engine, batches, accumulate, plain_step)
+
+
+@right("train")
+def of_a_copied_network(network, batches, stage, accumulate, max_norm):
+    copied = copy.deepcopy(network)
+    return ported(copied, batches, stage, accumulate, max_norm)
+
+
+@wrong("train", "goes through the engine once")
+def joins_micro_batches(network, batches, stage, accumulate, max_norm):
+    """One large batch per update needs the memory that accumulation saves."""
+    joined = [
+        tuple(torch.cat(parts) for parts in zip(*update))
+        for update in whole_updates(batches, accumulate)
+    ]
+    return ported(network, joined, stage, 1, max_norm)
+
+
+@wrong("train", "the engine accumulates \\d+: the engine has to know")
+def accumulates_for_all_ranks(network, batches, stage, accumulate, max_norm):
+    more = {"gradient_accumulation_steps": accumulate * dist.get_world_size()}
+    return ported(network, batches, stage, accumulate, max_norm, **more)
+
+
+@wrong("train", "the loop trains in 32 bits")
+def in_sixteen_bits(network, batches, stage, accumulate, max_norm):
+    halves = [(inputs.bfloat16(), labels) for inputs, labels in batches]
+    bf16 = {"bf16": {"enabled": True}}
+    return ported(network, halves, stage, accumulate, max_norm, **bf16)
+
+
+@wrong("train", "the loop has none")
+def warms_up(network, batches, stage, accumulate, max_norm):
+    rates = {"warmup_max_lr": 0.1, "warmup_num_steps": 4}
+    schedule = {"scheduler": {"type": "WarmupLR", "params": rates}}
+    return ported(network, batches, stage, accumulate, max_norm, **schedule)
+
+
+@wrong("train", "the loop has nesterov False")
+def looks_ahead(network, batches, stage, accumulate, max_norm):
+    sgd = {"type": "SGD", "params": SETTINGS | {"nesterov": True}}
+    return ported(network, batches, stage, accumulate, max_norm, optimizer=sgd)
+
+
+@wrong("train", "does something besides the engine change gradients")
+def sums_gradients_as_well(network, batches, stage, accumulate, max_norm):
+    def step(engine, inputs, labels):
+        loss = forward(engine, inputs, labels)
+        engine.backward(loss)
+        for parameter in network.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
+        engine.step()
+        return loss.detach()
+
+    return ported(network, batches, stage, accumulate, max_norm, step=step)
+
+
+@wrong("train", "build an engine with deepspeed.initialize")
+def returns_the_network(network, batches, stage, accumulate, max_norm):
+    engine, losses = ported(network, batches, stage, accumulate, max_norm)
+    return engine.module, losses
+
+
+@wrong("train", "build an engine with deepspeed.initialize")
+def the_losses_first(network, batches, stage, accumulate, max_norm):
+    engine, losses = ported(network, batches, stage, accumulate, max_norm)
+    return losses, engine
 
 
 def with_losses(change):

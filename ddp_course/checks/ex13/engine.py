@@ -90,7 +90,7 @@ def look_at(engine):
         for value in of_parameter.values()
         if isinstance(value, torch.Tensor) and value.dim()
     ]
-    names = ("lr", "momentum", "weight_decay")
+    names = ("lr", "momentum", "weight_decay", "nesterov", "dampening")
     return {
         "stage": engine.zero_optimization_stage(),
         "batch": [
@@ -103,6 +103,8 @@ def look_at(engine):
         "updates": engine.global_steps,
         "micro_steps": engine.micro_steps,
         "optimizer": type(optimizer).__name__,
+        "dtype": str(next(engine.module.parameters()).dtype),
+        "schedule": engine.lr_scheduler is not None,
         "groups": [
             {name: group.get(name) for name in names}
             for group in optimizer.param_groups
@@ -211,15 +213,21 @@ def judge_calls(fail, case, seen):
             )
         fail("micro-batches", updates * window, seen["calls"], cause)
     if engine["updates"] != updates:
-        cause = "call engine.step() after each micro-batch: it counts them, and only "
-        cause += f"every {window}th call makes an update"
+        cause = (
+            "call engine.step() after each micro-batch: it counts them, and makes an "
+        )
+        cause += f"update after every {window} of them"
         if engine["micro_steps"] == 0:
             cause = "engine.step() is not called: nothing has been updated"
-        elif engine["updates"] > updates:
+        elif engine["batch"][-1] != window:
             cause = (
-                f"an update takes {window} micro-batches: the engine has to know this"
+                f"an update takes {window} micro-batches, and the engine accumulates "
             )
+            cause += f"{engine['batch'][-1]}: the engine has to know the right number"
         fail("updates of the engine", updates, engine["updates"], cause)
+    if engine["dtype"] != "torch.float32":
+        cause = "the loop trains in 32 bits: leave out bf16 and fp16"
+        fail("the weights", "torch.float32", engine["dtype"], cause)
     if case["stage"] == 0 and seen["optimizer_steps"] > updates:
         cause = "engine.step() calls the optimizer; do not call its step() as well"
         fail("steps of the optimizer", updates, seen["optimizer_steps"], cause)
@@ -232,7 +240,10 @@ def cause_of_drift(case, ranks, seen):
         return (
             f"the loop has SGD with momentum, and the engine has {engine['optimizer']}"
         )
-    for name, value in {"lr": RATE, "momentum": MOMENTUM}.items():
+    if engine["schedule"]:
+        return "the engine has a schedule, and the loop has none"
+    settings = {"lr": RATE, "momentum": MOMENTUM, "nesterov": False, "dampening": 0}
+    for name, value in settings.items():
         for group in engine["groups"]:
             if abs(group[name] - value) > 1e-9:
                 return f"the loop has {name} {value}, and the engine has {group[name]}"
@@ -258,8 +269,11 @@ def cause_of_drift(case, ranks, seen):
     }.items():
         if near(engine["end"], by_one_process(case, ranks, mistake)[0]):
             return cause
-    return "is it the mean cross entropy of each micro-batch that goes into " \
-        "engine.backward(), in the given order?"  # fmt: skip
+    return (
+        "does something besides the engine change gradients? And is it the mean cross "
+        "entropy of each micro-batch, in the given order, that goes into "
+        "engine.backward()?"
+    )
 
 
 def judge_configuration(fail, case, ranks, engine):
