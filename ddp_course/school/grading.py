@@ -344,7 +344,7 @@ def grade_one(job, folder, rules, running):
     elif exercises.untouched(job.task, job.written):
         verdict = {"status": NOT_ATTEMPTED, "rows": {}}
     else:
-        with tempfile.TemporaryDirectory(dir=folder) as own:
+        with tempfile.TemporaryDirectory(prefix="", dir=folder) as own:
             verdict = run_nbval(Path(own), job, rules, running)
     return {
         "status": verdict["status"],

@@ -75,6 +75,10 @@ def mounts(shared):
     """
     options = [option for path in SYSTEM for option in ("--ro-bind-try", path, path)]
     options += ["--proc", "/proc", "--dev", "/dev"]
+    # who is root outside owns the kernel's settings inside, too
+    for path in sorted(Path("/proc").iterdir()):
+        if not path.name.isdecimal() and not path.is_symlink():
+            options += ["--ro-bind-try", str(path), str(path)]
     for path in ("/dev/shm", "/tmp"):
         options += ["--size", str(SIZE), "--tmpfs", path]
     options += ["--dir", "/tmp/home"]
@@ -113,6 +117,7 @@ def environment():
         "CUDA_VISIBLE_DEVICES": "",
         "DS_ACCELERATOR": "cpu",
         "HF_HUB_OFFLINE": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # no warnings about names without a DNS
     }
     return {name: os.environ[name] for name in kept if name in os.environ} | own
 
