@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddp_course.checks.training import close
+from ddp_course.checks.differences import near, parted
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.watch import Watch, memory_timeline
 from ddp_course.school.judge import Wrong, question, trying
@@ -50,8 +50,8 @@ def true_bytes(
     parameters,
     ranks,
     stage,
-    mixed,
-    buckets,
+    mixed=False,
+    buckets=False,
     shard=None,
     sizes=None,
     begin=(3, 2, 1),
@@ -90,9 +90,13 @@ def check_kept_bytes(answer, draw):
                     1, max(2, ranks)
                 )
                 case = {"parameters": parameters, "ranks": ranks, "stage": stage}
-                cases.append(case | {"mixed": mixed, "buckets": False})
-            if stage == 0:
-                cases.append(cases[-2] | {"buckets": True})
+                # what is False may be left out
+                case |= (
+                    {"mixed": True} if mixed else draw.choice([{}, {"mixed": False}])
+                )
+                cases.append(case | draw.choice([{}, {"buckets": False}]))
+                if stage == 0 and ranks > 1:
+                    cases.append(case | {"buckets": True})
     [seen] = answer.on_ranks(observe_kept, cases)
     for case, got in zip(cases, seen):
         expected = true_bytes(**case)
@@ -104,18 +108,20 @@ def check_kept_bytes(answer, draw):
 def cause_of_bytes(cases, seen, case):
     """The mistake that explains all results, or this one."""
     looks = {
+        "what is left out is False: mixed=False, buckets=False":
+            lambda c: {"sizes": None if "mixed" in c else (2, 2, 12)},
         "a shard is rounded up: 10 parameters on 4 ranks are shards of 3, the last one padded":
             lambda c: {"shard": c["parameters"] // c["ranks"]},
         "a shard has a whole number of parameters: round up":
             lambda c: {"shard": c["parameters"] / c["ranks"]},
         "in mixed precision, the optimizer also has the master weights in fp32: 4 + 4 + 4 bytes":
-            lambda c: {"sizes": (2, 2, 8) if c["mixed"] else None},
+            lambda c: {"sizes": (2, 2, 8) if c.get("mixed") else None},
         "in mixed precision weights and gradients are in 16 bits, 2 bytes each, and only the optimizer's three in fp32":
             lambda c: {"sizes": (4, 4, 8)},
         "in mixed precision gradients are in 16 bits, too":
-            lambda c: {"sizes": (2, 4, 12) if c["mixed"] else None},
+            lambda c: {"sizes": (2, 4, 12) if c.get("mixed") else None},
         "Adam has two averages for each parameter, 8 bytes in fp32":
-            lambda c: {"sizes": (2, 2, 8) if c["mixed"] else (4, 4, 4)},
+            lambda c: {"sizes": (2, 2, 8) if c.get("mixed") else (4, 4, 4)},
         "stage 1 shards the optimizer's state, 2 gradients, too, and 3 weights, too: here one of them is sharded too "
         "early or too late": lambda c: {"begin": (4, 3, 2)},
         "stage 1 shards the optimizer's state but not the gradients; stage 2 shards them, too":
@@ -132,54 +138,63 @@ def cause_of_bytes(cases, seen, case):
             alike = all(one_at_a_time(c) == got for c, got in zip(cases, seen))
         else:
             alike = all(
-                true_bytes(**c, **change(c)) == got for c, got in zip(cases, seen)
+                about(true_bytes(**c, **change(c)), got) for c, got in zip(cases, seen)
             )
         if alike:
             return cause
-    if case["buckets"]:
+    if case.get("buckets"):
         return "the buckets hold all gradients a second time: gradient * parameters bytes on each rank"
     return f"stage {case['stage']}: weights, gradients and the optimizer's state, each either whole or a shard"
+
+
+def about(bytes_, got):
+    """Whether this is the number, or what int() or round() make of a fraction."""
+    if not isinstance(got, int | float):
+        return False
+    return got in (bytes_, int(bytes_), round(bytes_))
 
 
 def one_at_a_time(case):
     """The wrong answer in which each stage shards only one of the three."""
     shard = -(-case["parameters"] // case["ranks"])
-    sizes = (2, 2, 12) if case["mixed"] else (4, 4, 8)
+    sizes = (2, 2, 12) if case.get("mixed") else (4, 4, 8)
     kept = sum(
         size * (shard if case["stage"] == stage else case["parameters"])
         for size, stage in zip(sizes, (3, 2, 1))
     )
-    return kept + (sizes[1] * case["parameters"] if case["buckets"] else 0)
+    return kept + (sizes[1] * case["parameters"] if case.get("buckets") else 0)
 
 
 # ---- 2: a sharded optimizer ----
 
-SHAPES = [(9, 8), (8,), (7, 9), (9,), (8, 8), (3, 4, 5), (6, 10), (5,), (8, 9), (1,)]
+# so many that the largest is little beside a rank's share
+SHAPES = 8 * [(9, 8), (8,), (7, 9), (9,), (8, 8), (3, 4, 5), (60,), (5,), (8, 9), (1,)]
+FEW = [(9, 8), (7,)]  # fewer than there are ranks
+SIZE = 4  # bytes of a number in fp32
 
 
-def values(seed, number):
+def values(seed, number, shapes):
     """The parameters, number 0, or the gradients of a step."""
     generator = torch.Generator().manual_seed(seed + number)
-    return [
-        torch.randn(shape, generator=generator, dtype=torch.float64) for shape in SHAPES
-    ]
+    return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
 def share_of(parameters, n):
-    """The bytes of Adam's two averages, in 64 bits, that a rank may keep: those of its
-    share and one more parameter.
+    """The bytes that a rank may keep: Adam's two averages, and perhaps a copy of the
+    weights, of its share and of one more parameter.
     """
     sizes = [value.numel() for value in parameters]
-    return 2 * 8 * (sum(sizes) / n + max(sizes)) + ROOM
+    return 3 * SIZE * (sum(sizes) / n + max(sizes)) + ROOM
 
 
-def observe_optimizer(kind, seed, lr, steps):
+def observe_optimizer(kind, seed, lr, steps, shapes):
     """Take steps on ranks; return the parameters after each, the bytes kept and sent,
     and whether gradients are gone.
     """
     with process_group(timeout=4):
-        parameters = [nn.Parameter(value) for value in values(seed, 0)]
-        gradients = [values(seed, 1 + step) for step in range(steps)]
+        parameters = [nn.Parameter(value) for value in values(seed, 0, shapes)]
+        gradients = [values(seed, 1 + step, shapes) for step in range(steps)]
+        given = [parameter.untyped_storage() for parameter in parameters]
         history, left = [], []
         with memory_timeline() as timeline, Watch() as watched:
             optimizer = kind(parameters, lr)
@@ -195,11 +210,25 @@ def observe_optimizer(kind, seed, lr, steps):
                         for one in parameters
                     )
                 )
-            kept = least_in_use(timeline, share_of(parameters, dist.get_world_size()))
+            moved = bytes_of_moved(parameters, given)
+            enough = share_of(parameters, dist.get_world_size()) + moved
+            kept = least_in_use(timeline, enough) - moved
         for parameter in parameters:
             history.append(parameter.detach().clone())
         sent = [[entry["name"], entry["whole"]] for entry in watched.log]
         return {"end": history, "kept": kept, "sent": sent, "left": left}
+
+
+def bytes_of_moved(parameters, given):
+    """The bytes of those parameters that are no longer in the storages of the beginning:
+    their weights are new memory, and the old memory is free.
+    """
+    places = {storage.data_ptr() for storage in given}
+    return sum(
+        parameter.nbytes
+        for parameter in parameters
+        if parameter.untyped_storage().data_ptr() not in places
+    )
 
 
 @question(
@@ -215,25 +244,41 @@ def check_sharded_adamw(answer, draw):
     """After some steps, all ranks must have AdamW's parameters, and none may keep or
     send more than needed.
     """
-    seed, lr, steps = draw.randrange(10**6), draw.choice([0.01, 0.03]), 3
-    expected = adamw(seed, lr, steps)
-    for n in draw.sample([2, 3], 2):
-        of_ranks = answer.on_ranks(observe_optimizer, seed, lr, steps, nproc=n)
+    lr, steps = draw.choice([0.01, 0.03]), 3
+    many = draw.sample(SHAPES, len(SHAPES))
+    for n, shapes in [(2, many), (draw.choice([3, 4]), many), (3, FEW)]:
+        run = draw.randrange(10**6), lr, steps, shapes
+        expected = adamw(*run)
+        of_ranks = answer.on_ranks(observe_optimizer, *run, nproc=n)
+        checked = f"{steps} steps on {n} ranks with {len(shapes)} parameters"
         for rank, seen in enumerate(of_ranks):
-            judge_optimizer(
-                f"{steps} steps on {n} ranks", rank, n, seen, expected, seed, lr, steps
-            )
+            judge_optimizer(checked, rank, n, seen, expected, run)
+        judge_balance(checked, [seen["kept"] for seen in of_ranks], expected)
 
 
-def adamw(seed, lr, steps, mixed=lambda new, old: new):
+def judge_balance(checked, kept, parameters):
+    """Raise Wrong where a rank keeps much more than another."""
+    uneven = 3 * SIZE * max(value.numel() for value in parameters) + ROOM
+    if max(kept) - min(kept) > uneven:
+        most, least = kept.index(max(kept)), kept.index(min(kept))
+        cause = (
+            "the ranks share the state unevenly: divide the parameters about evenly, by "
+            "their sizes, among all ranks"
+        )
+        raise Wrong(f"{checked}: what is kept", rank=f"{most} of {len(kept)}",
+                    expected=f"at most {uneven:,} bytes more than another rank", cause=cause,
+                    got=f"{kept[most]:,} bytes, and rank {least} has {kept[least]:,}")  # fmt: skip
+
+
+def adamw(seed, lr, steps, shapes, mixed=lambda new, old: new):
     """The parameters after steps of torch's AdamW. mixed: what wrong answers do to a
     parameter after a step.
     """
-    parameters = [nn.Parameter(value) for value in values(seed, 0)]
+    parameters = [nn.Parameter(value) for value in values(seed, 0, shapes)]
     optimizer = torch.optim.AdamW(parameters, lr=lr)
     for step in range(steps):
         old = [parameter.detach().clone() for parameter in parameters]
-        for parameter, gradient in zip(parameters, values(seed, 1 + step)):
+        for parameter, gradient in zip(parameters, values(seed, 1 + step, shapes)):
             parameter.grad = gradient
         optimizer.step()
         for parameter, before in zip(parameters, old):
@@ -241,24 +286,20 @@ def adamw(seed, lr, steps, mixed=lambda new, old: new):
     return [parameter.detach() for parameter in parameters]
 
 
-def judge_optimizer(checked, rank, n, seen, expected, seed, lr, steps):
-    where = f"{rank} of {n}"
-    begin = values(seed, 0)
+def judge_optimizer(checked, rank, n, seen, expected, run):
+    where, (seed, _, steps, shapes) = f"{rank} of {n}", run
+    begin = values(seed, 0, shapes)
     for number, (got, truth) in enumerate(zip(seen["end"], expected)):
-        if close(got, truth):
+        if near(got, truth):
             continue
         cause = "these are not the numbers of torch.optim.AdamW(parameters, lr=lr)"
         if torch.equal(got, begin[number]):
             cause = "this parameter has not changed here: after the step, its owner must broadcast it to all other ranks"
-        elif close(
-            got, adamw(seed, lr, steps, lambda new, old: new + (n - 1) * old)[number]
-        ):
+        elif near(got, adamw(*run, lambda new, old: new + (n - 1) * old)[number]):
             cause = "it has grown: it is a sum of all ranks' values; use only the owner's value"
-        elif close(
-            got,
-            adamw(seed, lr, steps, lambda new, old: (new + (n - 1) * old) / n)[number],
-        ):
+        elif near(got, adamw(*run, lambda new, old: (new + (n - 1) * old) / n)[number]):
             cause = "it is a mean of the owner's updated value and the others' old values: use only the owner's value"
+        truth, got = parted(truth, got, 1e-5, 1e-5)
         raise Wrong(
             f"{checked}, parameter {number}",
             rank=where,
@@ -273,12 +314,12 @@ def judge_optimizer(checked, rank, n, seen, expected, seed, lr, steps):
     sizes, share = [value.numel() for value in expected], share_of(expected, n)
     if seen["kept"] > share:
         cause = "a rank keeps more than its share: divide the parameters about evenly, by their sizes"
-        if seen["kept"] >= 2 * 8 * sum(sizes):
+        if seen["kept"] >= 2 * SIZE * sum(sizes):
             cause = "this rank keeps Adam's state for all parameters: give its AdamW only the parameters that it owns"
         raise Wrong(f"{checked}: what is kept", rank=where, expected=f"at most {share:,.0f} bytes",
                     got=f"{seen['kept']:,} bytes", cause=cause)  # fmt: skip
     sent = sum(COSTS.get(name, 1) * size for name, size in seen["sent"])
-    enough = steps * (8 * sum(sizes) * 1.1 + ROOM)
+    enough = steps * (SIZE * sum(sizes) * 1.1 + ROOM)
     if sent > enough:
         kinds = ", ".join(sorted({name for name, _ in seen["sent"]}))
         cause = "the ranks send more than each weight once: do not send gradients or optimizer state"
@@ -297,25 +338,15 @@ def judge_optimizer(checked, rank, n, seen, expected, seed, lr, steps):
 def layer_of(case, rank):
     """(the whole weight, this rank's x, the gradient that comes to this rank's y)."""
     generator = torch.Generator().manual_seed(case["seed"])
-    weight = torch.randn(
-        case["outputs"], case["inputs"], generator=generator, dtype=torch.float64
-    )
+    weight = torch.randn(case["outputs"], case["inputs"], generator=generator)
     generator.manual_seed(case["seed"] + 1 + rank)
-    x = torch.randn(
-        case["batch"], case["inputs"], generator=generator, dtype=torch.float64
-    )
-    return (
-        weight,
-        x,
-        torch.randn(
-            case["batch"], case["outputs"], generator=generator, dtype=torch.float64
-        ),
-    )
+    x = torch.randn(case["batch"], case["inputs"], generator=generator)
+    return weight, x, torch.randn(case["batch"], case["outputs"], generator=generator)
 
 
-def observe_layer(kind, case):
+def observe_layer(kind, case, other):
     """Forward and backward on ranks: return the outputs, what is kept between the two,
-    and what is sent in each.
+    and what is sent in each. Another layer computes in between, as in a network.
     """
     with process_group(timeout=4) as (rank, n):
         weight, x, gradient = layer_of(case, rank)
@@ -325,7 +356,8 @@ def observe_layer(kind, case):
             y = kind.apply(x, shard)
             kept = least_in_use(timeline, enough=y.nbytes + ROOM)
             forward = [[entry["name"], entry["whole"]] for entry in watched.log]
-            watched.log.clear()
+        between = observe_another(kind, other, rank, n)
+        with Watch() as watched:
             y.backward(gradient)
             backward = [[entry["name"], entry["whole"]] for entry in watched.log]
         return {
@@ -335,7 +367,17 @@ def observe_layer(kind, case):
             "kept": kept,
             "forward": forward,
             "backward": backward,
+            "between": between,
         }
+
+
+def observe_another(kind, case, rank, n):
+    weight, x, gradient = layer_of(case, rank)
+    shard = weight.chunk(n)[rank].clone().requires_grad_()
+    x.requires_grad_()
+    y = kind.apply(x, shard)
+    y.backward(gradient)
+    return {"y": y, "x": x.grad, "shard": shard.grad}
 
 
 @question(
@@ -351,36 +393,42 @@ def check_gathered_linear(answer, draw):
     """Output and gradients must be the whole layer's; its weight must be freed in
     between, and sent no more than needed.
     """
-    for n in draw.sample([2, 3], 2):
-        case = {
-            "inputs": draw.randrange(24, 40),
-            "outputs": n * draw.randrange(16, 24),
-            "batch": draw.randrange(3, 6),
-        }
-        case["seed"] = draw.randrange(10**6)
-        of_ranks = answer.on_ranks(observe_layer, case, nproc=n)
-        checked = f"a weight of {case['outputs']} × {case['inputs']} on {n} ranks, batch {case['batch']}"
+    for n in draw.sample([2, 3, 4], 2):
+        case, other = a_case(draw, n), a_case(draw, n)
+        of_ranks = answer.on_ranks(observe_layer, case, other, nproc=n)
         for rank, seen in enumerate(of_ranks):
-            judge_layer(checked, case, rank, n, seen)
+            judge_numbers(in_words(other, n), other, rank, n, seen["between"])
+            judge_numbers(f"{in_words(case, n)}, between whose forward and backward another "
+                          "layer computes", case, rank, n, seen)  # fmt: skip
+            judge_bytes(in_words(case, n), case, rank, n, seen)
 
 
-def judge_layer(checked, case, rank, n, seen):
+def a_case(draw, n):
+    case = {"inputs": draw.randrange(24, 40), "outputs": n * draw.randrange(16, 24)}
+    return case | {"batch": draw.randrange(3, 6), "seed": draw.randrange(10**6)}
+
+
+def in_words(case, n):
+    return f"a weight of {case['outputs']} × {case['inputs']} on {n} ranks"
+
+
+def judge_numbers(checked, case, rank, n, seen):
     where, all_of = f"{rank} of {n}", [layer_of(case, number) for number in range(n)]
     weight, x, gradient = all_of[rank]
     truth = x @ weight.T
-    if not close(seen["y"], truth):
+    if not near(seen["y"], truth):
         cause = (
             "y = x @ weight.T, with all rows of the weight, in the order of the ranks"
         )
         raise Wrong(
             f"{checked}: y", rank=where, expected=truth, got=seen["y"], cause=cause
         )
-    if not close(seen["x"], gradient @ weight):
+    if not near(seen["x"], gradient @ weight):
         cause = "the gradient of x must be gradient @ weight, with the whole weight, gathered again"
         means = sum(g @ weight for _, _, g in all_of)
-        if close(seen["x"], means) or close(seen["x"], means / n):
+        if near(seen["x"], means) or near(seen["x"], means / n):
             cause = "each rank has its own x, so the gradient of x must not be averaged"
-        elif close(seen["x"], gradient @ weight / n):
+        elif near(seen["x"], gradient @ weight / n):
             cause = "the gradient of x is this rank's own: only the weight's is divided by the number of ranks"
         raise Wrong(
             f"{checked}: the gradient of x",
@@ -390,7 +438,10 @@ def judge_layer(checked, case, rank, n, seen):
             cause=cause,
         )
     judge_shard(checked, rank, n, seen["shard"], all_of)
-    needed = weight.nbytes
+
+
+def judge_bytes(checked, case, rank, n, seen):
+    where, needed = f"{rank} of {n}", SIZE * case["inputs"] * case["outputs"]
     allowed = seen["y"].nbytes + ROOM
     if seen["kept"] > allowed:
         cause = (
@@ -423,17 +474,17 @@ def judge_layer(checked, case, rank, n, seen):
 def judge_shard(checked, rank, n, got, all_of):
     whole = sum(gradient.T @ x for _, x, gradient in all_of) / n
     truth = whole.chunk(n)[rank]
-    if close(got, truth):
+    if near(got, truth):
         return
     _, x, gradient = all_of[rank]
     cause = "it must be the mean over ranks of gradient.T @ x, of which this rank gets its rows"
-    if close(got, n * truth):
+    if near(got, n * truth):
         cause = "this is the sum over ranks: divide by the number of ranks, as DDP does"
-    elif close(got, (gradient.T @ x).chunk(n)[rank]) or close(
+    elif near(got, (gradient.T @ x).chunk(n)[rank]) or near(
         got, (gradient.T @ x).chunk(n)[rank] / n
     ):
         cause = "this is the gradient of this rank's batch only: the other ranks' batches used the same weight"
-    elif any(close(got, part) for part in whole.chunk(n)):
+    elif any(near(got, part) for part in whole.chunk(n)):
         cause = "these are another rank's rows: rank r has the r-th part of the weight, and of its gradient"
     elif isinstance(got, torch.Tensor) and got.shape == truth.shape and not got.any():
         cause = "it is zero: reduce_scatter(own, parts) writes to its first argument; return that"

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 
 import torch
 import torch.distributed as dist
@@ -97,7 +98,7 @@ class BiasNotFrozen(Base):
 class NoParameters(Base):
     def __init__(self, layer, r, alpha):
         super().__init__(layer, r, alpha)
-        A, B = self.A.data.double(), self.B.data.double()
+        A, B = self.A.data, self.B.data
         del self.A, self.B
         self.A, self.B = A, B
 
@@ -196,6 +197,112 @@ class MergesNothing(Base):
 class ShapesMixedUp(Base):
     def forward(self, x):
         return self.layer(x) + self.scale * (x @ self.B @ self.A)
+
+
+@wrong("lora_layer", "no gradient passes through the frozen layer to x")
+class FreezesByNoGrad(Base):
+    def forward(self, x):
+        with torch.no_grad():
+            y = self.layer(x)
+        return y + self.scale * (x @ self.A.T @ self.B.T)
+
+
+@wrong("lora_layer", "no gradient passes through the frozen layer to x")
+class DetachesTheLayer(Base):
+    def forward(self, x):
+        return self.layer(x).detach() + self.scale * (x @ self.A.T @ self.B.T)
+
+
+@wrong("lora_layer", "no gradient passes through A and B to x")
+class DetachesX(Base):
+    def forward(self, x):
+        return self.layer(x) + self.scale * (x.detach() @ self.A.T @ self.B.T)
+
+
+@wrong("lora_layer", "no gradient reaches x")
+class DetachesAllOfX(Base):
+    def forward(self, x):
+        return super().forward(x.detach())
+
+
+@wrong("lora_layer", "alpha // r drops the fraction")
+class ScaledByWholeNumbers(Base):
+    def __init__(self, layer, r, alpha):
+        super().__init__(layer, r, alpha)
+        self.scale = alpha // r
+
+
+@wrong("lora_layer", "alpha // r drops the fraction")
+class AtLeastOne(Base):
+    def __init__(self, layer, r, alpha):
+        super().__init__(layer, r, alpha)
+        self.scale = max(1, alpha // r)
+
+
+@wrong("lora_layer", "sets torch's seed")
+class SetsTheSeed(Base):
+    def __init__(self, layer, r, alpha):
+        torch.manual_seed(0)
+        super().__init__(layer, r, alpha)
+
+
+@wrong("lora_layer", "gradients are off for the whole program")
+class TurnsGradientsOff(Base):
+    def merged(self):
+        torch.set_grad_enabled(False)
+        layer = copy.deepcopy(self.layer)
+        layer.weight += self.scale * self.B @ self.A
+        return layer
+
+
+@wrong("lora_layer", "merged\\(\\) has frozen A and B")
+class FreezesWhenMerged(Base):
+    def merged(self):
+        self.requires_grad_(False)
+        return super().merged()
+
+
+@wrong("lora_layer", "RuntimeError", "your code raised")
+class ForOneRowAtATime(Base):
+    """Takes (batch, inputs) only."""
+
+    def forward(self, x):
+        return self.layer(x) + self.scale * torch.mm(torch.mm(x, self.A.T), self.B.T)
+
+
+@right("lora_layer")
+class MergesIntoAFreshLayer(Base):
+    @torch.no_grad()
+    def merged(self):
+        bias = self.layer.bias
+        layer = nn.Linear(
+            self.layer.in_features, self.layer.out_features, bias is not None
+        )
+        layer.weight.copy_(self.layer.weight + self.scale * self.B @ self.A)
+        if bias is not None:
+            layer.bias.copy_(bias)
+        return layer
+
+
+@right("lora_layer")
+class ByOneWeight(Base):
+    """Adds up the weight first, in each forward."""
+
+    def forward(self, x):
+        weight = self.layer.weight + self.scale * self.B @ self.A
+        return F.linear(x, weight, self.layer.bias)
+
+
+@right("lora_layer")
+class InDouble(Base):
+    """Merges in 64 bits."""
+
+    def merged(self):
+        layer = copy.deepcopy(self.layer)
+        change = self.B.detach().double() @ self.A.detach().double()
+        with torch.no_grad():
+            layer.weight.add_(change * self.scale)
+        return layer.requires_grad_(True)
 
 
 # ---- train_only ----
@@ -314,6 +421,76 @@ def new_parameters(model, parts):
         model.norm.weight.detach(), requires_grad=model.norm.weight.requires_grad
     )
     return numbers
+
+
+@wrong("train_only", "the second name must not undo the first")
+def later_names_win(model, parts):
+    for name, value in model.named_parameters(remove_duplicate=False):
+        chosen = bool(set(name.split(".")) & set(parts)) and value.is_floating_point()
+        value.requires_grad_(chosen)
+    return counts(model)
+
+
+@wrong("train_only", "leave the numbers and the list of parts as they are")
+def adds_to_the_parts(model, parts):
+    parts.append("lora")
+    return freeze_all_then_thaw(model, parts)
+
+
+@wrong("train_only", "leave the numbers and the list of parts as they are")
+def zeros_what_is_frozen(model, parts):
+    numbers = freeze_all_then_thaw(model, parts)
+    for value in model.parameters():
+        if not value.requires_grad:
+            value.data.zero_()
+    return numbers
+
+
+@wrong("train_only", "any of the words")
+def modules_by_their_last_word(model, parts):
+    model.requires_grad_(False)
+    for name, module in model.named_modules():
+        if name.split(".")[-1] in parts:
+            for value in module.parameters():
+                value.requires_grad_(value.is_floating_point())
+    return counts(model)
+
+
+@wrong("train_only", "first name only|any of the words")
+def by_the_state_dict(model, parts):
+    """What state_dict returns is detached: to thaw it changes nothing."""
+    model.requires_grad_(False)
+    for name, value in model.state_dict().items():
+        if set(name.split(".")) & set(parts) and value.is_floating_point():
+            value.requires_grad_(True)
+    return counts(model)
+
+
+@wrong("train_only", "return two integers|first the number that trains")
+def what_trains_and_what_does_not(model, parts):
+    trained, total = freeze_all_then_thaw(model, parts)
+    return trained, total - trained
+
+
+@right("train_only")
+def by_patterns(model, parts):
+    """A regular expression for whole words."""
+    words = "|".join(map(re.escape, parts))
+    wanted = re.compile(rf"(^|\.)({words})(\.|$)") if parts else re.compile(r"(?!)")
+    trained = []
+    for name, value in model.named_parameters(remove_duplicate=False):
+        value.requires_grad = False
+        if value.is_floating_point() and wanted.search(name):
+            trained.append(value)
+    for value in trained:
+        value.requires_grad = True
+    return counts(model)
+
+
+@right("train_only")
+def counted_in_tensors(model, parts):
+    numbers = freeze_all_then_thaw(model, parts)
+    return [int(torch.tensor(number)) for number in numbers]
 
 
 # ---- answer_loss ----
@@ -443,11 +620,90 @@ def right_gradient_wrong_number(logits, tokens, questions, lengths):
 
 @wrong(
     "answer_loss",
-    "two ranks brought tensors|some rank waits",
-    "your code raised|timed out",
+    "each rank must call the same collectives, also a rank without any answer",
+    "your code raised",
 )
 def leaves_early_where_nothing_counts(logits, tokens, questions, lengths):
     labels = labels_of(tokens, questions, lengths)
     if (labels == -100).all():
         return logits.sum() * 0
     return with_labels(logits, labels)
+
+
+@right("answer_loss")
+def in_single_precision(logits, tokens, questions, lengths):
+    """As lesson 11's token_losses."""
+    return with_labels(logits.float(), labels_of(tokens, questions, lengths))
+
+
+@right("answer_loss")
+def by_a_mean_and_a_share(logits, tokens, questions, lengths):
+    """The mean of this rank, times its share of the tokens."""
+    labels = labels_of(tokens, questions, lengths)
+    number = (labels != -100).sum()
+    numbers = [torch.zeros_like(number) for _ in range(dist.get_world_size())]
+    dist.all_gather(numbers, number)
+    mean = sum_of(logits, labels) / number.clamp(min=1)
+    return mean * number * len(numbers) / sum(numbers)
+
+
+@right("answer_loss")
+def with_a_shape(logits, tokens, questions, lengths):
+    """A tensor of one number with a dimension."""
+    return with_labels(logits, labels_of(tokens, questions, lengths)).reshape(1)
+
+
+@wrong("answer_loss", "work on copies")
+def writes_into_the_tokens(logits, tokens, questions, lengths):
+    labels = labels_of(tokens, questions, lengths)
+    tokens[:, 1:] = labels
+    return with_labels(logits, labels)
+
+
+@wrong("answer_loss", "work on copies")
+def counts_from_one(logits, tokens, questions, lengths):
+    labels = labels_of(tokens, questions, lengths)
+    questions -= 1
+    return with_labels(logits, labels)
+
+
+@wrong("answer_loss", "divided by the number of these tokens|texts count equally")
+def mean_per_text_first(logits, tokens, questions, lengths):
+    """Each text counts the same, however long its answer is."""
+    labels = labels_of(tokens, questions, lengths)
+    losses = F.cross_entropy(
+        logits[:, :-1].transpose(1, 2), labels, reduction="none"
+    ).sum(1)
+    numbers = (labels != -100).sum(1)
+    return over_all_ranks((losses / numbers.clamp(min=1)).sum(), (numbers > 0).sum())
+
+
+@wrong("answer_loss", "divided by the number of these tokens|places counts")
+def divides_by_all_places(logits, tokens, questions, lengths):
+    labels = labels_of(tokens, questions, lengths)
+    return over_all_ranks(sum_of(logits, labels), torch.tensor(labels.numel()))
+
+
+COUNTED = []
+
+
+@wrong("answer_loss", "divided by the number of these tokens|another batch's number")
+def counts_once_only(logits, tokens, questions, lengths):
+    """Keeps the number of the first batch."""
+    labels = labels_of(tokens, questions, lengths)
+    if not COUNTED:
+        number = (labels != -100).sum()
+        dist.all_reduce(number)
+        COUNTED.append(number)
+    return sum_of(logits, labels) * dist.get_world_size() / COUNTED[0]
+
+
+@wrong("answer_loss", "DDP takes the mean of the ranks' losses|divided by the number")
+def reduces_the_loss_too(logits, tokens, questions, lengths):
+    """all_reduce of the loss itself: autograd does not know of it."""
+    total = sum_of(logits, labels_of(tokens, questions, lengths))
+    number = (labels_of(tokens, questions, lengths) != -100).sum()
+    dist.all_reduce(number)
+    shared = total.detach().clone()
+    dist.all_reduce(shared)
+    return total / number + (shared - total.detach()) / number

@@ -118,6 +118,47 @@ def gradients_in_fp32(parameters, ranks, stage, mixed=False, buckets=False):
     )
 
 
+@wrong("kept_bytes", "a shard has a whole number of parameters: round up")
+def rounds_the_bytes_down(parameters, ranks, stage, mixed=False, buckets=False):
+    return int(kept(parameters, ranks, stage, mixed, buckets, shard=parameters / ranks))
+
+
+@wrong("kept_bytes", "a shard has a whole number of parameters: round up")
+def rounds_the_bytes(parameters, ranks, stage, mixed=False, buckets=False):
+    shard = parameters / ranks
+    return round(kept(parameters, ranks, stage, mixed, buckets, shard=shard))
+
+
+@wrong("kept_bytes", "either whole or a shard|a shard is rounded up")
+def one_more_always(parameters, ranks, stage, mixed=False, buckets=False):
+    shard = parameters // ranks + 1
+    return kept(parameters, ranks, stage, mixed, buckets, shard=shard)
+
+
+@wrong(
+    "kept_bytes", "gradient \\* parameters bytes on each rank|in the gradients' dtype"
+)
+def buckets_of_a_shard(parameters, ranks, stage, mixed=False, buckets=False):
+    shard = -(-parameters // ranks)
+    total = kept(parameters, ranks, stage, mixed, False)
+    return total + buckets * shard * (2 if mixed else 4)
+
+
+@wrong("kept_bytes", "missing .* required positional", "your code raised")
+def without_defaults(parameters, ranks, stage, mixed, buckets):
+    return kept(parameters, ranks, stage, mixed, buckets)
+
+
+@wrong("kept_bytes", "what is left out is False")
+def mixed_by_default(parameters, ranks, stage, mixed=True, buckets=False):
+    return kept(parameters, ranks, stage, mixed, buckets)
+
+
+@right("kept_bytes")
+def in_floats_that_are_whole(parameters, ranks, stage, mixed=False, buckets=False):
+    return float(kept(parameters, ranks, stage, mixed, buckets))
+
+
 # ---- sharded_adamw ----
 
 
@@ -132,7 +173,7 @@ class Dealt:
             range(len(self.parameters)), key=lambda i: -self.parameters[i].numel()
         )
         self.owners = {i: place % n for place, i in enumerate(by_size)}
-        self.optimizer = torch.optim.AdamW(self.given(), lr=lr)
+        self.optimizer = torch.optim.AdamW(self.given() or [torch.empty(0)], lr=lr)
 
     def given(self):
         return [
@@ -200,6 +241,76 @@ class AllAtOnce(Dealt):
     def zero_grad(self):
         for parameter in self.parameters:
             parameter.grad.zero_()
+
+
+@right("sharded_adamw")
+class OneMessagePerOwner(Dealt):
+    """One flat broadcast for each owner; the weights move to new memory."""
+
+    def send(self):
+        for owner in range(dist.get_world_size()):
+            theirs = [
+                p for i, p in enumerate(self.parameters) if self.owners[i] == owner
+            ]
+            if theirs:
+                flat = torch.nn.utils.parameters_to_vector(theirs).detach()
+                dist.broadcast(flat, src=owner)
+                torch.nn.utils.vector_to_parameters(flat, theirs)
+
+
+@wrong("sharded_adamw", "the ranks share the state unevenly|divide the parameters")
+class OwnersZeroAndOne(Dealt):
+    def __init__(self, parameters, lr):
+        self.parameters = list(parameters)
+        self.owners = {i: i % 2 for i in range(len(self.parameters))}
+        self.optimizer = torch.optim.AdamW(self.given() or [torch.empty(0)], lr=lr)
+
+
+@wrong("sharded_adamw", "the ranks share the state unevenly|divide the parameters")
+class InBlocksByNumber(Dealt):
+    """The first half of the names to rank 0, and so on; the last takes what is left."""
+
+    def __init__(self, parameters, lr):
+        self.parameters, n = list(parameters), dist.get_world_size()
+        each = len(self.parameters) // (n + 1) or 1
+        self.owners = {i: min(i // each, n - 1) for i in range(len(self.parameters))}
+        self.optimizer = torch.optim.AdamW(self.given() or [torch.empty(0)], lr=lr)
+
+
+@wrong("sharded_adamw", "empty parameter list", "your code raised")
+class NeedsAParameter(Dealt):
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr)
+        self.optimizer = torch.optim.AdamW(self.given(), lr=lr)
+
+
+@wrong("sharded_adamw", "these are not the numbers")
+class AnewInEachStep(Dealt):
+    """Adam's state is lost after each step."""
+
+    def step(self):
+        super().step()
+        self.optimizer = torch.optim.AdamW(
+            self.given() or [torch.empty(0)], lr=self.optimizer.param_groups[0]["lr"]
+        )
+
+
+@wrong("sharded_adamw", "these are not the numbers")
+class InHalfPrecision(Dealt):
+    """Sends the weights in 16 bits."""
+
+    def send(self):
+        for i, parameter in enumerate(self.parameters):
+            short = parameter.detach().bfloat16()
+            dist.broadcast(short, src=self.owners[i])
+            parameter.data.copy_(short)
+
+
+@wrong("sharded_adamw", "these are not the numbers")
+class WithAdam(Dealt):
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr)
+        self.optimizer = torch.optim.Adam(self.given() or [torch.empty(0)], lr=lr)
 
 
 @wrong("sharded_adamw", "Adam's state for all parameters")
@@ -465,3 +576,98 @@ class GathersTwice(Linear):
     def forward(ctx, x, shard):
         gather(shard)
         return Linear.forward(ctx, x, shard)
+
+
+@right("gathered_linear")
+class WithWorks(Linear):
+    """Starts to gather, and computes the weight's gradient meanwhile."""
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, shard = ctx.saved_tensors
+        rows = [torch.empty_like(shard) for _ in range(dist.get_world_size())]
+        work = dist.all_gather(rows, shard, async_op=True)
+        of_weight = gradient.T @ x
+        work.wait()
+        return gradient @ torch.cat(rows), scatter(of_weight)
+
+
+@right("gathered_linear")
+class InOnePieceEach(Linear):
+    """With the functions that take one tensor for all ranks."""
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, shard = ctx.saved_tensors
+        n = dist.get_world_size()
+        whole, own = shard.new_empty(n * len(shard), shard.shape[1]), shard.clone()
+        dist.all_gather_into_tensor(whole, shard)
+        dist.reduce_scatter_tensor(own, gradient.T @ x / n)
+        return gradient @ whole, own
+
+
+@wrong(
+    "gathered_linear", "with the whole weight, gathered again|your code raised", ".*"
+)
+class KeepsXInTheClass(Linear):
+    """What forward saves is in the class, so another layer overwrites it."""
+
+    @staticmethod
+    def forward(ctx, x, shard):
+        KeepsXInTheClass.saved = x, shard
+        return x @ gather(shard).T
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, shard = KeepsXInTheClass.saved
+        return gradient @ gather(shard), scatter(gradient.T @ x)
+
+
+@wrong("gathered_linear", "more for backward than necessary")
+class SavesItInHalfPrecision(Linear):
+    @staticmethod
+    def forward(ctx, x, shard):
+        weight = gather(shard)
+        ctx.save_for_backward(x, shard)
+        ctx.spare = weight.bfloat16()
+        return x @ weight.T
+
+
+@wrong(
+    "gathered_linear",
+    "numbers of the weight are sent in 16 bits|in the order of the ranks",
+)
+class GathersInHalfPrecision(Linear):
+    @staticmethod
+    def forward(ctx, x, shard):
+        ctx.save_for_backward(x, shard)
+        return x @ gather(shard.bfloat16()).float().T
+
+
+@wrong("gathered_linear", "the mean over ranks of gradient.T @ x")
+class WritesIntoTheGradient(Linear):
+    """Divides the gradient by the ranks, in place, after using it for x."""
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, shard = ctx.saved_tensors
+        of_x = gradient @ gather(shard)
+        gradient = gradient / dist.get_world_size() ** 2
+        return of_x, scatter(gradient.T @ x, dist.ReduceOp.SUM)
+
+
+@wrong("gathered_linear", "in the order of the ranks")
+class BiggestRankFirst(Linear):
+    @staticmethod
+    def forward(ctx, x, shard):
+        ctx.save_for_backward(x, shard)
+        return x @ torch.cat(list(gather(shard).chunk(dist.get_world_size()))[::-1]).T
+
+
+@wrong("gathered_linear", "no gradient|None|must be the mean over ranks", ".*")
+class NoGradientForTheShard(Linear):
+    @staticmethod
+    def backward(ctx, gradient):
+        x, shard = ctx.saved_tensors
+        scatter(gradient.T @ x)
+        return gradient @ gather(shard), None

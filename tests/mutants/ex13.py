@@ -1,12 +1,15 @@
 """Exercise 13: DeepSpeed."""
 
 import copy
+import json
+import tempfile
 from itertools import combinations
 
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
+from ddp_course import lesson13
 from mutants import right, wrong
 
 # ---- repair ----
@@ -153,143 +156,279 @@ def another_rate(name, config):
     return mended
 
 
-# ---- batch_sizes ----
+@wrong("repair", "first two updates")
+def takes_out_the_schedule(name, config):
+    return mend(name, config, schedule=lambda c: c.pop("scheduler"))
 
 
-def sizes(samples, micro, accumulation):
-    names = [
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "gradient_accumulation_steps",
-    ]
-    return dict(zip(names, (samples, micro, accumulation)))
+@wrong("repair", "first two updates")
+def with_a_rate_as_text(name, config):
+    rate = lambda c: c["scheduler"]["params"].update(warmup_min_lr="1e-6")
+    return mend(name, config, schedule=rate)
 
 
-@right("batch_sizes")
-def counts_down(samples, ranks, fits):
-    share, rest = divmod(samples, ranks)
-    if rest:
-        raise ValueError("not equally many")
-    micro = min(fits, share)
-    while share % micro:
-        micro -= 1
-    return sizes(samples, micro, share // micro)
+@wrong("repair", "must be a whole number")
+def divides_with_a_fraction(name, config):
+    def accumulation(c):
+        share = c["train_batch_size"] / 8
+        c["gradient_accumulation_steps"] = share / c["train_micro_batch_size_per_gpu"]
+
+    return mend(name, config, arithmetic=accumulation)
 
 
-@right("batch_sizes")
-def counts_the_accumulation_up(samples, ranks, fits):
-    if samples % ranks:
-        raise ValueError(samples)
-    share, accumulation = samples // ranks, 1
-    while share % accumulation or share // accumulation > fits:
-        accumulation += 1
-    return sizes(samples, share // accumulation, accumulation)
+@wrong("repair", "stage|its contents were right")
+def always_stage_two(name, config):
+    def rename(c):
+        c.pop("zero_optimisation")
+        c["zero_optimization"] = {"stage": 2, "overlap_comm": True}
+
+    return mend(name, config, memory=rename)
 
 
-def derive(samples, ranks, micro_of, check=True):
-    """The three numbers, with this function's micro-batch for a share."""
-    if check and samples % ranks:
-        raise ValueError(samples)
-    share = samples // ranks
-    micro = micro_of(share)
-    return sizes(samples, micro, share // micro)
+@wrong("repair", "change what is wrong, and nothing else")
+def warms_up_for_less_long(name, config):
+    def shorter(c):
+        c["scheduler"]["params"] |= {"warmup_min_lr": 1e-6, "warmup_num_steps": 10}
+
+    return mend(name, config, schedule=shorter)
 
 
-def largest(share, fits):
-    return max(size for size in range(1, fits + 1) if share % size == 0)
+@wrong("repair", "0 does not clip")
+def clips_far_away(name, config):
+    return mend(name, config, clipping=lambda c: c.update(gradient_clipping=1e9))
 
 
-@wrong("batch_sizes", "The micro-batch must divide 36")
-def what_fits_and_nothing_else(samples, ranks, fits):
-    return derive(samples, ranks, lambda share: min(share, fits))
+@right("repair")
+def in_a_new_dict(name, config):
+    """Of new dicts, in another order."""
+    mended = dict(reversed(mend(name, config).items()))
+    return {key: copy.copy(value) for key, value in mended.items()}
 
 
-@wrong("batch_sizes", "then there are fewest")
-def one_at_a_time(samples, ranks, fits):
-    return derive(samples, ranks, lambda share: 1)
+# ---- checkpoint_bytes ----
 
 
-@wrong("batch_sizes", "then there are fewest")
-def powers_of_two(samples, ranks, fits):
-    return derive(
-        samples,
-        ranks,
-        lambda share: max(n for n in (1, 2, 4) if share % n == 0 and n <= fits),
-    )
+def per_rank(parameters, ranks, from_rank_0, from_each):
+    sizes = [parameters * from_each] * ranks
+    sizes[0] += parameters * from_rank_0
+    return sizes
 
 
-@wrong("batch_sizes", "does not fit")
-def all_at_once(samples, ranks, fits):
-    return derive(samples, ranks, lambda share: share)
+@right("checkpoint_bytes")
+def case_by_case(parameters, ranks, stage, precision, averages):
+    weight = {"fp32": 4, "bf16": 2}[precision]
+    if stage == 0:
+        master = 0 if precision == "fp32" else 4
+        whole = weight + master + 4 * averages
+        return per_rank(parameters, ranks, whole, 0)
+    state = 4 * (1 + averages) / ranks
+    return per_rank(parameters, ranks, 0 if stage == 3 else weight, state)
 
 
-@wrong("batch_sizes", "of all ranks")
-def of_one_rank(samples, ranks, fits):
-    found = derive(samples, ranks, lambda share: largest(share, fits))
-    return found | {"train_batch_size": samples // ranks}
+@right("checkpoint_bytes")
+def in_numpy_integers(parameters, ranks, stage, precision, averages):
+    import numpy
+
+    return numpy.array(
+        case_by_case(parameters, ranks, stage, precision, averages)
+    ).astype(numpy.int64)
 
 
-@wrong("batch_sizes", "cannot be shared equally")
-def rounds_the_share_down(samples, ranks, fits):
-    return derive(samples, ranks, lambda share: largest(share, fits), check=False)
+@right("checkpoint_bytes")
+def rounds_shards_up(parameters, ranks, stage, precision, averages):
+    """Whole bytes, and shards that are padded to the same length, as a tuple."""
+    shard = -(-parameters // ranks) * (4 + 4 * averages)
+    weights = parameters * (4 if precision == "fp32" else 2)
+    if not stage:
+        master = 4 if precision == "bf16" else 0
+        return (weights + parameters * (master + 4 * averages), *[0] * (ranks - 1))
+    return (shard + (weights if stage < 3 else 0), *[shard] * (ranks - 1))
 
 
-@wrong("batch_sizes", "and not .*: DeepSpeed would refuse it")
-def forgets_the_ranks(samples, ranks, fits):
-    if samples % ranks:
-        raise ValueError(samples)
-    micro = largest(samples, fits)
-    return sizes(samples, micro, samples // micro)
+@wrong("checkpoint_bytes", "only rank 0 writes")
+def as_the_lesson_keeps(parameters, ranks, stage, precision, averages):
+    """Lesson 13's formula for the memory of each rank."""
+    weight = 4 if precision == "fp32" else 2
+    master = 4 if precision == "bf16" or stage else 0
+    weights = weight / ranks if stage == 3 else weight
+    gradients = weights if stage == 3 else 0
+    kept = weights + gradients + (master + 8) / (ranks if stage else 1)
+    return [parameters * kept] * ranks
 
 
-@wrong("batch_sizes", "with the keys")
-def returns_a_tuple(samples, ranks, fits):
-    return tuple(counts_down(samples, ranks, fits).values())
+@wrong("checkpoint_bytes", "only rank 0 writes")
+def as_the_lesson_keeps_with_averages(parameters, ranks, stage, precision, averages):
+    """The same formula with the optimizer's own numbers, and without gradients."""
+    weight = 4 if precision == "fp32" else 2
+    master = 4 if precision == "bf16" or stage else 0
+    weights = weight / ranks if stage == 3 else weight
+    kept = weights + (master + 4 * averages) / (ranks if stage else 1)
+    return [parameters * kept] * ranks
 
 
-@wrong("batch_sizes", "a micro-batch of 1 always divides")
-def gives_up(samples, ranks, fits):
-    if samples % (ranks * fits):
-        raise ValueError(samples)
-    return sizes(samples, fits, samples // ranks // fits)
+@wrong("checkpoint_bytes", "hold no weights")
+def weights_in_each_shard(parameters, ranks, stage, precision, averages):
+    found = case_by_case(parameters, ranks, stage, precision, averages)
+    weight = 4 if precision == "fp32" else 2
+    return [size + parameters * weight / ranks * (stage == 3) for size in found]
 
 
-@wrong("batch_sizes", "whole numbers from 1")
-def in_floats(samples, ranks, fits):
-    if samples % ranks:
-        raise ValueError(samples)
-    return sizes(
-        samples,
-        min(fits, samples / ranks),
-        samples / ranks / min(fits, samples / ranks),
-    )
+@wrong("checkpoint_bytes", "no rank has the whole weights")
+def rank_zero_writes_weights_in_stage_three(
+    parameters, ranks, stage, precision, averages
+):
+    found = case_by_case(parameters, ranks, stage, precision, averages)
+    found[0] += parameters * (4 if precision == "fp32" else 2) * (stage == 3)
+    return found
+
+
+@wrong("checkpoint_bytes", "its own copy of the weights in 32 bits, also in fp32")
+def no_copy_in_fp32(parameters, ranks, stage, precision, averages):
+    found = case_by_case(parameters, ranks, stage, precision, averages)
+    if stage and precision == "fp32":
+        found = [size - 4 * parameters / ranks for size in found]
+    return found
+
+
+@wrong("checkpoint_bytes", "it updates the weights themselves")
+def a_copy_in_stage_zero(parameters, ranks, stage, precision, averages):
+    found = case_by_case(parameters, ranks, stage, precision, averages)
+    found[0] += 4 * parameters * (stage == 0 and precision == "fp32")
+    return found
+
+
+@wrong("checkpoint_bytes", "also in bf16")
+def averages_in_two_bytes(parameters, ranks, stage, precision, averages):
+    found = case_by_case(parameters, ranks, stage, precision, 0)
+    each = 4 if precision == "fp32" else 2
+    state = parameters * each * averages
+    if not stage:
+        return [found[0] + state, *found[1:]]
+    return [size + state / ranks for size in found]
+
+
+@wrong("checkpoint_bytes", "keeps two")
+def knows_adam_only(parameters, ranks, stage, precision, averages):
+    return case_by_case(parameters, ranks, stage, precision, 2)
+
+
+@wrong("checkpoint_bytes", "only its part of the optimizer's state")
+def all_write_all(parameters, ranks, stage, precision, averages):
+    alone = case_by_case(parameters, 1, stage, precision, averages)[0]
+    if not stage:
+        return [alone, *[0] * (ranks - 1)]
+    weights = parameters * (4 if precision == "fp32" else 2) * (stage < 3)
+    return [alone, *[alone - weights] * (ranks - 1)]
+
+
+@wrong("checkpoint_bytes", "in stage 0 nothing is sharded")
+def shards_in_stage_zero(parameters, ranks, stage, precision, averages):
+    if stage:
+        return case_by_case(parameters, ranks, stage, precision, averages)
+    weight, master = (4, 0) if precision == "fp32" else (2, 4)
+    return per_rank(parameters, ranks, weight, (master + 4 * averages) / ranks)
+
+
+@wrong("checkpoint_bytes", "a checkpoint holds no gradients")
+def with_gradients(parameters, ranks, stage, precision, averages):
+    found = case_by_case(parameters, ranks, stage, precision, averages)
+    gradients = parameters * (4 if precision == "fp32" else 2)
+    if not stage:
+        return [found[0] + gradients, *found[1:]]
+    return [size + gradients / ranks for size in found]
+
+
+@wrong("checkpoint_bytes", "one for each rank")
+def the_sum_of_all(parameters, ranks, stage, precision, averages):
+    return sum(case_by_case(parameters, ranks, stage, precision, averages))
+
+
+@wrong("checkpoint_bytes", "one number for each rank: these are 1 number")
+def the_first_rank_only(parameters, ranks, stage, precision, averages):
+    return case_by_case(parameters, ranks, stage, precision, averages)[:1]
+
+
+@wrong("checkpoint_bytes", "bytes per parameter, and not")
+def counts_numbers_not_bytes(parameters, ranks, stage, precision, averages):
+    found = case_by_case(parameters, ranks, stage, "fp32", averages)
+    return [size / 4 for size in found]
+
+
+@wrong("checkpoint_bytes", "only rank 0 writes")
+def all_ranks_write_in_stage_zero(parameters, ranks, stage, precision, averages):
+    found = case_by_case(parameters, ranks, stage, precision, averages)
+    return found if stage else found[:1] * ranks
+
+
+@wrong("checkpoint_bytes", "bytes per parameter, and not")
+def the_last_rank_writes(parameters, ranks, stage, precision, averages):
+    return case_by_case(parameters, ranks, stage, precision, averages)[::-1]
+
+
+@wrong("checkpoint_bytes", "bytes per parameter, and not")
+def equal_parts(parameters, ranks, stage, precision, averages):
+    found = case_by_case(parameters, ranks, stage, precision, averages)
+    return [sum(found) / ranks] * ranks
+
+
+@wrong("checkpoint_bytes", "bytes per parameter, and not")
+def rank_zero_writes_all(parameters, ranks, stage, precision, averages):
+    found = case_by_case(parameters, ranks, stage, precision, averages)
+    return [sum(found)] + [0] * (ranks - 1)
+
+
+@wrong("checkpoint_bytes", "return a list of")
+def by_rank(parameters, ranks, stage, precision, averages):
+    return dict(enumerate(case_by_case(parameters, ranks, stage, precision, averages)))
+
+
+@wrong("checkpoint_bytes", "the network's own weights have 2 bytes each")
+def all_weights_in_four_bytes(parameters, ranks, stage, precision, averages):
+    found = case_by_case(parameters, ranks, stage, precision, averages)
+    found[0] += 2 * parameters * (stage < 3 and precision == "bf16")
+    return found
+
+
+@right("checkpoint_bytes")
+def with_the_headers(parameters, ranks, stage, precision, averages):
+    """3 KB more for each file that is written."""
+    found = case_by_case(parameters, ranks, stage, precision, averages)
+    return torch.tensor([size + 3000 * (size > 0) for size in found])
 
 
 # ---- train ----
 
-
-def whole_updates(engine, batches):
-    """The batches of each whole update, a list of lists."""
-    window = engine.gradient_accumulation_steps()
-    whole = len(batches) // window * window
-    return [batches[begin : begin + window] for begin in range(0, whole, window)]
+SETTINGS = {"lr": 0.1, "momentum": 0.9}
+CPU = torch.device("cpu")
 
 
-def mean_of_all(losses):
-    mean = torch.stack(losses).mean()
-    dist.all_reduce(mean, dist.ReduceOp.AVG)
-    return mean.item()
+def groups_of(network, matrices=0.2, others=0.0):
+    decayed = [p for p in network.parameters() if p.ndim > 1]
+    rest = [p for p in network.parameters() if p.ndim < 2]
+    return [
+        {"params": decayed, "weight_decay": matrices},
+        {"params": rest, "weight_decay": others},
+    ]
 
 
-def loop(engine, batches, micro_step, after=lambda engine: None):
-    """The right loop, but for what happens with a micro-batch, and after an update."""
-    results = []
-    for update in whole_updates(engine, batches):
-        rate = engine.get_lr()[0]
-        losses = [micro_step(engine, *batch) for batch in update]
-        after(engine)
-        results.append((mean_of_all(losses), rate))
-    return results
+def configured(batches, stage, accumulate, max_norm):
+    """The right configuration."""
+    return {
+        "train_micro_batch_size_per_gpu": len(batches[0][1]),
+        "gradient_accumulation_steps": accumulate,
+        "gradient_clipping": max_norm,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}},
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": 2000},
+    }
+
+
+def initialize(network, config, groups=None, **more):
+    import deepspeed
+
+    return deepspeed.initialize(
+        model=network, model_parameters=groups, config=config, **more
+    )[0]
 
 
 def forward(engine, inputs, labels):
@@ -303,91 +442,307 @@ def plain_step(engine, inputs, labels):
     return loss.detach()
 
 
-@right("train")
-def an_update_at_a_time(engine, batches):
-    return loop(engine, batches, plain_step)
+def mean_of_all(losses):
+    mean = torch.stack(losses).mean()
+    dist.all_reduce(mean, dist.ReduceOp.AVG)
+    return mean.item()
+
+
+def whole_updates(batches, accumulate):
+    whole = len(batches) // accumulate * accumulate
+    return [
+        batches[begin : begin + accumulate] for begin in range(0, whole, accumulate)
+    ]
+
+
+def loop(engine, batches, accumulate, micro_step, after=lambda: None, mean=mean_of_all):
+    losses = []
+    for update in whole_updates(batches, accumulate):
+        of_update = [micro_step(engine, *batch) for batch in update]
+        after()
+        losses.append(mean(of_update))
+    return losses
+
+
+def ported(
+    network,
+    batches,
+    stage,
+    accumulate,
+    max_norm,
+    groups=groups_of,
+    step=plain_step,
+    **other,
+):
+    """The right answer, but for what the rest says; other: lines of the configuration."""
+    config = configured(batches, stage, accumulate, max_norm) | other
+    engine = initialize(network, config, groups(network))
+    return engine, loop(engine, batches, accumulate, step)
 
 
 @right("train")
-def asks_for_the_boundary(engine, batches):
-    """By the engine's own count, and with the loss that backward returns, divided."""
-    results, total = [], 0.0
-    for inputs, labels in batches[: sum(map(len, whole_updates(engine, batches)))]:
+def by_parts(network, batches, stage, accumulate, max_norm):
+    return ported(network, batches, stage, accumulate, max_norm)
+
+
+@right("train")
+def with_an_optimizer_of_its_own(network, batches, stage, accumulate, max_norm):
+    """The groups are in torch's optimizer, which the engine wraps; and by name."""
+    named = list(network.named_parameters())
+    weights = [p for name, p in named if name.endswith("weight")]
+    biases = [p for name, p in named if name.endswith("bias")]
+    sgd = torch.optim.SGD(weights, lr=0.1, momentum=0.9, weight_decay=0.2)
+    sgd.add_param_group({"params": biases, "weight_decay": 0})
+    config = configured(batches, stage, accumulate, max_norm)
+    del config["optimizer"]
+    config["zero_optimization"]["allgather_bucket_size"] = 10**5
+    engine = initialize(network, config, optimizer=sgd)
+    return engine, loop(engine, batches, accumulate, plain_step)
+
+
+@right("train")
+def by_the_boundary(network, batches, stage, accumulate, max_norm):
+    """By the engine's own count, with what backward returns; the losses as tensors."""
+    config = configured(batches, stage, accumulate, max_norm)
+    config["train_batch_size"] = len(batches[0][0]) * accumulate * dist.get_world_size()
+    engine = initialize(network, config, groups_of(network))
+    losses, total = [], 0.0
+    for inputs, labels in batches[: len(batches) // accumulate * accumulate]:
         total += engine.backward(forward(engine, inputs, labels)).detach()
-        complete, rate = engine.is_gradient_accumulation_boundary(), engine.get_lr()[0]
-        engine.step()
-        if complete:
+        if engine.is_gradient_accumulation_boundary():
             dist.all_reduce(total)
-            results.append([total / dist.get_world_size(), rate])
+            losses.append(total / dist.get_world_size())
             total = 0.0
-    return results
+        engine.step()
+    return [engine, torch.stack(losses)]
 
 
 @right("train")
-def sets_the_boundary(engine, batches):
-    """DeepSpeed's other way: one step for all micro-batches of an update."""
-    results = []
-    for update in whole_updates(engine, batches):
-        losses = []
-        for place, batch in enumerate(update, 1):
-            engine.set_gradient_accumulation_boundary(place == len(update))
-            losses.append(forward(engine, *batch))
-            engine.backward(losses[-1])
-        rate = engine.get_lr()[0]
+def reduces_all_losses_at_the_end(network, batches, stage, accumulate, max_norm):
+    deepspeed = lesson13.load_deepspeed(CPU)
+    config = configured(batches, stage, accumulate, max_norm)
+    config["optimizer"]["params"]["weight_decay"] = 0.2
+    decayed, rest = groups_of(network)
+    del decayed["weight_decay"]
+    engine, *_ = deepspeed.initialize(
+        model=network, model_parameters=[decayed, rest], config=config
+    )
+    whole = batches[: len(batches) // accumulate * accumulate]
+    losses = torch.stack([plain_step(engine, *batch) for batch in whole])
+    losses = losses.view(-1, accumulate).mean(dim=1)
+    dist.all_reduce(losses)
+    return engine, [loss / dist.get_world_size() for loss in losses.tolist()]
+
+
+@wrong("train", "only the matrices do|nothing decays|AdamW")
+def as_in_the_lesson(network, batches, stage, accumulate, max_norm):
+    """Lesson 13's configuration, engine and loop."""
+    flags = ["--stage", stage, "--accumulate", accumulate, "--max-norm", max_norm]
+    flags += ["--batch-size", len(batches[0][0]), "--precision", "fp32"]
+    args = lesson13.arguments(list(map(str, flags)))
+    config = lesson13.configuration(args, dist.get_world_size())
+    engine = lesson13.start_engine(network, config, CPU)
+    return engine, loop(engine, batches, accumulate, plain_step)
+
+
+@wrong("train", "nothing decays here")
+def starts_the_lessons_engine(network, batches, stage, accumulate, max_norm):
+    config = configured(batches, stage, accumulate, max_norm)
+    engine = lesson13.start_engine(network, config, CPU)
+    return engine, loop(engine, batches, accumulate, plain_step)
+
+
+@wrong("train", "these are the losses of the micro-batches")
+def returns_the_lessons_losses(network, batches, stage, accumulate, max_norm):
+    """As lesson 13's loop: the ranks' mean for each micro-batch."""
+    config = configured(batches, stage, accumulate, max_norm)
+    engine = initialize(network, config, groups_of(network))
+    whole = batches[: len(batches) // accumulate * accumulate]
+    losses = torch.stack([plain_step(engine, *batch) for batch in whole])
+    dist.all_reduce(losses, dist.ReduceOp.AVG)
+    return engine, losses.tolist()
+
+
+def alone(network, batches, accumulate, max_norm, average=False):
+    """The notebook's loop, and with averaged gradients if asked for."""
+    optimizer, losses = torch.optim.SGD(groups_of(network), **SETTINGS), []
+    for update in whole_updates(batches, accumulate):
+        of_update = [forward(network, *batch) for batch in update]
+        (sum(of_update) / accumulate).backward()
+        if average:
+            for parameter in network.parameters():
+                dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)
+        if max_norm:
+            torch.nn.utils.clip_grad_norm_(network.parameters(), max_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(mean_of_all([loss.detach() for loss in of_update]))
+    return losses
+
+
+@wrong("train", "build an engine with deepspeed.initialize")
+def without_an_engine(network, batches, stage, accumulate, max_norm):
+    return network, alone(network, batches, accumulate, max_norm, average=True)
+
+
+@wrong("train", "go around the engine|goes through the engine once")
+def trains_beside_the_engine(network, batches, stage, accumulate, max_norm):
+    config = configured(batches, stage, accumulate, max_norm)
+    engine = initialize(network, config, groups_of(network))
+    return engine, alone(engine.module, batches, accumulate, max_norm, average=True)
+
+
+@wrong("train", "build an engine with deepspeed.initialize")
+def in_torchs_ddp(network, batches, stage, accumulate, max_norm):
+    model = torch.nn.parallel.DistributedDataParallel(network)
+    return model, alone(model, batches, accumulate, max_norm)
+
+
+@wrong("train", "return \\(engine, losses\\)")
+def returns_losses_only(network, batches, stage, accumulate, max_norm):
+    return ported(network, batches, stage, accumulate, max_norm)[1]
+
+
+@wrong("train", "zero_optimization has the stage")
+def always_in_stage_two(network, batches, stage, accumulate, max_norm):
+    return ported(network, batches, 2, accumulate, max_norm)
+
+
+@wrong("train", "zero_optimization has the stage")
+def stage_under_another_key(network, batches, stage, accumulate, max_norm):
+    sharding = {"zero_optimization": {}, "zero": {"stage": stage}}
+    return ported(network, batches, stage, accumulate, max_norm, **sharding)
+
+
+@wrong("train", "left out, gradient_clipping is 1.0")
+def never_says_how_to_clip(network, batches, stage, accumulate, max_norm):
+    config = configured(batches, stage, accumulate, max_norm)
+    del config["gradient_clipping"]
+    engine = initialize(network, config, groups_of(network))
+    return engine, loop(engine, batches, accumulate, plain_step)
+
+
+@wrong("train", "the engine clips at 0")
+def clips_by_hand_after_backward(network, batches, stage, accumulate, max_norm):
+    def step(engine, inputs, labels):
+        loss = forward(engine, inputs, labels)
+        engine.backward(loss)
+        if max_norm:
+            torch.nn.utils.clip_grad_norm_(engine.module.parameters(), max_norm)
         engine.step()
-        results.append((mean_of_all([loss.detach() for loss in losses]), rate))
-    return results
+        return loss.detach()
+
+    none = {"gradient_clipping": 0.0}
+    return ported(network, batches, stage, accumulate, max_norm, step=step, **none)
+
+
+@wrong("train", "in the loop, only the matrices do")
+def decays_all(network, batches, stage, accumulate, max_norm):
+    sgd = {"type": "SGD", "params": SETTINGS | {"weight_decay": 0.2}}
+    no_groups = lambda network: list(network.parameters())
+    return ported(
+        network, batches, stage, accumulate, max_norm, no_groups, optimizer=sgd
+    )
+
+
+@wrong("train", "it is the other way round")
+def decays_the_biases(network, batches, stage, accumulate, max_norm):
+    swapped = lambda network: groups_of(network, 0.0, 0.2)
+    return ported(network, batches, stage, accumulate, max_norm, swapped)
+
+
+@wrong("train", "the loop has momentum 0.9")
+def without_momentum(network, batches, stage, accumulate, max_norm):
+    sgd = {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+    return ported(network, batches, stage, accumulate, max_norm, **sgd)
+
+
+@wrong("train", "the loop has lr 0.1, and the engine has 0.001")
+def with_the_default_rate(network, batches, stage, accumulate, max_norm):
+    sgd = {"optimizer": {"type": "SGD", "params": {"momentum": 0.9}}}
+    return ported(network, batches, stage, accumulate, max_norm, **sgd)
+
+
+@wrong("train", "the engine has AdamW")
+def with_adamw(network, batches, stage, accumulate, max_norm):
+    adamw = {"type": "AdamW", "params": {"lr": 0.1, "torch_adam": True}}
+    return ported(network, batches, stage, accumulate, max_norm, optimizer=adamw)
 
 
 @wrong("train", "engine.step\\(\\) is not called")
-def never_steps(engine, batches):
-    def without_step(engine, inputs, labels):
+def never_steps(network, batches, stage, accumulate, max_norm):
+    def step(engine, inputs, labels):
         loss = forward(engine, inputs, labels)
         engine.backward(loss)
         return loss.detach()
 
-    return loop(engine, batches, without_step)
+    return ported(network, batches, stage, accumulate, max_norm, step=step)
 
 
-@wrong("train", "it counts them, and only every \\dth call makes an update")
-def steps_when_it_is_time(engine, batches):
-    def without_step(engine, inputs, labels):
+@wrong("train", "it counts them, and makes an update after every \\d of them")
+def steps_when_it_is_time(network, batches, stage, accumulate, max_norm):
+    def step(engine, inputs, labels):
         loss = forward(engine, inputs, labels)
         engine.backward(loss)
         return loss.detach()
 
-    return loop(engine, batches, without_step, lambda engine: engine.step())
+    config = configured(batches, stage, accumulate, max_norm)
+    engine = initialize(network, config, groups_of(network))
+    return engine, loop(engine, batches, accumulate, step, engine.step)
+
+
+@wrong("train", "the engine accumulates 1")
+def tells_the_engine_nothing_of_accumulation(
+    network, batches, stage, accumulate, max_norm
+):
+    once = {"gradient_accumulation_steps": 1}
+    return ported(network, batches, stage, accumulate, max_norm, **once)
+
+
+@wrong("train", "the configuration has other sizes than the training")
+def says_a_micro_batch_of_one(network, batches, stage, accumulate, max_norm):
+    one = {"train_micro_batch_size_per_gpu": 1}
+    return ported(network, batches, stage, accumulate, max_norm, **one)
+
+
+@wrong("train", "not equal to micro_batch_per_gpu", status="your code raised")
+def forgets_the_ranks_in_the_batch(network, batches, stage, accumulate, max_norm):
+    whole = {"train_batch_size": len(batches[0][0]) * accumulate}
+    return ported(network, batches, stage, accumulate, max_norm, **whole)
+
+
+@wrong(
+    "train", "give reduce_bucket_size|allocate memory", status="failed|your code raised"
+)
+def with_the_default_buckets(network, batches, stage, accumulate, max_norm):
+    sharding = {"zero_optimization": {"stage": stage}}
+    return ported(network, batches, stage, accumulate, max_norm, **sharding)
 
 
 @wrong("train", "Please use engine.backward", status="your code raised")
-def backward_of_torch(engine, batches):
+def backward_of_torch(network, batches, stage, accumulate, max_norm):
     def step(engine, inputs, labels):
         loss = forward(engine, inputs, labels)
         loss.backward()
         engine.step()
         return loss.detach()
 
-    return loop(engine, batches, step)
+    return ported(network, batches, stage, accumulate, max_norm, step=step)
 
 
-@wrong("train", "divides the loss by the accumulation, so do not divide it as well")
-def divides_as_well(engine, batches):
+@wrong("train", "the loss is divided twice")
+def divides_as_well(network, batches, stage, accumulate, max_norm):
     def step(engine, inputs, labels):
         loss = forward(engine, inputs, labels)
-        engine.backward(loss / engine.gradient_accumulation_steps())
+        engine.backward(loss / accumulate)
         engine.step()
         return loss.detach()
 
-    return loop(engine, batches, step)
-
-
-@wrong("train", "moved the schedule on already")
-def steps_the_schedule_too(engine, batches):
-    return loop(engine, batches, plain_step, lambda engine: engine.lr_scheduler.step())
+    return ported(network, batches, stage, accumulate, max_norm, step=step)
 
 
 @wrong("train", "do not call its step\\(\\) as well")
-def steps_the_optimizer_too(engine, batches):
+def steps_the_optimizer_too(network, batches, stage, accumulate, max_norm):
     def step(engine, inputs, labels):
         loss = forward(engine, inputs, labels)
         engine.backward(loss)
@@ -395,97 +750,187 @@ def steps_the_optimizer_too(engine, batches):
         engine.step()
         return loss.detach()
 
-    return loop(engine, batches, step)
+    return ported(network, batches, stage, accumulate, max_norm, step=step)
 
 
 @wrong("train", "only the last micro-batch of each update counts")
-def clears_gradients(engine, batches):
+def clears_gradients(network, batches, stage, accumulate, max_norm):
     def step(engine, inputs, labels):
         engine.zero_grad()
         return plain_step(engine, inputs, labels)
 
-    return loop(engine, batches, step)
+    return ported(network, batches, stage, accumulate, max_norm, step=step)
 
 
-@wrong("train", "leave that to the engine")
-def updates_each_time(engine, batches):
-    engine.set_gradient_accumulation_boundary(True)
-    return loop(engine, batches, plain_step)
-
-
-@wrong("train", "engine.module goes around")
-def calls_the_module(engine, batches):
+@wrong("train", "go around the engine")
+def calls_the_network(network, batches, stage, accumulate, max_norm):
     def step(engine, inputs, labels):
-        loss = F.cross_entropy(engine.module(inputs), labels)
+        loss = F.cross_entropy(network(inputs), labels)
         engine.backward(loss)
         engine.step()
         return loss.detach()
 
-    return loop(engine, batches, step)
+    return ported(network, batches, stage, accumulate, max_norm, step=step)
 
 
 @wrong("train", "that make no whole update are left out")
-def takes_all_batches(engine, batches):
-    results = loop(engine, batches, plain_step)
-    for batch in batches[sum(map(len, whole_updates(engine, batches))) :]:
+def takes_all_batches(network, batches, stage, accumulate, max_norm):
+    engine, losses = ported(network, batches, stage, accumulate, max_norm)
+    for batch in batches[len(batches) // accumulate * accumulate :]:
         plain_step(engine, *batch)
-    return results
+    return engine, losses
 
 
-@wrong("train", "a pair of numbers for each update")
-def as_in_the_lesson(engine, batches):
-    losses = []
-    for update in whole_updates(engine, batches):
-        losses += [plain_step(engine, *batch) for batch in update]
-    losses = torch.stack(losses)
-    dist.all_reduce(losses, dist.ReduceOp.AVG)
-    return losses.tolist()
-
-
-@wrong("train", "the mean on this rank only")
-def keeps_its_own_losses(engine, batches):
-    results = []
-    for update in whole_updates(engine, batches):
-        rate = engine.get_lr()[0]
-        losses = [plain_step(engine, *batch) for batch in update]
-        results.append((torch.stack(losses).mean().item(), rate))
-    return results
-
-
-@wrong("train", "the last micro-batch's only")
-def keeps_the_last_loss(engine, batches):
-    results = []
-    for update in whole_updates(engine, batches):
-        rate = engine.get_lr()[0]
-        losses = [plain_step(engine, *batch) for batch in update]
-        results.append((mean_of_all(losses[-1:]), rate))
-    return results
-
-
-@wrong("train", "returns a loss that is divided already")
-def means_what_is_divided(engine, batches):
+@wrong("train", "the mean cross entropy of each micro-batch")
+def sums_the_cross_entropy(network, batches, stage, accumulate, max_norm):
     def step(engine, inputs, labels):
-        loss = engine.backward(forward(engine, inputs, labels))
+        loss = F.cross_entropy(engine(inputs), labels, reduction="sum")
+        engine.backward(loss)
+        engine.step()
+        return loss.detach() / len(labels)
+
+    return ported(network, batches, stage, accumulate, max_norm, step=step)
+
+
+@right("train")
+def from_a_file(network, batches, stage, accumulate, max_norm):
+    """The configuration is a JSON file; without a section on ZeRO in stage 0."""
+    config = configured(batches, stage, accumulate, max_norm)
+    if not stage:
+        del config["zero_optimization"]
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(config, file)
+        file.flush()
+        engine = initialize(network, file.name, groups_of(network))
+    return engine, loop(engine, batches, accumulate, plain_step)
+
+
+@right("train")
+def of_a_copied_network(network, batches, stage, accumulate, max_norm):
+    copied = copy.deepcopy(network)
+    return ported(copied, batches, stage, accumulate, max_norm)
+
+
+@wrong("train", "goes through the engine once")
+def joins_micro_batches(network, batches, stage, accumulate, max_norm):
+    """One large batch per update needs the memory that accumulation saves."""
+    joined = [
+        tuple(torch.cat(parts) for parts in zip(*update))
+        for update in whole_updates(batches, accumulate)
+    ]
+    return ported(network, joined, stage, 1, max_norm)
+
+
+@wrong("train", "the engine accumulates \\d+: the engine has to know")
+def accumulates_for_all_ranks(network, batches, stage, accumulate, max_norm):
+    more = {"gradient_accumulation_steps": accumulate * dist.get_world_size()}
+    return ported(network, batches, stage, accumulate, max_norm, **more)
+
+
+@wrong("train", "the loop trains in 32 bits")
+def in_sixteen_bits(network, batches, stage, accumulate, max_norm):
+    halves = [(inputs.bfloat16(), labels) for inputs, labels in batches]
+    bf16 = {"bf16": {"enabled": True}}
+    return ported(network, halves, stage, accumulate, max_norm, **bf16)
+
+
+@wrong("train", "the loop has none")
+def warms_up(network, batches, stage, accumulate, max_norm):
+    rates = {"warmup_max_lr": 0.1, "warmup_num_steps": 4}
+    schedule = {"scheduler": {"type": "WarmupLR", "params": rates}}
+    return ported(network, batches, stage, accumulate, max_norm, **schedule)
+
+
+@wrong("train", "the loop has nesterov False")
+def looks_ahead(network, batches, stage, accumulate, max_norm):
+    sgd = {"type": "SGD", "params": SETTINGS | {"nesterov": True}}
+    return ported(network, batches, stage, accumulate, max_norm, optimizer=sgd)
+
+
+@wrong("train", "does something besides the engine change gradients")
+def sums_gradients_as_well(network, batches, stage, accumulate, max_norm):
+    def step(engine, inputs, labels):
+        loss = forward(engine, inputs, labels)
+        engine.backward(loss)
+        for parameter in network.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
         engine.step()
         return loss.detach()
 
-    return loop(engine, batches, step)
+    return ported(network, batches, stage, accumulate, max_norm, step=step)
+
+
+@wrong("train", "build an engine with deepspeed.initialize")
+def returns_the_network(network, batches, stage, accumulate, max_norm):
+    engine, losses = ported(network, batches, stage, accumulate, max_norm)
+    return engine.module, losses
+
+
+@wrong("train", "build an engine with deepspeed.initialize")
+def the_losses_first(network, batches, stage, accumulate, max_norm):
+    engine, losses = ported(network, batches, stage, accumulate, max_norm)
+    return losses, engine
+
+
+def with_losses(change):
+    """The right training, with other losses. change: takes an update's losses."""
+
+    def train(network, batches, stage, accumulate, max_norm):
+        config = configured(batches, stage, accumulate, max_norm)
+        engine = initialize(network, config, groups_of(network))
+        return engine, loop(engine, batches, accumulate, plain_step, mean=change)
+
+    return train
+
+
+@wrong("train", "the mean on this rank only")
+def keeps_its_own_losses(*arguments):
+    return with_losses(lambda losses: torch.stack(losses).mean().item())(*arguments)
+
+
+@wrong("train", "the last micro-batch's only")
+def keeps_the_last_loss(*arguments):
+    return with_losses(lambda losses: mean_of_all(losses[-1:]))(*arguments)
+
+
+@wrong("train", "divided already")
+def divides_what_is_divided(*arguments):
+    return with_losses(lambda losses: mean_of_all(losses) / len(losses))(*arguments)
 
 
 @wrong("train", "take the mean")
-def adds_up_the_losses(engine, batches):
-    results = loop(engine, batches, plain_step)
-    window = engine.gradient_accumulation_steps()
-    return [(window * loss, rate) for loss, rate in results]
+def adds_up_the_losses(*arguments):
+    return with_losses(lambda losses: mean_of_all(losses) * len(losses))(*arguments)
 
 
-@wrong("train", "ask before it")
-def asks_afterwards(engine, batches):
-    results = []
-    for update in whole_updates(engine, batches):
-        losses = [plain_step(engine, *batch) for batch in update]
-        results.append((mean_of_all(losses), engine.get_lr()[0]))
-    return results
+@wrong("train", "take the mean")
+def sums_over_the_ranks(*arguments):
+    def summed(losses):
+        return mean_of_all(losses) * dist.get_world_size()
+
+    return with_losses(summed)(*arguments)
+
+
+@wrong("train", "over all ranks|the mean on this rank only")
+def on_rank_zero_only(*arguments):
+    def reduced(losses):
+        mean = torch.stack(losses).mean()
+        dist.reduce(mean, 0, dist.ReduceOp.AVG)
+        return mean.item()
+
+    return with_losses(reduced)(*arguments)
+
+
+@wrong("train", "over all micro-batches of an update, and over all ranks")
+def a_running_mean(*arguments):
+    so_far = []
+
+    def running(losses):
+        so_far.extend(losses)
+        return mean_of_all(so_far)
+
+    return with_losses(running)(*arguments)
 
 
 # ---- place ----
@@ -529,6 +974,71 @@ def in_numpy(costs, stages):
     import numpy
 
     return numpy.array(by_trying_all(costs, stages))
+
+
+@right("place")
+def by_bisection(costs, stages):
+    """Searches the limit by halves, and fills from the end."""
+    low, high = max(costs), sum(costs)
+    while low < high:
+        limit = (low + high) // 2
+        needed, load = 1, 0
+        for cost in costs:
+            needed, load = (
+                (needed + 1, cost) if load + cost > limit else (needed, load + cost)
+            )
+        low, high = (low, limit) if needed <= stages else (limit + 1, high)
+    found, load, left = [0], 0, stages
+    for place in reversed(range(len(costs))):
+        must_cut = place + 1 == left - len(found)
+        if found[0] and (load + costs[place] > low or must_cut):
+            found.insert(0, 0)
+            load = 0
+        found[0] += 1
+        load += costs[place]
+    return found
+
+
+@wrong("place", "sets the pace for all")
+def heaviest_alone(costs, stages):
+    """Cuts off the largest cost, and shares the rest by number."""
+    cuts = sorted({max(1, costs.index(max(costs)))})
+    cuts += [c for c in range(1, len(costs)) if c not in cuts]
+    return lengths(costs, sorted(cuts[: stages - 1]))
+
+
+@wrong("place", "sets the pace for all")
+def halves_and_halves(costs, stages):
+    """Cuts the stage with the largest sum in two, until there are enough."""
+    cuts = []
+    while len(cuts) < stages - 1:
+        edges = [0, *cuts, len(costs)]
+        pairs = [(a, b) for a, b in zip(edges, edges[1:]) if b - a > 1]
+        a, b = max(pairs, key=lambda pair: sum(costs[slice(*pair)]))
+        best = min(range(a + 1, b), key=lambda c: max(sum(costs[a:c]), sum(costs[c:b])))
+        cuts = sorted([*cuts, best])
+    return lengths(costs, cuts)
+
+
+@wrong("place", "each is on one stage")
+def sorts_first(costs, stages):
+    """Gives the largest to the stage with the least: layers are no longer neighbours."""
+    load, found = [0] * stages, [0] * stages
+    for cost in sorted(costs)[1:]:
+        stage = load.index(min(load))
+        load[stage] += cost
+        found[stage] += 1
+    return [max(1, size) for size in found]
+
+
+@wrong("place", "how many layers each stage has")
+def in_fractions(costs, stages):
+    return [float(size) for size in by_trying_all(costs, stages)]
+
+
+@wrong("place", "how many layers each stage has")
+def returns_the_pace(costs, stages):
+    return slowest(costs, [1] * 0)
 
 
 @wrong("place", "equally many layers are not equally much work")
