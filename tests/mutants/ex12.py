@@ -162,20 +162,27 @@ def in_floats_that_are_whole(parameters, ranks, stage, mixed=False, buckets=Fals
 # ---- sharded_adamw ----
 
 
+def deal(parameters):
+    """Whole parameters, in turn by size: {place: owner}."""
+    by_size = sorted(range(len(parameters)), key=lambda i: -parameters[i].numel())
+    return {i: place % dist.get_world_size() for place, i in enumerate(by_size)}
+
+
 class Dealt:
-    """Whole parameters, in turn by size. What the answers below share; each changes one
-    thing.
-    """
+    """What the answers below share; each changes one thing."""
 
-    def __init__(self, parameters, lr):
-        self.parameters, n = list(parameters), dist.get_world_size()
-        by_size = sorted(
-            range(len(self.parameters)), key=lambda i: -self.parameters[i].numel()
-        )
-        self.owners = {i: place % n for place, i in enumerate(by_size)}
-        self.optimizer = torch.optim.AdamW(self.given() or [torch.empty(0)], lr=lr)
+    def __init__(self, parameters, lr, max_norm):
+        self.parameters, self.max_norm, self.lr = list(parameters), max_norm, lr
+        self.owners = self.deal()
+        self.optimizer = self.adamw()
 
-    def given(self):
+    def deal(self):
+        return deal(self.parameters)
+
+    def adamw(self):
+        return torch.optim.AdamW(self.own() or [torch.empty(0)], lr=self.lr)
+
+    def own(self):
         return [
             p
             for i, p in enumerate(self.parameters)
@@ -183,8 +190,24 @@ class Dealt:
         ]
 
     def step(self):
+        self.average()
+        self.clip()
         self.optimizer.step()
         self.send()
+
+    def average(self):
+        for i, parameter in enumerate(self.parameters):
+            parameter.grad /= dist.get_world_size()
+            dist.reduce(parameter.grad, dst=self.owners[i])
+
+    def clip(self):
+        squares = sum((p.grad.pow(2).sum() for p in self.own()), torch.zeros(()))
+        dist.all_reduce(squares)
+        self.shorten(squares.sqrt())
+
+    def shorten(self, norm):
+        for parameter in self.own():
+            parameter.grad *= min(1, self.max_norm / float(norm))
 
     def send(self):
         for i, parameter in enumerate(self.parameters):
@@ -204,32 +227,49 @@ class InTurn(Dealt):
 class OfFlatParts(Dealt):
     """Parts of one flat tensor, as FSDP has them: no parameter has an owner."""
 
-    def __init__(self, parameters, lr):
-        self.parameters, n = list(parameters), dist.get_world_size()
-        flat = torch.cat(
-            [parameter.detach().flatten() for parameter in self.parameters]
-        )
+    def __init__(self, parameters, lr, max_norm):
+        self.parameters, self.max_norm = list(parameters), max_norm
+        n = dist.get_world_size()
+        flat = torch.cat([value.detach().flatten() for value in self.parameters])
         self.length = -(-flat.numel() // n)
-        flat = torch.nn.functional.pad(flat, (0, self.length * n - flat.numel()))
-        self.own = torch.nn.Parameter(flat.chunk(n)[dist.get_rank()].clone())
+        own = self.padded(flat).chunk(n)[dist.get_rank()]
+        self.own = torch.nn.Parameter(own.clone())
         self.optimizer = torch.optim.AdamW([self.own], lr=lr)
+
+    def padded(self, flat):
+        whole = self.length * dist.get_world_size()
+        return torch.nn.functional.pad(flat, (0, whole - flat.numel()))
 
     def step(self):
         n = dist.get_world_size()
         flat = torch.cat([parameter.grad.flatten() for parameter in self.parameters])
-        flat = torch.nn.functional.pad(flat, (0, self.length * n - flat.numel()))
-        self.own.grad = flat.chunk(n)[dist.get_rank()].clone()
+        self.own.grad = torch.empty_like(self.own)
+        parts = list(self.padded(flat / n).chunk(n))
+        dist.reduce_scatter(self.own.grad, parts)
+        squares = self.own.grad.pow(2).sum()
+        dist.all_reduce(squares)
+        self.own.grad *= (self.max_norm / squares.sqrt()).clamp(max=1)
         self.optimizer.step()
-        whole = torch.empty(self.length * n, dtype=self.own.dtype)
+        self.own.grad = None
+        whole = torch.empty(self.length * n)
         dist.all_gather(list(whole.chunk(n)), self.own.detach())
         sizes = [parameter.numel() for parameter in self.parameters]
         for parameter, part in zip(self.parameters, whole[: sum(sizes)].split(sizes)):
             parameter.data.copy_(part.view_as(parameter))
-        self.own.grad = None
 
 
 @right("sharded_adamw")
 class AllAtOnce(Dealt):
+    """All broadcasts at once, and torch's own clipping of what is shared."""
+
+    def clip(self):
+        own = [parameter.grad for parameter in self.own()]
+        norm = torch.nn.utils.get_total_norm(own) if own else torch.zeros(())
+        norms = [torch.zeros(()) for _ in range(dist.get_world_size())]
+        dist.all_gather(norms, norm)
+        total = torch.nn.utils.get_total_norm(norms)
+        torch.nn.utils.clip_grads_with_norm_(self.own(), self.max_norm, total)
+
     def send(self):
         works = [
             dist.broadcast(parameter.data, src=self.owners[i], async_op=True)
@@ -258,30 +298,145 @@ class OneMessagePerOwner(Dealt):
                 torch.nn.utils.vector_to_parameters(flat, theirs)
 
 
+def sharded_by(kind, parameters, lr):
+    """An optimizer that is there already: lesson 12's, or torch's."""
+    if kind == "lesson":
+        from ddp_course.lesson12 import ShardedOptimizer as Optimizer
+    else:
+        from torch.distributed.optim import ZeroRedundancyOptimizer as Optimizer
+    return Optimizer(parameters, torch.optim.AdamW, lr=lr)
+
+
+class Given:
+    """An optimizer that is there already. It wants gradients that have been averaged."""
+
+    kind = "torch"
+
+    def __init__(self, parameters, lr, max_norm):
+        self.parameters, self.max_norm = list(parameters), max_norm
+        self.optimizer = sharded_by(self.kind, self.parameters, lr)
+
+    def step(self):
+        self.prepare()
+        self.optimizer.step()
+
+    def prepare(self):
+        pass
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+
+@wrong("sharded_adamw", "the gradients of rank \\d alone")
+class OfTheLesson(Given):
+    kind = "lesson"
+
+
+@wrong("sharded_adamw", "the gradients of rank \\d alone")
+class OfTorch(Given):
+    pass
+
+
+@wrong("sharded_adamw", "the gradients of rank \\d alone")
+class OfTorchThatClips(Given):
+    def prepare(self):
+        torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
+
+
+@wrong("sharded_adamw", "an all_reduce sends everything twice")
+class OfTheLessonAfterAnAllReduce(Given):
+    """As DDP: averages on all ranks, and clips there."""
+
+    kind = "lesson"
+
+    def prepare(self):
+        for parameter in self.parameters:
+            dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)
+        torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
+
+
+@wrong("sharded_adamw", "so look at the norm")
+class NormOfItsShare(Dealt):
+    def clip(self):
+        squares = sum((p.grad.pow(2).sum() for p in self.own()), torch.zeros(()))
+        self.shorten(squares.sqrt())
+
+
+@wrong("sharded_adamw", "so look at the norm")
+class SumOfNorms(Dealt):
+    """Adds up the norms of the shares, and not their squares."""
+
+    def clip(self):
+        squares = sum((p.grad.pow(2).sum() for p in self.own()), torch.zeros(()))
+        norm = squares.sqrt()
+        dist.all_reduce(norm)
+        self.shorten(norm)
+
+
+@wrong("sharded_adamw", "so look at the norm")
+class ForgetsTheRoot(Dealt):
+    def shorten(self, norm):
+        super().shorten(norm**2)
+
+
+@wrong("sharded_adamw", "clipping only shortens")
+class AlwaysToTheNorm(Dealt):
+    """Also lengthens what is shorter than max_norm."""
+
+    def shorten(self, norm):
+        for parameter in self.own():
+            parameter.grad *= self.max_norm / float(norm)
+
+
+@wrong("sharded_adamw", "the gradients were not clipped")
+class NeverClips(Dealt):
+    def clip(self):
+        pass
+
+
+@wrong("sharded_adamw", "each parameter was clipped alone")
+class ClipsEachAlone(Dealt):
+    def clip(self):
+        for parameter in self.own():
+            torch.nn.utils.clip_grad_norm_([parameter], self.max_norm)
+
+
+@wrong("sharded_adamw", "first take the mean, then clip it")
+class ClipsFirst(Dealt):
+    def step(self):
+        torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
+        self.average()
+        self.optimizer.step()
+        self.send()
+
+
+@wrong("sharded_adamw", "are a sum over the ranks")
+class SumsGradients(Dealt):
+    def average(self):
+        for i, parameter in enumerate(self.parameters):
+            dist.reduce(parameter.grad, dst=self.owners[i])
+
+
 @wrong("sharded_adamw", "the ranks share the state unevenly|divide the parameters")
 class OwnersZeroAndOne(Dealt):
-    def __init__(self, parameters, lr):
-        self.parameters = list(parameters)
-        self.owners = {i: i % 2 for i in range(len(self.parameters))}
-        self.optimizer = torch.optim.AdamW(self.given() or [torch.empty(0)], lr=lr)
+    def deal(self):
+        return {i: i % 2 for i in range(len(self.parameters))}
 
 
 @wrong("sharded_adamw", "the ranks share the state unevenly|divide the parameters")
 class InBlocksByNumber(Dealt):
-    """The first half of the names to rank 0, and so on; the last takes what is left."""
+    """Equally many in a row for each rank; the last takes what is left."""
 
-    def __init__(self, parameters, lr):
-        self.parameters, n = list(parameters), dist.get_world_size()
-        each = len(self.parameters) // (n + 1) or 1
-        self.owners = {i: min(i // each, n - 1) for i in range(len(self.parameters))}
-        self.optimizer = torch.optim.AdamW(self.given() or [torch.empty(0)], lr=lr)
+    def deal(self):
+        n = dist.get_world_size()
+        each = len(self.parameters) // (2 * n) or 1
+        return {i: min(i // each, n - 1) for i in range(len(self.parameters))}
 
 
 @wrong("sharded_adamw", "empty parameter list", "your code raised")
 class NeedsAParameter(Dealt):
-    def __init__(self, parameters, lr):
-        super().__init__(parameters, lr)
-        self.optimizer = torch.optim.AdamW(self.given(), lr=lr)
+    def adamw(self):
+        return torch.optim.AdamW(self.own(), lr=self.lr)
 
 
 @wrong("sharded_adamw", "these are not the numbers")
@@ -290,9 +445,7 @@ class AnewInEachStep(Dealt):
 
     def step(self):
         super().step()
-        self.optimizer = torch.optim.AdamW(
-            self.given() or [torch.empty(0)], lr=self.optimizer.param_groups[0]["lr"]
-        )
+        self.optimizer = self.adamw()
 
 
 @wrong("sharded_adamw", "these are not the numbers")
@@ -308,21 +461,22 @@ class InHalfPrecision(Dealt):
 
 @wrong("sharded_adamw", "these are not the numbers")
 class WithAdam(Dealt):
-    def __init__(self, parameters, lr):
-        super().__init__(parameters, lr)
-        self.optimizer = torch.optim.Adam(self.given() or [torch.empty(0)], lr=lr)
+    def adamw(self):
+        return torch.optim.Adam(self.own() or [torch.empty(0)], lr=self.lr)
 
 
-@wrong("sharded_adamw", "Adam's state for all parameters")
-class PlainAdamW(torch.optim.AdamW):
-    def __init__(self, parameters, lr):
-        super().__init__(parameters, lr=lr)
+@wrong("sharded_adamw", "these are not the numbers")
+class ForgetsTheRate(Dealt):
+    def adamw(self):
+        return torch.optim.AdamW(self.own() or [torch.empty(0)], lr=0.5)
 
 
 @wrong("sharded_adamw", "Adam's state for all parameters")
 class KeepsAll(Dealt):
-    def given(self):
-        return self.parameters
+    """An AdamW of everything, which steps everything on each rank."""
+
+    def adamw(self):
+        return torch.optim.AdamW(self.parameters, lr=self.lr)
 
 
 @wrong("sharded_adamw", "its owner must broadcast it")
@@ -363,34 +517,10 @@ class SumsWithZeros(Dealt):
             dist.all_reduce(parameter.data)
 
 
-@wrong("sharded_adamw", "do not send gradients or optimizer state")
-class SendsGradientsToo(Dealt):
-    def step(self):
-        for i, parameter in enumerate(self.parameters):
-            dist.broadcast(parameter.grad, src=self.owners[i])
-        super().step()
-
-
 @wrong("sharded_adamw", "zero_grad must clear all parameters")
 class FreesItsOwn(Dealt):
     def zero_grad(self):
         self.optimizer.zero_grad()
-
-
-@wrong("sharded_adamw", "these are not the numbers")
-class ForgetsTheRate(Dealt):
-    def __init__(self, parameters, lr):
-        super().__init__(parameters, 0.5)
-
-
-@wrong("sharded_adamw", "divide the parameters about evenly|Adam's state for all")
-class OneForTheRest(Dealt):
-    """Each rank but the last gets one parameter."""
-
-    def __init__(self, parameters, lr):
-        self.parameters, last = list(parameters), dist.get_world_size() - 1
-        self.owners = {i: min(i, last) for i in range(len(self.parameters))}
-        self.optimizer = torch.optim.AdamW(self.given(), lr=lr)
 
 
 @wrong(
