@@ -3,6 +3,7 @@
 import torch
 import torch.distributed as dist
 
+from ddp_course.scenery import memory
 from mutants import right, wrong
 
 # ---- kept_bytes ----
@@ -144,6 +145,13 @@ def buckets_of_a_shard(parameters, ranks, stage, mixed=False, buckets=False):
     return total + buckets * shard * (2 if mixed else 4)
 
 
+@wrong("kept_bytes", "a shard has a whole number of parameters: round up")
+def states_of_the_lesson(parameters, ranks, stage, mixed=False, buckets=False):
+    precision = "master" if mixed else "fp32"
+    state = memory.states(parameters, ranks, stage, precision)
+    return sum(state) + (parameters * (2 if mixed else 4) if buckets else 0)
+
+
 @wrong("kept_bytes", "missing .* required positional", "your code raised")
 def without_defaults(parameters, ranks, stage, mixed, buckets):
     return kept(parameters, ranks, stage, mixed, buckets)
@@ -157,6 +165,154 @@ def mixed_by_default(parameters, ranks, stage, mixed=True, buckets=False):
 @right("kept_bytes")
 def in_floats_that_are_whole(parameters, ranks, stage, mixed=False, buckets=False):
     return float(kept(parameters, ranks, stage, mixed, buckets))
+
+
+# ---- update_bytes ----
+
+
+def an_update(
+    blocks, rest, ranks, micro_batches, sync_each, gathers=2, of_rest=1, scatters=None
+):
+    """(kept, sent), the right numbers unless told otherwise."""
+    total = sum(blocks) + rest
+    scatters = scatters or (micro_batches if sync_each else 1)
+    kept = total * 12 / ranks + total * 4 / (ranks if sync_each else 1)
+    gathered = micro_batches * (gathers * sum(blocks) + of_rest * rest)
+    return kept, 4 * (gathered + scatters * total) * (ranks - 1) / ranks
+
+
+@right("update_bytes")
+def in_whole_numbers(blocks, rest, ranks, micro_batches, sync_each):
+    total = sum(blocks) + rest
+    shard = total // ranks
+    kept = 16 * shard if sync_each else 12 * shard + 4 * total
+    sent = 0
+    for number in range(micro_batches):
+        sent += 2 * 4 * sum(blocks) + 4 * rest  # forward, backward; the rest
+        if sync_each or number == micro_batches - 1:
+            sent += 4 * total
+    return kept, sent * (ranks - 1) // ranks
+
+
+@right("update_bytes")
+def block_by_block(blocks, rest, ranks, micro_batches, sync_each):
+    """As a list, each block as the others' bytes that this rank gets."""
+
+    def ring(numbers):
+        return 4 * numbers / ranks * (ranks - 1)
+
+    gathers = sum(2 * ring(block) for block in blocks) + ring(rest)
+    scatter = ring(sum(blocks) + rest)
+    sent = micro_batches * gathers + (micro_batches if sync_each else 1) * scatter
+    total = sum([*blocks, rest])
+    state = {"weights": 4 * total / ranks, "adam": 8 * total / ranks}
+    state["gradients"] = 4 * total / ranks if sync_each else 4 * total
+    return [sum(state.values()), sent]
+
+
+@right("update_bytes")
+def in_tensors(blocks, rest, ranks, micro_batches, sync_each):
+    pair = an_update(blocks, rest, ranks, micro_batches, sync_each)
+    return torch.tensor(pair, dtype=torch.float64)
+
+
+@wrong("update_bytes", "gradients that have not been reduced are whole")
+def of_the_lesson(blocks, rest, ranks, micro_batches, sync_each):
+    total = sum(blocks) + rest
+    return sum(memory.states(total, ranks, 3)), memory.sent(total, ranks, 3)
+
+
+@wrong("update_bytes", "what a step of its own sends, once for each micro-batch")
+def of_the_lesson_for_each(blocks, rest, ranks, micro_batches, sync_each):
+    total = sum(blocks) + rest
+    kept, _ = an_update(blocks, rest, ranks, micro_batches, sync_each)
+    return kept, micro_batches * memory.sent(total, ranks, 3)
+
+
+@wrong("update_bytes", "each backward leaves shards of gradients")
+def whole_gradients_always(blocks, rest, ranks, micro_batches, sync_each):
+    total = sum(blocks) + rest
+    sent = an_update(blocks, rest, ranks, micro_batches, sync_each)[1]
+    return 12 * total / ranks + 4 * total, sent
+
+
+@wrong("update_bytes", "the averages exist already")
+def without_adam(blocks, rest, ranks, micro_batches, sync_each):
+    total = sum(blocks) + rest
+    kept, sent = an_update(blocks, rest, ranks, micro_batches, sync_each)
+    return kept - 8 * total / ranks, sent
+
+
+@wrong("update_bytes", "two averages, 8 bytes")
+def with_momentum_only(blocks, rest, ranks, micro_batches, sync_each):
+    total = sum(blocks) + rest
+    kept, sent = an_update(blocks, rest, ranks, micro_batches, sync_each)
+    return kept - 4 * total / ranks, sent
+
+
+@wrong("update_bytes", "shards of weights and of Adam's averages")
+def as_ddp_keeps_it(blocks, rest, ranks, micro_batches, sync_each):
+    sent = an_update(blocks, rest, ranks, micro_batches, sync_each)[1]
+    return 16 * (sum(blocks) + rest), sent
+
+
+@wrong("update_bytes", "it is gathered once per micro-batch")
+def gathers_the_rest_twice(*case):
+    return an_update(*case, of_rest=2)
+
+
+@wrong("update_bytes", "gathers each block twice")
+def gathers_once(*case):
+    return an_update(*case, gathers=1)
+
+
+@wrong("update_bytes", "4 bytes per parameter and \\(ranks - 1\\) / ranks")
+def forgets_the_rest(*case):
+    return an_update(*case, of_rest=0)
+
+
+@wrong("update_bytes", "reduce-scattered only in the last")
+def scatters_each_time(*case):
+    return an_update(*case, scatters=case[3])
+
+
+@wrong("update_bytes", "every micro-batch reduce-scatters")
+def scatters_once(*case):
+    return an_update(*case, scatters=1)
+
+
+@wrong("update_bytes", "so each gathers them anew")
+def gathers_in_the_first_only(blocks, rest, ranks, micro_batches, sync_each):
+    kept, _ = an_update(blocks, rest, ranks, micro_batches, sync_each)
+    scatters = micro_batches if sync_each else 1
+    return kept, an_update(blocks, rest, ranks, 1, sync_each, scatters=scatters)[1]
+
+
+@wrong("update_bytes", "and so does its reduce-scatter")
+def sends_it_whole(*case):
+    kept, sent = an_update(*case)
+    return kept, sent * case[2] / (case[2] - 1)
+
+
+@wrong("update_bytes", "what all ranks send together")
+def of_all_ranks(*case):
+    kept, sent = an_update(*case)
+    return kept, sent * case[2]
+
+
+@wrong("update_bytes", "half of an all-reduce")
+def as_an_all_reduce(*case):
+    return an_update(*case, scatters=2 * (case[3] if case[4] else 1))
+
+
+@wrong("update_bytes", "return two numbers")
+def kept_only(*case):
+    return an_update(*case)[0]
+
+
+@wrong("update_bytes", "half of the bytes|shards of weights and of Adam's averages")
+def swapped(*case):
+    return an_update(*case)[::-1]
 
 
 # ---- sharded_adamw ----
@@ -594,6 +750,35 @@ class ByReduces(Linear):
         for rank, part in enumerate(parts):
             dist.reduce(part, dst=rank)
         return gradient @ gather(shard), parts[dist.get_rank()].clone()
+
+
+class FlatShard:
+    """What lesson 12's Gathered wants to know of its module."""
+
+    again = None
+
+
+@wrong("gathered_linear", "the whole weight is still in memory")
+class OfLesson12:
+    """Lesson 12's Gathered, and a product that autograd saves the weight for."""
+
+    @staticmethod
+    def apply(x, shard):
+        from ddp_course.lesson12 import Gathered
+
+        whole = Gathered.apply(shard.flatten(), FlatShard())
+        return x @ whole.view(-1, x.shape[1]).T
+
+
+@wrong("gathered_linear", "this is the sum over ranks")
+class OfTorchsCollectives:
+    """torch's all_gather with a gradient."""
+
+    @staticmethod
+    def apply(x, shard):
+        from torch.distributed.nn.functional import all_gather
+
+        return x @ torch.cat(all_gather(shard)).T
 
 
 @wrong("gathered_linear", "the whole weight is still in memory")

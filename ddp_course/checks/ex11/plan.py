@@ -109,7 +109,7 @@ def in_words(case):
 
 def numbers_of(case, got):
     """The two numbers of an answer."""
-    pair = two_numbers(got) if isinstance(got, list) else None
+    pair = two_numbers(got)
     if pair is None:
         cause = "return two numbers: r, and the bytes that each rank sends per step"
         raise Wrong(in_words(case), expected="(r, bytes)", got=got, cause=cause)
