@@ -4,6 +4,7 @@ import copy
 import math
 import re
 
+import numpy
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -123,6 +124,26 @@ def sends_the_averages_too(layers, ranks, budget):
 @wrong("plan", "this is half of it")
 def sends_in_bf16(layers, ranks, budget):
     return planned(layers, ranks, budget, sent=2)
+
+
+@wrong("plan", "each gradient exists once")
+def with_buckets(layers, ranks, budget):
+    return planned(layers, ranks, budget, trained=20)
+
+
+@wrong("plan", "trained numbers|exactly the budget|is in fp32|takes 4 bytes")
+def of_inputs_only(layers, ranks, budget):
+    """Forgets that B has outputs * r numbers."""
+    base, _ = bytes_of(layers, 2, 16)
+    r = (budget - base) // (16 * sum(i for i, _ in layers))
+    return r, 8 * (ranks - 1) / ranks * r * sum(map(sum, layers))
+
+
+@right("plan")
+def in_an_array(layers, ranks, budget):
+    shapes = numpy.array(layers)
+    r = (budget - 2 * shapes.prod(axis=1).sum()) // (16 * shapes.sum())
+    return numpy.array([r, 8 * r * shapes.sum() * (ranks - 1) / ranks])
 
 
 @wrong("plan", "return two numbers")
@@ -450,6 +471,41 @@ class InDouble(Base):
         return layer.requires_grad_(True)
 
 
+@wrong("lora_layer", "merge them anew in each call")
+class KeepsWhatItMerged(Base):
+    result = None
+
+    def merged(self):
+        if self.result is None:
+            self.result = [super().merged()]
+        return self.result[0]
+
+
+@wrong("lora_layer", "B A is zero at first, and yet|must compute W x")
+class AddsTheBiasTwice(Base):
+    def forward(self, x):
+        bias = self.layer.bias
+        return super().forward(x) + (0 if bias is None else bias)
+
+
+@wrong("lora_layer", "scaled by alpha / sqrt\\(r\\)")
+class RootOfBoth(Base):
+    def __init__(self, layer, r, alpha):
+        super().__init__(layer, r, alpha)
+        self.scale = math.sqrt(alpha / r)
+
+
+@right("lora_layer")
+class ByTheStateDict(Base):
+    def merged(self):
+        old = self.layer
+        layer = nn.Linear(old.in_features, old.out_features, old.bias is not None)
+        state = {name: value.clone() for name, value in old.state_dict().items()}
+        state["weight"] += (self.scale * self.B @ self.A).detach()
+        layer.load_state_dict(state)
+        return layer
+
+
 # ---- train_only ----
 
 
@@ -636,6 +692,26 @@ def by_patterns(model, parts):
 def counted_in_tensors(model, parts):
     numbers = freeze_all_then_thaw(model, parts)
     return [int(torch.tensor(number)) for number in numbers]
+
+
+@wrong("train_only", "compare whole words")
+def beginnings_of_words(model, parts):
+    model.requires_grad_(False)
+    for name, value in model.named_parameters(remove_duplicate=False):
+        if value.is_floating_point():
+            words = name.split(".")
+            if any(word.startswith(part) for word in words for part in parts):
+                value.requires_grad_(True)
+    return counts(model)
+
+
+@wrong("train_only", "any of the words")
+def all_parts_at_once(model, parts):
+    model.requires_grad_(False)
+    for name, value in model.named_parameters(remove_duplicate=False):
+        if parts and set(parts) <= set(name.split(".")):
+            value.requires_grad_(value.is_floating_point())
+    return counts(model)
 
 
 @wrong("train_only", "must train")

@@ -1,5 +1,6 @@
 """Exercise 12: memory."""
 
+import numpy
 import torch
 import torch.distributed as dist
 
@@ -234,6 +235,16 @@ def whole_gradients_always(blocks, rest, ranks, micro_batches, sync_each):
     total = sum(blocks) + rest
     sent = an_update(blocks, rest, ranks, micro_batches, sync_each)[1]
     return 12 * total / ranks + 4 * total, sent
+
+
+@wrong("update_bytes", "taken for its opposite")
+def the_other_way_round(*case):
+    return an_update(*case[:4], not case[4])
+
+
+@right("update_bytes")
+def in_an_array(*case):
+    return numpy.array(an_update(*case))
 
 
 @wrong("update_bytes", "the averages exist already")
@@ -544,10 +555,37 @@ class AlwaysToTheNorm(Dealt):
             parameter.grad *= self.max_norm / float(norm)
 
 
-@wrong("sharded_adamw", "the gradients were not clipped")
+@wrong("sharded_adamw", "as if no gradient had been clipped")
 class NeverClips(Dealt):
     def clip(self):
         pass
+
+
+@wrong("sharded_adamw", "or all by the same factor: each step has a norm of its own")
+class ByTheNormOfTheFirstStep(Dealt):
+    norm = None
+
+    def shorten(self, norm):
+        self.norm = norm if self.norm is None else self.norm
+        super().shorten(self.norm)
+
+
+@wrong("sharded_adamw", "so look at the norm")
+class LargestNorm(Dealt):
+    def clip(self):
+        squares = sum((p.grad.pow(2).sum() for p in self.own()), torch.zeros(()))
+        dist.all_reduce(squares, dist.ReduceOp.MAX)
+        self.shorten(squares.sqrt())
+
+
+@right("sharded_adamw")
+class DropsTheOthersGradients(Dealt):
+    def clip(self):
+        own = {id(parameter) for parameter in self.own()}
+        for parameter in self.parameters:
+            if id(parameter) not in own:
+                parameter.grad = None
+        super().clip()
 
 
 @wrong("sharded_adamw", "each parameter was clipped alone")

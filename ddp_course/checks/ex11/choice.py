@@ -34,6 +34,7 @@ class Adapted(nn.Module):
                     "attention": Packed(),
                     "norm": nn.LayerNorm(6),
                     "overhead": nn.Linear(6, 3),
+                    "heads": nn.Linear(6, 2),
                 }
             )
             for _ in range(2)
@@ -143,8 +144,8 @@ def judge_choice(words, parts, seen):
             )
             if any(part in name for part in parts):
                 cause = (
-                    "compare whole words: 'head' does not match 'overhead', and 'A' matches no other word; split at "
-                    "dots"
+                    "compare whole words: 'head' matches neither 'overhead' nor 'heads', and 'A' matches no other "
+                    "word; split at dots"
                 )
             raise Wrong(
                 checked, expected=f"{name} frozen", got="it trains", cause=cause

@@ -61,6 +61,7 @@ def observe_numbers(lora, layer, x, case):
         for value in trained_of(lora).values()
     )
     all_zeros = not any(value.detach().any() for value in trained_of(lora).values())
+    some_zeros = not all(value.detach().any() for value in trained_of(lora).values())
     values = []
     with torch.no_grad():
         for place, value in enumerate(trained_of(lora).values()):
@@ -71,13 +72,16 @@ def observe_numbers(lora, layer, x, case):
     if output.requires_grad:
         output.sum().backward()
     seen = {"flows": flows, "all zeros": all_zeros, "values": values}
+    seen["some zeros"] = some_zeros
     seen |= {"output": output, "of x": earlier.grad}
+    last = list(trained_of(lora).values())[-1]
     merged = lora.merged()
+    seen |= {"merged": merged(x), "afterwards": lora(x)}
+    with torch.no_grad():
+        last.mul_(2)  # training goes on
     return seen | {
         "kind": "Linear" if type(merged) is nn.Linear else type(merged).__name__,
         "new": merged is not layer and merged is not lora,
-        "merged": merged(x),
-        "afterwards": lora(x),
         "again": lora.merged()(x),
         "still": list(trained_of(lora)),
     }
@@ -209,6 +213,10 @@ def judge_layer(case, seen):
         )
     if not near(seen["begin"], layer(x)):
         cause = "it must start with the output of the given layer: initialise B with zeros, so that B A is zero"
+        if not seen["begin"].any():
+            cause = "W x + b is missing: add the output of A and B to the output of the layer"
+        elif seen.get("some zeros"):
+            cause = "B A is zero at first, and yet the output is not the layer's: forward must add nothing else to it"
         raise Wrong(checked, expected=layer(x), got=seen["begin"], cause=cause)
     if seen["all zeros"]:
         cause = (
@@ -238,6 +246,7 @@ def judge_layer(case, seen):
                 1 / r,
                 r / alpha,
                 r**-0.5,
+                (alpha / r) ** 0.5,
             ],
             "the added term has the wrong sign": [-scale],
             "B A x is missing: the new matrices have no effect": [0],
@@ -277,11 +286,13 @@ def judge_layer(case, seen):
         )
         cause = "merged() must return a new nn.Linear that does not need this class; the LoRALinear must not change"
         raise Wrong(checked, expected="a new Linear", got=got, cause=cause)
+    later = layer(x) + 2 * scale * x @ change.T
     for what in ("merged", "afterwards", "again"):
-        if not near(seen[what], truth):
+        of_now = later if what == "again" else truth
+        if not near(seen[what], of_now):
             raise Wrong(
                 f"{checked}: {MERGED[what]}",
-                expected=truth,
+                expected=of_now,
                 got=seen[what],
                 cause=cause_of_merge(what, seen, case),
             )
@@ -331,11 +342,13 @@ def judge_gradient_of_inputs(checked, got, layer, change, scale, x):
 MERGED = {
     "merged": "what the merged layer computes",
     "afterwards": "its own output after merged()",
-    "again": "the result of calling merged() a second time",
+    "again": "the result of calling merged() a second time, with B A twice as large",
 }
 
 
 def cause_of_merge(what, seen, case):
+    if what == "again" and near(seen["again"], seen["merged"]):
+        return "merged() returns its first result again: A and B have changed since, so merge them anew in each call"
     if what != "merged":
         return "merged() changes its own layer, so B A counts twice afterwards: work on a copy of the layer"
     layer, x = a_layer(case).double(), inputs_of(case).double()

@@ -30,7 +30,9 @@ def observe_updates(update_bytes, cases):
     seen = []
     for case in map(Update._make, cases):
         with trying(case.in_words()):
-            seen.append(update_bytes(list(case.blocks), *case[1:]))
+            pair = update_bytes(list(case.blocks), *case[1:])
+            numbers = two_numbers(pair)
+            seen.append(pair if numbers is None else numbers)
     return seen
 
 
@@ -196,6 +198,8 @@ LOOKS = {
         "reduce-scatter makes them shards": lambda case: {"whole": False},
         "with sync_each=True, each backward leaves shards of gradients, 4 / ranks bytes per parameter":
             lambda case: {"whole": True},
+        "sync_each=True means that each micro-batch reduces its gradients to shards: is it taken for its opposite?":
+            lambda case: {"whole": case.sync_each},
         "Adam keeps two averages, 8 bytes per parameter": lambda case: {"state": 4},
         "between two updates the averages exist already: 8 bytes per parameter, in shards":
             lambda case: {"state": 0},
