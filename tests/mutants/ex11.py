@@ -4,12 +4,160 @@ import copy
 import math
 import re
 
+import numpy
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
+from ddp_course.scenery.lora import LoRALinear
 from mutants import right, wrong
+
+# ---- plan ----
+
+
+def bytes_of(layers, frozen, trained):
+    """(bytes of frozen weights, bytes that one more in r takes)."""
+    return sum(frozen * i * o for i, o in layers), trained * sum(map(sum, layers))
+
+
+def planned(layers, ranks, budget, frozen=2, trained=16, sent=4):
+    base, each = bytes_of(layers, frozen, trained)
+    r = (budget - base) // each
+    return r, 2 * (ranks - 1) / ranks * sent * r * sum(map(sum, layers))
+
+
+@right("plan")
+def by_formula(layers, ranks, budget):
+    return planned(layers, ranks, budget)
+
+
+@right("plan")
+def by_counting_up(layers, ranks, budget):
+    """As a list, and the bytes as a whole number."""
+    r = 0
+    while sum(bytes_of(layers, 2, 16 * (r + 1))) <= budget:
+        r += 1
+    numbers = r * sum(i + o for i, o in layers)
+    return [r, 8 * numbers * (ranks - 1) // ranks]
+
+
+@right("plan")
+def in_a_tensor_of_meta_parameters(layers, ranks, budget):
+    """Counts the parameters of modules that have no memory."""
+    with torch.device("meta"):
+        thin = [nn.ModuleList([nn.Linear(i, 1), nn.Linear(o, 1)]) for i, o in layers]
+    ends = sum(part.weight.numel() for pair in thin for part in pair)
+    r = int((budget - 2 * sum(math.prod(shape) for shape in layers)) / (16 * ends))
+    return r, (ranks - 1) * r * ends * 8 / ranks
+
+
+@wrong("plan", "frozen weights in bf16 take 2 bytes")
+def frozen_in_fp32(layers, ranks, budget):
+    return planned(layers, ranks, budget, frozen=4)
+
+
+@wrong("plan", "the frozen weights take memory, too")
+def forgets_the_base(layers, ranks, budget):
+    return planned(layers, ranks, budget, frozen=0)
+
+
+@wrong("plan", "a trained number is in fp32, and so are its gradient")
+def trained_in_bf16(layers, ranks, budget):
+    return planned(layers, ranks, budget, trained=8)
+
+
+@wrong("plan", "no gradient and no state of Adam")
+def all_trained(layers, ranks, budget):
+    return planned(layers, ranks, budget, frozen=16)
+
+
+@wrong("plan", "just above the budget: round down")
+def rounds_up(layers, ranks, budget):
+    base, each = bytes_of(layers, 2, 16)
+    r = (budget - base) // each + 1
+    return r, 2 * (ranks - 1) / ranks * 4 * r * sum(map(sum, layers))
+
+
+@wrong("plan", "r is a whole number: round down")
+def in_fractions(layers, ranks, budget):
+    base, each = bytes_of(layers, 2, 16)
+    r = (budget - base) / each + 0.01
+    return r, 2 * (ranks - 1) / ranks * 4 * r * sum(map(sum, layers))
+
+
+@wrong("plan", "in a ring, each rank sends")
+def sends_all_of_it(layers, ranks, budget):
+    r, sent = planned(layers, ranks, budget)
+    return r, sent / (2 * (ranks - 1) / ranks)
+
+
+@wrong("plan", "this is half of it")
+def forgets_the_second_half(layers, ranks, budget):
+    r, sent = planned(layers, ranks, budget)
+    return r, sent / 2
+
+
+@wrong("plan", "this counts all ranks together")
+def of_all_ranks(layers, ranks, budget):
+    r, sent = planned(layers, ranks, budget)
+    return r, sent * ranks
+
+
+@wrong("plan", "frozen weights in bf16 take 2 bytes")
+def frozen_in_fp32_but_not_below_zero(layers, ranks, budget):
+    base, each = bytes_of(layers, 4, 16)
+    r = max(0, (budget - base) // each)
+    return r, 2 * (ranks - 1) / ranks * 4 * r * sum(map(sum, layers))
+
+
+@wrong("plan", "each trained number has a gradient")
+def with_one_average(layers, ranks, budget):
+    return planned(layers, ranks, budget, trained=12)
+
+
+@wrong("plan", "only gradients are sent")
+def sends_the_averages_too(layers, ranks, budget):
+    return planned(layers, ranks, budget, sent=16)
+
+
+@wrong("plan", "this is half of it")
+def sends_in_bf16(layers, ranks, budget):
+    return planned(layers, ranks, budget, sent=2)
+
+
+@wrong("plan", "each gradient exists once")
+def with_buckets(layers, ranks, budget):
+    return planned(layers, ranks, budget, trained=20)
+
+
+@wrong("plan", "trained numbers|exactly the budget|is in fp32|takes 4 bytes")
+def of_inputs_only(layers, ranks, budget):
+    """Forgets that B has outputs * r numbers."""
+    base, _ = bytes_of(layers, 2, 16)
+    r = (budget - base) // (16 * sum(i for i, _ in layers))
+    return r, 8 * (ranks - 1) / ranks * r * sum(map(sum, layers))
+
+
+@right("plan")
+def in_an_array(layers, ranks, budget):
+    shapes = numpy.array(layers)
+    r = (budget - 2 * shapes.prod(axis=1).sum()) // (16 * shapes.sum())
+    return numpy.array([r, 8 * r * shapes.sum() * (ranks - 1) / ranks])
+
+
+@wrong("plan", "return two numbers")
+def r_only(layers, ranks, budget):
+    return planned(layers, ranks, budget)[0]
+
+
+@wrong("plan", "just above the budget|2 bytes per frozen weight|trained number")
+def budget_of_all_ranks(layers, ranks, budget):
+    """Takes the budget for that of all ranks together."""
+    base, each = bytes_of(layers, 2, 16)
+    r = (budget * ranks - base) // each
+    return r, 2 * (ranks - 1) / ranks * 4 * r * sum(map(sum, layers))
+
 
 # ---- lora_layer ----
 
@@ -22,7 +170,7 @@ class Base(nn.Module):
         self.layer = layer.requires_grad_(False)
         self.A = nn.Parameter(torch.randn(r, layer.in_features) / math.sqrt(r))
         self.B = nn.Parameter(torch.zeros(layer.out_features, r))
-        self.scale = alpha / r
+        self.scale = alpha / math.sqrt(r)
 
     def forward(self, x):
         return self.layer(x) + self.scale * (x @ self.A.T @ self.B.T)
@@ -117,13 +265,13 @@ class BothZeros(Base):
         self.A = nn.Parameter(torch.zeros_like(self.A))
 
 
-@wrong("lora_layer", "scaled by alpha / r")
+@wrong("lora_layer", "scaled by alpha / sqrt\\(r\\)")
 class NotScaled(Base):
     def forward(self, x):
         return self.layer(x) + x @ self.A.T @ self.B.T
 
 
-@wrong("lora_layer", "scaled by alpha / r")
+@wrong("lora_layer", "scaled by alpha / sqrt\\(r\\)")
 class ScaledByAlpha(Base):
     def __init__(self, layer, r, alpha):
         super().__init__(layer, r, alpha)
@@ -179,7 +327,7 @@ class LosesTheBias(Base):
         return layer
 
 
-@wrong("lora_layer", "has no alpha / r")
+@wrong("lora_layer", "has no alpha / sqrt")
 class MergesWithoutScale(Base):
     def merged(self):
         layer = copy.deepcopy(self.layer)
@@ -225,18 +373,18 @@ class DetachesAllOfX(Base):
         return super().forward(x.detach())
 
 
-@wrong("lora_layer", "alpha // r drops the fraction")
+@wrong("lora_layer", "drops the fraction")
 class ScaledByWholeNumbers(Base):
     def __init__(self, layer, r, alpha):
         super().__init__(layer, r, alpha)
         self.scale = alpha // r
 
 
-@wrong("lora_layer", "alpha // r drops the fraction")
-class AtLeastOne(Base):
+@wrong("lora_layer", "drops the fraction")
+class RoundedAtLeastOne(Base):
     def __init__(self, layer, r, alpha):
         super().__init__(layer, r, alpha)
-        self.scale = max(1, alpha // r)
+        self.scale = max(1, alpha // math.sqrt(r))
 
 
 @wrong("lora_layer", "sets torch's seed")
@@ -268,6 +416,24 @@ class ForOneRowAtATime(Base):
 
     def forward(self, x):
         return self.layer(x) + self.scale * torch.mm(torch.mm(x, self.A.T), self.B.T)
+
+
+@wrong("lora_layer", "this is plain LoRA's alpha / r")
+class PlainLora(Base):
+    def __init__(self, layer, r, alpha):
+        super().__init__(layer, r, alpha)
+        self.scale = alpha / r
+
+
+@wrong("lora_layer", "this is plain LoRA's alpha / r")
+class OfTheLesson(LoRALinear):
+    """The lesson's own layer, whose merge() has another name here."""
+
+    def __init__(self, layer, r, alpha):
+        super().__init__(layer, r, alpha, dropout=0.0)
+
+    def merged(self):
+        return self.merge()
 
 
 @right("lora_layer")
@@ -303,6 +469,41 @@ class InDouble(Base):
         with torch.no_grad():
             layer.weight.add_(change * self.scale)
         return layer.requires_grad_(True)
+
+
+@wrong("lora_layer", "merge them anew in each call")
+class KeepsWhatItMerged(Base):
+    result = None
+
+    def merged(self):
+        if self.result is None:
+            self.result = [super().merged()]
+        return self.result[0]
+
+
+@wrong("lora_layer", "B A is zero at first, and yet|must compute W x")
+class AddsTheBiasTwice(Base):
+    def forward(self, x):
+        bias = self.layer.bias
+        return super().forward(x) + (0 if bias is None else bias)
+
+
+@wrong("lora_layer", "scaled by alpha / sqrt\\(r\\)")
+class RootOfBoth(Base):
+    def __init__(self, layer, r, alpha):
+        super().__init__(layer, r, alpha)
+        self.scale = math.sqrt(alpha / r)
+
+
+@right("lora_layer")
+class ByTheStateDict(Base):
+    def merged(self):
+        old = self.layer
+        layer = nn.Linear(old.in_features, old.out_features, old.bias is not None)
+        state = {name: value.clone() for name, value in old.state_dict().items()}
+        state["weight"] += (self.scale * self.B @ self.A).detach()
+        layer.load_state_dict(state)
+        return layer
 
 
 # ---- train_only ----
@@ -493,6 +694,34 @@ def counted_in_tensors(model, parts):
     return [int(torch.tensor(number)) for number in numbers]
 
 
+@wrong("train_only", "compare whole words")
+def beginnings_of_words(model, parts):
+    model.requires_grad_(False)
+    for name, value in model.named_parameters(remove_duplicate=False):
+        if value.is_floating_point():
+            words = name.split(".")
+            if any(word.startswith(part) for word in words for part in parts):
+                value.requires_grad_(True)
+    return counts(model)
+
+
+@wrong("train_only", "any of the words")
+def all_parts_at_once(model, parts):
+    model.requires_grad_(False)
+    for name, value in model.named_parameters(remove_duplicate=False):
+        if parts and set(parts) <= set(name.split(".")):
+            value.requires_grad_(value.is_floating_point())
+    return counts(model)
+
+
+@wrong("train_only", "must train")
+def as_peft_names_them(model, parts):
+    """Freezes all but what is called lora_, whatever was asked for."""
+    for name, value in model.named_parameters():
+        value.requires_grad_("lora_" in name)
+    return counts(model)
+
+
 # ---- answer_loss ----
 
 
@@ -597,6 +826,15 @@ def cross_entropys_own_mean(logits, tokens, questions, lengths):
     return F.cross_entropy(
         logits[:, :-1].flatten(0, 1), labels_of(tokens, questions, lengths).flatten()
     )
+
+
+@wrong("answer_loss", "own mean, so a rank with few tokens|a mean of 0/0")
+def of_the_lesson(logits, tokens, questions, lengths):
+    """Lesson 11's token_losses, and its mean over the tokens of this rank."""
+    labels = labels_of(tokens, questions, lengths)
+    pairs = logits[:, :-1].transpose(1, 2).float(), labels
+    losses = F.cross_entropy(*pairs, ignore_index=-100, reduction="none")
+    return losses[labels != -100].mean()
 
 
 @wrong("answer_loss", "multiply by the number of ranks")

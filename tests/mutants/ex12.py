@@ -1,8 +1,10 @@
 """Exercise 12: memory."""
 
+import numpy
 import torch
 import torch.distributed as dist
 
+from ddp_course.scenery import memory
 from mutants import right, wrong
 
 # ---- kept_bytes ----
@@ -144,6 +146,13 @@ def buckets_of_a_shard(parameters, ranks, stage, mixed=False, buckets=False):
     return total + buckets * shard * (2 if mixed else 4)
 
 
+@wrong("kept_bytes", "a shard has a whole number of parameters: round up")
+def states_of_the_lesson(parameters, ranks, stage, mixed=False, buckets=False):
+    precision = "master" if mixed else "fp32"
+    state = memory.states(parameters, ranks, stage, precision)
+    return sum(state) + (parameters * (2 if mixed else 4) if buckets else 0)
+
+
 @wrong("kept_bytes", "missing .* required positional", "your code raised")
 def without_defaults(parameters, ranks, stage, mixed, buckets):
     return kept(parameters, ranks, stage, mixed, buckets)
@@ -159,23 +168,188 @@ def in_floats_that_are_whole(parameters, ranks, stage, mixed=False, buckets=Fals
     return float(kept(parameters, ranks, stage, mixed, buckets))
 
 
+# ---- update_bytes ----
+
+
+def an_update(
+    blocks, rest, ranks, micro_batches, sync_each, gathers=2, of_rest=1, scatters=None
+):
+    """(kept, sent), the right numbers unless told otherwise."""
+    total = sum(blocks) + rest
+    scatters = scatters or (micro_batches if sync_each else 1)
+    kept = total * 12 / ranks + total * 4 / (ranks if sync_each else 1)
+    gathered = micro_batches * (gathers * sum(blocks) + of_rest * rest)
+    return kept, 4 * (gathered + scatters * total) * (ranks - 1) / ranks
+
+
+@right("update_bytes")
+def in_whole_numbers(blocks, rest, ranks, micro_batches, sync_each):
+    total = sum(blocks) + rest
+    shard = total // ranks
+    kept = 16 * shard if sync_each else 12 * shard + 4 * total
+    sent = 0
+    for number in range(micro_batches):
+        sent += 2 * 4 * sum(blocks) + 4 * rest  # forward, backward; the rest
+        if sync_each or number == micro_batches - 1:
+            sent += 4 * total
+    return kept, sent * (ranks - 1) // ranks
+
+
+@right("update_bytes")
+def block_by_block(blocks, rest, ranks, micro_batches, sync_each):
+    """As a list, each block as the others' bytes that this rank gets."""
+
+    def ring(numbers):
+        return 4 * numbers / ranks * (ranks - 1)
+
+    gathers = sum(2 * ring(block) for block in blocks) + ring(rest)
+    scatter = ring(sum(blocks) + rest)
+    sent = micro_batches * gathers + (micro_batches if sync_each else 1) * scatter
+    total = sum([*blocks, rest])
+    state = {"weights": 4 * total / ranks, "adam": 8 * total / ranks}
+    state["gradients"] = 4 * total / ranks if sync_each else 4 * total
+    return [sum(state.values()), sent]
+
+
+@right("update_bytes")
+def in_tensors(blocks, rest, ranks, micro_batches, sync_each):
+    pair = an_update(blocks, rest, ranks, micro_batches, sync_each)
+    return torch.tensor(pair, dtype=torch.float64)
+
+
+@wrong("update_bytes", "gradients that have not been reduced are whole")
+def of_the_lesson(blocks, rest, ranks, micro_batches, sync_each):
+    total = sum(blocks) + rest
+    return sum(memory.states(total, ranks, 3)), memory.sent(total, ranks, 3)
+
+
+@wrong("update_bytes", "what a step of its own sends, once for each micro-batch")
+def of_the_lesson_for_each(blocks, rest, ranks, micro_batches, sync_each):
+    total = sum(blocks) + rest
+    kept, _ = an_update(blocks, rest, ranks, micro_batches, sync_each)
+    return kept, micro_batches * memory.sent(total, ranks, 3)
+
+
+@wrong("update_bytes", "each backward leaves shards of gradients")
+def whole_gradients_always(blocks, rest, ranks, micro_batches, sync_each):
+    total = sum(blocks) + rest
+    sent = an_update(blocks, rest, ranks, micro_batches, sync_each)[1]
+    return 12 * total / ranks + 4 * total, sent
+
+
+@wrong("update_bytes", "taken for its opposite")
+def the_other_way_round(*case):
+    return an_update(*case[:4], not case[4])
+
+
+@right("update_bytes")
+def in_an_array(*case):
+    return numpy.array(an_update(*case))
+
+
+@wrong("update_bytes", "the averages exist already")
+def without_adam(blocks, rest, ranks, micro_batches, sync_each):
+    total = sum(blocks) + rest
+    kept, sent = an_update(blocks, rest, ranks, micro_batches, sync_each)
+    return kept - 8 * total / ranks, sent
+
+
+@wrong("update_bytes", "two averages, 8 bytes")
+def with_momentum_only(blocks, rest, ranks, micro_batches, sync_each):
+    total = sum(blocks) + rest
+    kept, sent = an_update(blocks, rest, ranks, micro_batches, sync_each)
+    return kept - 4 * total / ranks, sent
+
+
+@wrong("update_bytes", "shards of weights and of Adam's averages")
+def as_ddp_keeps_it(blocks, rest, ranks, micro_batches, sync_each):
+    sent = an_update(blocks, rest, ranks, micro_batches, sync_each)[1]
+    return 16 * (sum(blocks) + rest), sent
+
+
+@wrong("update_bytes", "it is gathered once per micro-batch")
+def gathers_the_rest_twice(*case):
+    return an_update(*case, of_rest=2)
+
+
+@wrong("update_bytes", "gathers each block twice")
+def gathers_once(*case):
+    return an_update(*case, gathers=1)
+
+
+@wrong("update_bytes", "4 bytes per parameter and \\(ranks - 1\\) / ranks")
+def forgets_the_rest(*case):
+    return an_update(*case, of_rest=0)
+
+
+@wrong("update_bytes", "reduce-scattered only in the last")
+def scatters_each_time(*case):
+    return an_update(*case, scatters=case[3])
+
+
+@wrong("update_bytes", "every micro-batch reduce-scatters")
+def scatters_once(*case):
+    return an_update(*case, scatters=1)
+
+
+@wrong("update_bytes", "so each gathers them anew")
+def gathers_in_the_first_only(blocks, rest, ranks, micro_batches, sync_each):
+    kept, _ = an_update(blocks, rest, ranks, micro_batches, sync_each)
+    scatters = micro_batches if sync_each else 1
+    return kept, an_update(blocks, rest, ranks, 1, sync_each, scatters=scatters)[1]
+
+
+@wrong("update_bytes", "and so does its reduce-scatter")
+def sends_it_whole(*case):
+    kept, sent = an_update(*case)
+    return kept, sent * case[2] / (case[2] - 1)
+
+
+@wrong("update_bytes", "what all ranks send together")
+def of_all_ranks(*case):
+    kept, sent = an_update(*case)
+    return kept, sent * case[2]
+
+
+@wrong("update_bytes", "half of an all-reduce")
+def as_an_all_reduce(*case):
+    return an_update(*case, scatters=2 * (case[3] if case[4] else 1))
+
+
+@wrong("update_bytes", "return two numbers")
+def kept_only(*case):
+    return an_update(*case)[0]
+
+
+@wrong("update_bytes", "half of the bytes|shards of weights and of Adam's averages")
+def swapped(*case):
+    return an_update(*case)[::-1]
+
+
 # ---- sharded_adamw ----
 
 
+def deal(parameters):
+    """Whole parameters, in turn by size: {place: owner}."""
+    by_size = sorted(range(len(parameters)), key=lambda i: -parameters[i].numel())
+    return {i: place % dist.get_world_size() for place, i in enumerate(by_size)}
+
+
 class Dealt:
-    """Whole parameters, in turn by size. What the answers below share; each changes one
-    thing.
-    """
+    """What the answers below share; each changes one thing."""
 
-    def __init__(self, parameters, lr):
-        self.parameters, n = list(parameters), dist.get_world_size()
-        by_size = sorted(
-            range(len(self.parameters)), key=lambda i: -self.parameters[i].numel()
-        )
-        self.owners = {i: place % n for place, i in enumerate(by_size)}
-        self.optimizer = torch.optim.AdamW(self.given() or [torch.empty(0)], lr=lr)
+    def __init__(self, parameters, lr, max_norm):
+        self.parameters, self.max_norm, self.lr = list(parameters), max_norm, lr
+        self.owners = self.deal()
+        self.optimizer = self.adamw()
 
-    def given(self):
+    def deal(self):
+        return deal(self.parameters)
+
+    def adamw(self):
+        return torch.optim.AdamW(self.own() or [torch.empty(0)], lr=self.lr)
+
+    def own(self):
         return [
             p
             for i, p in enumerate(self.parameters)
@@ -183,8 +357,24 @@ class Dealt:
         ]
 
     def step(self):
+        self.average()
+        self.clip()
         self.optimizer.step()
         self.send()
+
+    def average(self):
+        for i, parameter in enumerate(self.parameters):
+            parameter.grad /= dist.get_world_size()
+            dist.reduce(parameter.grad, dst=self.owners[i])
+
+    def clip(self):
+        squares = sum((p.grad.pow(2).sum() for p in self.own()), torch.zeros(()))
+        dist.all_reduce(squares)
+        self.shorten(squares.sqrt())
+
+    def shorten(self, norm):
+        for parameter in self.own():
+            parameter.grad *= min(1, self.max_norm / float(norm))
 
     def send(self):
         for i, parameter in enumerate(self.parameters):
@@ -204,32 +394,49 @@ class InTurn(Dealt):
 class OfFlatParts(Dealt):
     """Parts of one flat tensor, as FSDP has them: no parameter has an owner."""
 
-    def __init__(self, parameters, lr):
-        self.parameters, n = list(parameters), dist.get_world_size()
-        flat = torch.cat(
-            [parameter.detach().flatten() for parameter in self.parameters]
-        )
+    def __init__(self, parameters, lr, max_norm):
+        self.parameters, self.max_norm = list(parameters), max_norm
+        n = dist.get_world_size()
+        flat = torch.cat([value.detach().flatten() for value in self.parameters])
         self.length = -(-flat.numel() // n)
-        flat = torch.nn.functional.pad(flat, (0, self.length * n - flat.numel()))
-        self.own = torch.nn.Parameter(flat.chunk(n)[dist.get_rank()].clone())
+        own = self.padded(flat).chunk(n)[dist.get_rank()]
+        self.own = torch.nn.Parameter(own.clone())
         self.optimizer = torch.optim.AdamW([self.own], lr=lr)
+
+    def padded(self, flat):
+        whole = self.length * dist.get_world_size()
+        return torch.nn.functional.pad(flat, (0, whole - flat.numel()))
 
     def step(self):
         n = dist.get_world_size()
         flat = torch.cat([parameter.grad.flatten() for parameter in self.parameters])
-        flat = torch.nn.functional.pad(flat, (0, self.length * n - flat.numel()))
-        self.own.grad = flat.chunk(n)[dist.get_rank()].clone()
+        self.own.grad = torch.empty_like(self.own)
+        parts = list(self.padded(flat / n).chunk(n))
+        dist.reduce_scatter(self.own.grad, parts)
+        squares = self.own.grad.pow(2).sum()
+        dist.all_reduce(squares)
+        self.own.grad *= (self.max_norm / squares.sqrt()).clamp(max=1)
         self.optimizer.step()
-        whole = torch.empty(self.length * n, dtype=self.own.dtype)
+        self.own.grad = None
+        whole = torch.empty(self.length * n)
         dist.all_gather(list(whole.chunk(n)), self.own.detach())
         sizes = [parameter.numel() for parameter in self.parameters]
         for parameter, part in zip(self.parameters, whole[: sum(sizes)].split(sizes)):
             parameter.data.copy_(part.view_as(parameter))
-        self.own.grad = None
 
 
 @right("sharded_adamw")
 class AllAtOnce(Dealt):
+    """All broadcasts at once, and torch's own clipping of what is shared."""
+
+    def clip(self):
+        own = [parameter.grad for parameter in self.own()]
+        norm = torch.nn.utils.get_total_norm(own) if own else torch.zeros(())
+        norms = [torch.zeros(()) for _ in range(dist.get_world_size())]
+        dist.all_gather(norms, norm)
+        total = torch.nn.utils.get_total_norm(norms)
+        torch.nn.utils.clip_grads_with_norm_(self.own(), self.max_norm, total)
+
     def send(self):
         works = [
             dist.broadcast(parameter.data, src=self.owners[i], async_op=True)
@@ -258,30 +465,172 @@ class OneMessagePerOwner(Dealt):
                 torch.nn.utils.vector_to_parameters(flat, theirs)
 
 
+def sharded_by(kind, parameters, lr):
+    """An optimizer that is there already: lesson 12's, or torch's."""
+    if kind == "lesson":
+        from ddp_course.lesson12 import ShardedOptimizer as Optimizer
+    else:
+        from torch.distributed.optim import ZeroRedundancyOptimizer as Optimizer
+    return Optimizer(parameters, torch.optim.AdamW, lr=lr)
+
+
+class Given:
+    """An optimizer that is there already. It wants gradients that have been averaged."""
+
+    kind = "torch"
+
+    def __init__(self, parameters, lr, max_norm):
+        self.parameters, self.max_norm = list(parameters), max_norm
+        self.optimizer = sharded_by(self.kind, self.parameters, lr)
+
+    def step(self):
+        self.prepare()
+        self.optimizer.step()
+
+    def prepare(self):
+        pass
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+
+@wrong("sharded_adamw", "the gradients of rank \\d alone")
+class OfTheLesson(Given):
+    kind = "lesson"
+
+
+@wrong("sharded_adamw", "the gradients of rank \\d alone")
+class OfTorch(Given):
+    pass
+
+
+@wrong("sharded_adamw", "the gradients of rank \\d alone")
+class OfTorchThatClips(Given):
+    def prepare(self):
+        torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
+
+
+@wrong("sharded_adamw", "an all_reduce sends everything twice")
+class OfTheLessonAfterAnAllReduce(Given):
+    """As DDP: averages on all ranks, and clips there."""
+
+    kind = "lesson"
+
+    def prepare(self):
+        for parameter in self.parameters:
+            dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)
+        torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
+
+
+@wrong("sharded_adamw", "so look at the norm")
+class NormOfItsShare(Dealt):
+    def clip(self):
+        squares = sum((p.grad.pow(2).sum() for p in self.own()), torch.zeros(()))
+        self.shorten(squares.sqrt())
+
+
+@wrong("sharded_adamw", "so look at the norm")
+class SumOfNorms(Dealt):
+    """Adds up the norms of the shares, and not their squares."""
+
+    def clip(self):
+        squares = sum((p.grad.pow(2).sum() for p in self.own()), torch.zeros(()))
+        norm = squares.sqrt()
+        dist.all_reduce(norm)
+        self.shorten(norm)
+
+
+@wrong("sharded_adamw", "so look at the norm")
+class ForgetsTheRoot(Dealt):
+    def shorten(self, norm):
+        super().shorten(norm**2)
+
+
+@wrong("sharded_adamw", "clipping only shortens")
+class AlwaysToTheNorm(Dealt):
+    """Also lengthens what is shorter than max_norm."""
+
+    def shorten(self, norm):
+        for parameter in self.own():
+            parameter.grad *= self.max_norm / float(norm)
+
+
+@wrong("sharded_adamw", "as if no gradient had been clipped")
+class NeverClips(Dealt):
+    def clip(self):
+        pass
+
+
+@wrong("sharded_adamw", "or all by the same factor: each step has a norm of its own")
+class ByTheNormOfTheFirstStep(Dealt):
+    norm = None
+
+    def shorten(self, norm):
+        self.norm = norm if self.norm is None else self.norm
+        super().shorten(self.norm)
+
+
+@wrong("sharded_adamw", "so look at the norm")
+class LargestNorm(Dealt):
+    def clip(self):
+        squares = sum((p.grad.pow(2).sum() for p in self.own()), torch.zeros(()))
+        dist.all_reduce(squares, dist.ReduceOp.MAX)
+        self.shorten(squares.sqrt())
+
+
+@right("sharded_adamw")
+class DropsTheOthersGradients(Dealt):
+    def clip(self):
+        own = {id(parameter) for parameter in self.own()}
+        for parameter in self.parameters:
+            if id(parameter) not in own:
+                parameter.grad = None
+        super().clip()
+
+
+@wrong("sharded_adamw", "each parameter was clipped alone")
+class ClipsEachAlone(Dealt):
+    def clip(self):
+        for parameter in self.own():
+            torch.nn.utils.clip_grad_norm_([parameter], self.max_norm)
+
+
+@wrong("sharded_adamw", "first take the mean, then clip it")
+class ClipsFirst(Dealt):
+    def step(self):
+        torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
+        self.average()
+        self.optimizer.step()
+        self.send()
+
+
+@wrong("sharded_adamw", "are a sum over the ranks")
+class SumsGradients(Dealt):
+    def average(self):
+        for i, parameter in enumerate(self.parameters):
+            dist.reduce(parameter.grad, dst=self.owners[i])
+
+
 @wrong("sharded_adamw", "the ranks share the state unevenly|divide the parameters")
 class OwnersZeroAndOne(Dealt):
-    def __init__(self, parameters, lr):
-        self.parameters = list(parameters)
-        self.owners = {i: i % 2 for i in range(len(self.parameters))}
-        self.optimizer = torch.optim.AdamW(self.given() or [torch.empty(0)], lr=lr)
+    def deal(self):
+        return {i: i % 2 for i in range(len(self.parameters))}
 
 
 @wrong("sharded_adamw", "the ranks share the state unevenly|divide the parameters")
 class InBlocksByNumber(Dealt):
-    """The first half of the names to rank 0, and so on; the last takes what is left."""
+    """Equally many in a row for each rank; the last takes what is left."""
 
-    def __init__(self, parameters, lr):
-        self.parameters, n = list(parameters), dist.get_world_size()
-        each = len(self.parameters) // (n + 1) or 1
-        self.owners = {i: min(i // each, n - 1) for i in range(len(self.parameters))}
-        self.optimizer = torch.optim.AdamW(self.given() or [torch.empty(0)], lr=lr)
+    def deal(self):
+        n = dist.get_world_size()
+        each = len(self.parameters) // (2 * n) or 1
+        return {i: min(i // each, n - 1) for i in range(len(self.parameters))}
 
 
 @wrong("sharded_adamw", "empty parameter list", "your code raised")
 class NeedsAParameter(Dealt):
-    def __init__(self, parameters, lr):
-        super().__init__(parameters, lr)
-        self.optimizer = torch.optim.AdamW(self.given(), lr=lr)
+    def adamw(self):
+        return torch.optim.AdamW(self.own(), lr=self.lr)
 
 
 @wrong("sharded_adamw", "these are not the numbers")
@@ -290,9 +639,7 @@ class AnewInEachStep(Dealt):
 
     def step(self):
         super().step()
-        self.optimizer = torch.optim.AdamW(
-            self.given() or [torch.empty(0)], lr=self.optimizer.param_groups[0]["lr"]
-        )
+        self.optimizer = self.adamw()
 
 
 @wrong("sharded_adamw", "these are not the numbers")
@@ -308,21 +655,22 @@ class InHalfPrecision(Dealt):
 
 @wrong("sharded_adamw", "these are not the numbers")
 class WithAdam(Dealt):
-    def __init__(self, parameters, lr):
-        super().__init__(parameters, lr)
-        self.optimizer = torch.optim.Adam(self.given() or [torch.empty(0)], lr=lr)
+    def adamw(self):
+        return torch.optim.Adam(self.own() or [torch.empty(0)], lr=self.lr)
 
 
-@wrong("sharded_adamw", "Adam's state for all parameters")
-class PlainAdamW(torch.optim.AdamW):
-    def __init__(self, parameters, lr):
-        super().__init__(parameters, lr=lr)
+@wrong("sharded_adamw", "these are not the numbers")
+class ForgetsTheRate(Dealt):
+    def adamw(self):
+        return torch.optim.AdamW(self.own() or [torch.empty(0)], lr=0.5)
 
 
 @wrong("sharded_adamw", "Adam's state for all parameters")
 class KeepsAll(Dealt):
-    def given(self):
-        return self.parameters
+    """An AdamW of everything, which steps everything on each rank."""
+
+    def adamw(self):
+        return torch.optim.AdamW(self.parameters, lr=self.lr)
 
 
 @wrong("sharded_adamw", "its owner must broadcast it")
@@ -363,34 +711,10 @@ class SumsWithZeros(Dealt):
             dist.all_reduce(parameter.data)
 
 
-@wrong("sharded_adamw", "do not send gradients or optimizer state")
-class SendsGradientsToo(Dealt):
-    def step(self):
-        for i, parameter in enumerate(self.parameters):
-            dist.broadcast(parameter.grad, src=self.owners[i])
-        super().step()
-
-
 @wrong("sharded_adamw", "zero_grad must clear all parameters")
 class FreesItsOwn(Dealt):
     def zero_grad(self):
         self.optimizer.zero_grad()
-
-
-@wrong("sharded_adamw", "these are not the numbers")
-class ForgetsTheRate(Dealt):
-    def __init__(self, parameters, lr):
-        super().__init__(parameters, 0.5)
-
-
-@wrong("sharded_adamw", "divide the parameters about evenly|Adam's state for all")
-class OneForTheRest(Dealt):
-    """Each rank but the last gets one parameter."""
-
-    def __init__(self, parameters, lr):
-        self.parameters, last = list(parameters), dist.get_world_size() - 1
-        self.owners = {i: min(i, last) for i in range(len(self.parameters))}
-        self.optimizer = torch.optim.AdamW(self.given(), lr=lr)
 
 
 @wrong(
@@ -464,6 +788,35 @@ class ByReduces(Linear):
         for rank, part in enumerate(parts):
             dist.reduce(part, dst=rank)
         return gradient @ gather(shard), parts[dist.get_rank()].clone()
+
+
+class FlatShard:
+    """What lesson 12's Gathered wants to know of its module."""
+
+    again = None
+
+
+@wrong("gathered_linear", "the whole weight is still in memory")
+class OfLesson12:
+    """Lesson 12's Gathered, and a product that autograd saves the weight for."""
+
+    @staticmethod
+    def apply(x, shard):
+        from ddp_course.lesson12 import Gathered
+
+        whole = Gathered.apply(shard.flatten(), FlatShard())
+        return x @ whole.view(-1, x.shape[1]).T
+
+
+@wrong("gathered_linear", "this is the sum over ranks")
+class OfTorchsCollectives:
+    """torch's all_gather with a gradient."""
+
+    @staticmethod
+    def apply(x, shard):
+        from torch.distributed.nn.functional import all_gather
+
+        return x @ torch.cat(all_gather(shard)).T
 
 
 @wrong("gathered_linear", "the whole weight is still in memory")

@@ -1,0 +1,365 @@
+"""A LoRA layer with the scale of rank-stabilised LoRA, and its merge."""
+
+import math
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_course.checks.differences import near
+from ddp_course.checks.ex11.drawn import some, trained_of
+from ddp_course.checks.training import LEARNING_RATE, descend, fill
+from ddp_course.ranks.environment import process_group
+from ddp_course.school.judge import Wrong, question, trying
+
+
+def a_layer(case):
+    """The given layer, in fp32, as nn.Linear makes it."""
+    layer = nn.Linear(case["inputs"], case["outputs"], bias=case["bias"])
+    return fill(layer, case["seed"]).float()
+
+
+def inputs_of(case):
+    """What the layer gets: rows, or rows of tokens."""
+    return some(*case["rows"], case["inputs"], seed=case["seed"] + 1).float()
+
+
+def observe_layers(kind, cases):
+    """For each case: which parameters train, the outputs at first, with other weights,
+    and when merged, and what the constructor changed in torch.
+    """
+    seen = []
+    for case in cases:
+        with trying(
+            f"{case['inputs']} inputs, {case['outputs']} outputs, r={case['r']}, alpha={case['alpha']}"
+        ):
+            layer, x = a_layer(case), inputs_of(case)
+            torch.manual_seed(case["seed"])
+            lora = kind(layer, case["r"], case["alpha"])
+            of_case = {
+                "trained": [
+                    [name, list(value.shape)]
+                    for name, value in trained_of(lora).items()
+                ],
+                "seeded": torch.initial_seed() != case["seed"],
+            }
+            of_case["begin"] = lora(x)
+            if len(of_case["trained"]) == 2:
+                of_case |= observe_numbers(lora, layer, x, case)
+            of_case["gradients on"] = torch.is_grad_enabled()
+            torch.set_grad_enabled(True)
+            seen.append(of_case)
+    return seen
+
+
+def observe_numbers(lora, layer, x, case):
+    output = lora(x)
+    if output.requires_grad:
+        output.pow(2).sum().backward()
+    flows = any(
+        value.grad is not None and value.grad.abs().sum() > 0
+        for value in trained_of(lora).values()
+    )
+    all_zeros = not any(value.detach().any() for value in trained_of(lora).values())
+    some_zeros = not all(value.detach().any() for value in trained_of(lora).values())
+    values = []
+    with torch.no_grad():
+        for place, value in enumerate(trained_of(lora).values()):
+            value.copy_(some(*value.shape, seed=case["seed"] + 2 + place))
+            values.append(value.clone())
+    earlier = x.clone().requires_grad_()  # what the layers before would get
+    output = lora(earlier)
+    if output.requires_grad:
+        output.sum().backward()
+    seen = {"flows": flows, "all zeros": all_zeros, "values": values}
+    seen["some zeros"] = some_zeros
+    seen |= {"output": output, "of x": earlier.grad}
+    last = list(trained_of(lora).values())[-1]
+    merged = lora.merged()
+    seen |= {"merged": merged(x), "afterwards": lora(x)}
+    with torch.no_grad():
+        last.mul_(2)  # training goes on
+    return seen | {
+        "kind": "Linear" if type(merged) is nn.Linear else type(merged).__name__,
+        "new": merged is not layer and merged is not lora,
+        "again": lora.merged()(x),
+        "still": list(trained_of(lora)),
+    }
+
+
+def observe_training(kind, case, steps):
+    """Train on ranks with DDP; return the initial matrices, and the merged layer's
+    output at the end.
+    """
+    with process_group(timeout=4) as (rank, n):
+        lora = kind(a_layer(case), case["r"], case["alpha"])
+        model = DistributedDataParallel(lora)
+        begin = [value.detach().clone() for value in trained_of(lora).values()]
+        for step in range(steps):
+            batch = some(2 * n, case["inputs"], seed=case["seed"] + step).float()
+            model(batch.chunk(n)[rank]).pow(2).mean().backward()
+            descend(lora)
+        x = some(3, case["inputs"], seed=case["seed"]).float()
+        return {"begin": begin, "end": lora.merged()(x)}
+
+
+@question(
+    "Keep the layer as a submodule and freeze its parameters. Add two nn.Parameters: A of shape (r, inputs), and B "
+    "of shape (outputs, r). layer.in_features and layer.out_features are the sizes.",
+    "One of A and B starts as zeros, so that the layer starts unchanged; the other must not, otherwise neither would "
+    "ever get a gradient. forward: self.layer(x) + alpha / math.sqrt(r) * (x @ A.T @ B.T).",
+    "merged: make an nn.Linear of the same sizes, with a bias if the layer has one; its weight is layer.weight + alpha "
+    "/ math.sqrt(r) * B @ A, its bias a copy. Do this under torch.no_grad(), and leave self unchanged: copy.deepcopy("
+    "self.layer) is a start.",
+)
+def check_lora_layer(answer, draw):
+    """It starts like the layer, trains only A and B, and computes W x + b + alpha / sqrt(r)
+    B A x, also when merged.
+    """
+    cases = []
+    for bias in (True, False):
+        r, inputs, outputs = draw.sample(range(2, 9), 3)
+        # no multiple of r, and smaller than r in the second case
+        alpha = r * draw.randrange(2, 6) + 1 if bias else draw.randrange(1, r)
+        cases.append(
+            {
+                "inputs": inputs,
+                "outputs": outputs,
+                "r": r,
+                "alpha": alpha,
+                "bias": bias,
+                "rows": [5] if bias else [2, 3],
+                "seed": draw.randrange(10**6),
+            }
+        )
+    [seen] = answer.on_ranks(observe_layers, cases)
+    for case, of_case in zip(cases, seen):
+        judge_layer(case, of_case)
+    steps, n = 2, draw.choice([2, 3])
+    of_ranks = answer.on_ranks(observe_training, cases[0], steps, nproc=n)
+    expected = trained_by_hand(cases[0], of_ranks[0]["begin"], steps, n)
+    for rank, of_rank in enumerate(of_ranks):
+        if not near(of_rank["end"], expected):
+            cause = "after training with DDP, the merged layer is not that of one process on all batches"
+            raise Wrong(
+                f"{steps} steps with DDP",
+                rank=f"{rank} of {n}",
+                expected=expected,
+                got=of_rank["end"],
+                cause=cause,
+            )
+
+
+def thin(values, case):
+    """(B A, in that shape) of two matrices that are found by their shapes, whichever
+    way round they are stored.
+    """
+    r, shapes = (
+        case["r"],
+        {(case["r"], case["inputs"]): "A", (case["outputs"], case["r"]): "B"},
+    )
+    found = {}
+    for value in values:
+        for matrix in (value, value.T):
+            found.setdefault(shapes.get(tuple(matrix.shape)), matrix)
+    assert found["A"].shape[0] == r
+    return found["B"] @ found["A"]
+
+
+def scale_of(case):
+    """Of rank-stabilised LoRA."""
+    return case["alpha"] / math.sqrt(case["r"])
+
+
+def trained_by_hand(case, begin, steps, n):
+    layer = a_layer(case).double()
+    values = [value.double().requires_grad_() for value in begin]
+    for step in range(steps):
+        batch = some(2 * n, case["inputs"], seed=case["seed"] + step).float().double()
+        output = layer(batch) + scale_of(case) * batch @ thin(values, case).T
+        gradients = torch.autograd.grad(output.pow(2).mean(), values)
+        with torch.no_grad():
+            for value, gradient in zip(values, gradients):
+                value -= LEARNING_RATE * gradient
+    x = some(3, case["inputs"], seed=case["seed"]).float().double()
+    return layer(x).detach() + scale_of(case) * x @ thin(values, case).T.detach()
+
+
+def judge_layer(case, seen):
+    r, inputs, outputs, alpha = (
+        case[name] for name in ("r", "inputs", "outputs", "alpha")
+    )
+    checked = f"LoRALinear of {inputs} inputs, {outputs} outputs, bias {case['bias']}, r={r}, alpha={alpha}"
+    layer, x = a_layer(case).double(), inputs_of(case).double()
+    shapes = sorted(sorted(shape) for _, shape in seen["trained"])
+    if shapes != sorted([sorted([r, inputs]), sorted([outputs, r])]):
+        names = (
+            ", ".join(f"{name} {tuple(shape)}" for name, shape in seen["trained"])
+            or "none"
+        )
+        cause = "only the two new matrices may train"
+        if any(
+            list(shape) in ([outputs, inputs], [outputs])
+            for _, shape in seen["trained"]
+        ):
+            cause = "the layer's own weight and bias are frozen: layer.requires_grad_(False)"
+        elif not seen["trained"]:
+            cause = "A and B must be nn.Parameters that require a gradient, stored as attributes of the module"
+        raise Wrong(
+            checked,
+            expected=f"parameters that train: A {(r, inputs)} and B {(outputs, r)}",
+            got=names,
+            cause=cause,
+        )
+    if not near(seen["begin"], layer(x)):
+        cause = "it must start with the output of the given layer: initialise B with zeros, so that B A is zero"
+        if not seen["begin"].any():
+            cause = "W x + b is missing: add the output of A and B to the output of the layer"
+        elif seen.get("some zeros"):
+            cause = "B A is zero at first, and yet the output is not the layer's: forward must add nothing else to it"
+        raise Wrong(checked, expected=layer(x), got=seen["begin"], cause=cause)
+    if seen["all zeros"]:
+        cause = (
+            "if A and B both start as zeros, the gradient of each is a product with the other, so it stays zero "
+            "forever"
+        )
+        raise Wrong(
+            checked, expected="a gradient in the first step", got="zeros", cause=cause
+        )
+    change = thin([value.double() for value in seen["values"]], case)
+    scale = scale_of(case)
+    truth = layer(x) + scale * x @ change.T
+    if not near(seen["output"], truth):
+        looks = {
+            "this is plain LoRA's alpha / r: here the sum is scaled by alpha / sqrt(r)": [
+                alpha / r
+            ],
+            "a whole-number division or root drops the fraction: the scale is alpha / sqrt(r)": [
+                alpha // r,
+                alpha // r**0.5,
+                alpha // math.isqrt(r),
+                alpha / math.isqrt(r),
+            ],
+            "the sum is scaled by alpha / sqrt(r)": [
+                alpha,
+                1,
+                1 / r,
+                r / alpha,
+                r**-0.5,
+                (alpha / r) ** 0.5,
+            ],
+            "the added term has the wrong sign": [-scale],
+            "B A x is missing: the new matrices have no effect": [0],
+        }
+        cause = "the layer must compute W x + b + alpha / sqrt(r) B A x"
+        for likely, scales in looks.items():
+            if any(
+                near(seen["output"], layer(x) + other * x @ change.T)
+                for other in scales
+            ):
+                cause = likely
+        if near(seen["output"], scale * x @ change.T):
+            cause = "W x + b is missing: add the output of A and B to the output of the layer"
+        raise Wrong(checked, expected=truth, got=seen["output"], cause=cause)
+    if seen["seeded"]:
+        cause = (
+            "the constructor sets torch's seed, so all layers start with the same A, and "
+            "everything random that follows changes: leave the seed to the program"
+        )
+        raise Wrong(
+            checked, expected="torch's seed as before", got="another", cause=cause
+        )
+    if not seen["flows"]:
+        cause = "no gradient reaches A and B: forward detaches their output, or computes it under no_grad"
+        raise Wrong(
+            checked,
+            expected="a gradient in the first step",
+            got="none, or zeros",
+            cause=cause,
+        )
+    judge_gradient_of_inputs(checked, seen["of x"], layer, change, scale, x)
+    if seen["kind"] != "Linear" or not seen["new"]:
+        got = (
+            seen["kind"]
+            if seen["kind"] != "Linear"
+            else "the layer that it was given, changed"
+        )
+        cause = "merged() must return a new nn.Linear that does not need this class; the LoRALinear must not change"
+        raise Wrong(checked, expected="a new Linear", got=got, cause=cause)
+    later = layer(x) + 2 * scale * x @ change.T
+    for what in ("merged", "afterwards", "again"):
+        of_now = later if what == "again" else truth
+        if not near(seen[what], of_now):
+            raise Wrong(
+                f"{checked}: {MERGED[what]}",
+                expected=of_now,
+                got=seen[what],
+                cause=cause_of_merge(what, seen, case),
+            )
+    if not seen["gradients on"]:
+        cause = "gradients are off for the whole program: use torch.no_grad() in a with block or as a decorator"
+        raise Wrong(
+            f"{checked}: after merged()",
+            expected="gradients on",
+            got="off",
+            cause=cause,
+        )
+    if len(seen["still"]) != 2:
+        cause = "merged() has frozen A and B: the LoRALinear must stay as it is"
+        raise Wrong(
+            f"{checked}: after merged()",
+            expected="A and B still train",
+            got=f"{len(seen['still'])} of the two",
+            cause=cause,
+        )
+
+
+def judge_gradient_of_inputs(checked, got, layer, change, scale, x):
+    """Raise Wrong unless the layers before get the whole gradient."""
+
+    def gradient(weight):
+        return weight.sum(0).expand(x.shape)
+
+    truth = gradient(layer.weight + scale * change)
+    if near(got, truth):
+        return
+    cause = "the gradient that reaches x must be that of W x + alpha / sqrt(r) B A x"
+    if got is None:
+        got, cause = "none", "no gradient reaches x, so the layers before learn nothing"
+    elif near(got, gradient(scale * change)):
+        cause = (
+            "no gradient passes through the frozen layer to x, so the layers before learn "
+            "something else: freeze with requires_grad_(False), not with no_grad() or detach()"
+        )
+    elif near(got, gradient(layer.weight)):
+        cause = (
+            "no gradient passes through A and B to x, so the layers before learn something "
+            "else: do not detach x"
+        )
+    raise Wrong(f"{checked}: the gradient of x", expected=truth, got=got, cause=cause)
+
+
+MERGED = {
+    "merged": "what the merged layer computes",
+    "afterwards": "its own output after merged()",
+    "again": "the result of calling merged() a second time, with B A twice as large",
+}
+
+
+def cause_of_merge(what, seen, case):
+    if what == "again" and near(seen["again"], seen["merged"]):
+        return "merged() returns its first result again: A and B have changed since, so merge them anew in each call"
+    if what != "merged":
+        return "merged() changes its own layer, so B A counts twice afterwards: work on a copy of the layer"
+    layer, x = a_layer(case).double(), inputs_of(case).double()
+    change = thin([value.double() for value in seen["values"]], case)
+    scale = scale_of(case)
+    if case["bias"] and near(
+        seen["merged"], layer(x) - layer.bias + scale * x @ change.T
+    ):
+        return "the merged layer has lost the bias"
+    if near(seen["merged"], layer(x) + x @ change.T):
+        return "the merged layer has no alpha / sqrt(r): include it in the weight, too"
+    if near(seen["merged"], layer(x)):
+        return "the merged layer is the old one: B A is missing"
+    return "its weight must be W + alpha / sqrt(r) B A"
