@@ -13,7 +13,61 @@ from mutants import right, wrong
 # ---- average_gradients ----
 
 
+def gradients_of(module):
+    given = [parameter.grad for parameter in module.parameters()]
+    return [gradient for gradient in given if gradient is not None]
+
+
 @right("average_gradients")
+def in_one_message(module):
+    print("averaging ...")
+    flat = nn.utils.parameters_to_vector(gradients_of(module))
+    dist.all_reduce(flat, op=dist.ReduceOp.AVG)
+    for gradient, mean in zip(
+        gradients_of(module), flat.split([g.numel() for g in gradients_of(module)])
+    ):
+        gradient[...] = mean.reshape(gradient.shape)
+
+
+@right("average_gradients")
+def with_offsets_and_a_work(module):
+    """Divides before it sums, in a buffer of its own."""
+    gradients = gradients_of(module)
+    buffer = gradients[0].new_zeros(sum(map(torch.numel, gradients)))
+    end = 0
+    for gradient in gradients:
+        begin, end = end, end + gradient.numel()
+        buffer[begin:end] = gradient.ravel() / dist.get_world_size()
+    dist.all_reduce(buffer, async_op=True).wait()
+    for gradient in reversed(gradients):
+        gradient.view(-1).copy_(buffer[-gradient.numel() :])
+        buffer = buffer[: -gradient.numel()]
+
+
+@right("average_gradients")
+def as_one_list(module):
+    gradients = gradients_of(module)
+    dist.all_reduce_coalesced(gradients)
+    torch._foreach_div_(gradients, float(dist.get_world_size()))
+
+
+@right("average_gradients")
+def gathers(module):
+    flat = torch.cat([gradient.flatten() for gradient in gradients_of(module)])
+    of_all = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
+    dist.all_gather(of_all, flat)
+    mean = torch.stack(of_all).mean(dim=0)
+    for gradient in gradients_of(module):
+        gradient.copy_(mean[: gradient.numel()].view_as(gradient))
+        mean = mean[gradient.numel() :]
+
+
+@wrong("average_gradients", "each gradient is sent alone")
+def as_in_the_lesson(module):
+    lesson03.average_gradients(module)
+
+
+@wrong("average_gradients", "each gradient is sent alone")
 def divides_before_it_sums(module):
     for parameter in module.parameters():
         if parameter.grad is not None:
@@ -21,17 +75,71 @@ def divides_before_it_sums(module):
             dist.all_reduce(parameter.grad, op=dist.ReduceOp.SUM)
 
 
-@right("average_gradients")
-def in_one_message(module):
-    print("averaging ...")
-    gradients = [
-        parameter.grad
-        for parameter in module.parameters()
-        if parameter.grad is not None
-    ]
-    flat = nn.utils.parameters_to_vector(gradients)
+@wrong("average_gradients", "got[^$]*2: reduce, broadcast|one tensor, and all-reduce")
+def to_rank_zero_and_back(module):
+    flat = nn.utils.parameters_to_vector(gradients_of(module))
+    dist.reduce(flat, 0)
+    dist.broadcast(flat, 0)
+    for gradient in gradients_of(module):
+        gradient.copy_(
+            flat[: gradient.numel()].view_as(gradient) / dist.get_world_size()
+        )
+        flat = flat[gradient.numel() :]
+
+
+@wrong("average_gradients", "now another tensor: change the given one in place")
+def in_new_tensors(module):
+    gradients = [p for p in module.parameters() if p.grad is not None]
+    flat = torch.cat([p.grad.flatten() for p in gradients])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    for parameter, mean in zip(gradients, flat.split([p.numel() for p in gradients])):
+        parameter.grad = mean.view_as(parameter)
+
+
+@wrong("average_gradients", "now another tensor: change the given one in place")
+def in_new_memory(module):
+    """As many forum posts have it: vector_to_parameters replaces .data."""
+    flat = nn.utils.parameters_to_vector(gradients_of(module))
     dist.all_reduce(flat, op=dist.ReduceOp.AVG)
-    nn.utils.vector_to_parameters(flat, gradients)
+    nn.utils.vector_to_parameters(flat, gradients_of(module))
+
+
+@wrong("average_gradients", "must change only parameter.grad")
+def averages_buffers_as_well(module):
+    in_one_message(module)
+    for buffer in module.buffers():
+        buffer += 1
+
+
+@wrong("average_gradients", "lost digits on their way")
+def in_sixteen_bits(module):
+    flat = torch.cat([g.flatten() for g in gradients_of(module)]).half()
+    dist.all_reduce(flat, op=dist.ReduceOp.AVG)
+    for gradient in gradients_of(module):
+        gradient.copy_(flat[: gradient.numel()].view_as(gradient))
+        flat = flat[gradient.numel() :]
+
+
+@wrong("average_gradients", "each gradient exactly once|still this rank's own")
+def with_the_sizes_of_the_first_call(module, plan=[]):  # noqa: B006
+    """Remembers where the gradients are, from one module to the next."""
+    plan.extend(gradients_of(module) if not plan else [])
+    flat = torch.cat([gradient.flatten() for gradient in plan])
+    dist.all_reduce(flat, op=dist.ReduceOp.AVG)
+    for gradient in plan:
+        gradient.copy_(flat[: gradient.numel()].view_as(gradient))
+        flat = flat[gradient.numel() :]
+
+
+@wrong("average_gradients", "each gradient exactly once")
+def puts_them_back_in_reverse(module):
+    gradients = gradients_of(module)
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat, op=dist.ReduceOp.AVG)
+    for gradient in reversed(gradients):
+        gradient.copy_(flat[: gradient.numel()].view_as(gradient))
+        flat = flat[gradient.numel() :]
 
 
 @wrong("average_gradients", "sum over the ranks: divide")

@@ -315,13 +315,73 @@ class NeverEnds(Interleaved):
             yield from super().__iter__()
 
 
-# ---- evaluate ----
-
-
 @wrong("sharded_sampler", "for a list, return iter", status="your code raised")
 class ReturnsAList(Interleaved):
     def __iter__(self):
         return list(super().__iter__())
+
+
+@wrong("sharded_sampler", r"hash\(\) of a text")
+class SeedsWithAHash(Interleaved):
+    def generator(self):
+        return torch.Generator().manual_seed(
+            hash(f"{self.seed} {self.epoch}") & 0xFFFFFFFF
+        )
+
+
+@right("sharded_sampler")
+class SeedsWithAHashOfNumbers(Interleaved):
+    def generator(self):
+        return torch.Generator().manual_seed(hash((self.seed, self.epoch)) % 2**31)
+
+
+@wrong(
+    "sharded_sampler", r"AttributeError.*\n.*\(in Sharded", status="your code raised"
+)
+class KnowsItsLengthAfterAPass(Interleaved):
+    def __len__(self):
+        return self.given
+
+    def __iter__(self):
+        mine = self.resized(self.order())[self.rank :: self.num_replicas]
+        self.given = len(mine)
+        return iter(mine)
+
+    def resized(self, order):
+        total = math.ceil(self.samples / self.num_replicas) * self.num_replicas
+        if self.drop_last:
+            total = self.samples // self.num_replicas * self.num_replicas
+        return (order * self.num_replicas)[:total]
+
+
+@wrong("sharded_sampler", "second pass through an epoch differs")
+class CountsThePasses(Interleaved):
+    """Takes the epoch on by itself at each pass, and set_epoch sets it right again."""
+
+    def __iter__(self):
+        given = super().__iter__()
+        self.epoch += 1
+        return given
+
+
+@wrong("sharded_sampler", "gone through only once")
+class KeepsOneIterator(Interleaved):
+    def set_epoch(self, epoch):
+        self.epoch, self.left = epoch, None
+        self.left = super().__iter__()
+
+    def __iter__(self):
+        return self.left if hasattr(self, "left") else super().__iter__()
+
+
+@wrong("sharded_sampler", "before the first set_epoch, the epoch is 0")
+class BeginsBeforeTheFirstEpoch(Interleaved):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.epoch = 7
+
+
+# ---- evaluate ----
 
 
 @right("evaluate")
@@ -416,6 +476,28 @@ def mean_of_means_rounded(model, test_set, device):
     correct, seen = count(model.module, my_part(test_set))
     [accuracy] = summed(correct / max(seen, 1))
     return round(accuracy / dist.get_world_size() * len(test_set)), len(test_set)
+
+
+@wrong("evaluate", "were evaluated more than once")
+def padded_but_seen_is_right(model, test_set, device):
+    sampler = DistributedSampler(test_set, shuffle=False)
+    correct, _ = count(model.module, test_set, sampler)
+    return summed(correct)[0], len(test_set)
+
+
+@wrong("evaluate", "were evaluated more than once")
+def shares_that_overlap(model, test_set, device):
+    rank, n, size = dist.get_rank(), dist.get_world_size(), len(test_set)
+    part = math.ceil(size / n)
+    mine = range(max(0, min(rank * part, size) - 1), min((rank + 1) * part, size))
+    correct, _ = count(model.module, Subset(test_set, mine))
+    return summed(correct)[0], size
+
+
+@wrong("evaluate", "gradients are still switched off")
+def leaves_gradients_off(model, test_set, device):
+    torch.set_grad_enabled(False)
+    return lesson04.evaluate(model, test_set, device)
 
 
 @wrong("evaluate", "this is an accuracy")
@@ -935,6 +1017,14 @@ def one_logit_with_cross_entropy(train_set, epochs, batch_size):
 @wrong("find_the_bug_2", "out of bounds", status="your code raised")
 def labels_made_whole(train_set, epochs, batch_size):
     loss_of = lambda outputs, labels: F.cross_entropy(outputs, labels[:, 0].long())
+    return fit_two_classes(train_set, epochs, batch_size, loss_of)
+
+
+@wrong("find_the_bug_2", "never below zero")
+def arguments_swapped(train_set, epochs, batch_size):
+    loss_of = lambda outputs, labels: F.binary_cross_entropy_with_logits(
+        labels, outputs
+    )
     return fit_two_classes(train_set, epochs, batch_size, loss_of)
 
 

@@ -223,6 +223,10 @@ def check_find_the_bug_2(answer, draw):
             raise Wrong(f"the losses of {checked}", rank=where, expected="a loss that is large at first and then falls",
                         got=shown, cause="the loss is zero from the first step, before the network has learned "
                         "anything: a loss that is always zero has no gradient, so the network does not change")  # fmt: skip
+        if (losses < -1e-6).any():
+            raise Wrong(f"the losses of {checked}", rank=where, expected="losses of 0 or more", got=shown,
+                        cause="a cross-entropy is never below zero: does the loss get the outputs first, and then the "
+                        "labels?")  # fmt: skip
         if not last < 2 * max(1.0, losses[0].item()):
             raise Wrong(f"the losses of {checked}", rank=where, expected="a falling loss", got=shown,
                         cause="training diverges: this loss does not fit two classes and an unbounded output",

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -35,6 +36,8 @@ def evaluations(evaluate, sizes, seed, stop_at_wrapper=False):
                 book.clear()
             with trying(f"a test set of {size}"):
                 returned = evaluate(model, half_known(size, seed), torch.device("cpu"))
+            gradients_on = torch.is_grad_enabled()
+            torch.set_grad_enabled(True)
             moved = [
                 name
                 for name, value in state(network).items()
@@ -47,6 +50,7 @@ def evaluations(evaluate, sizes, seed, stop_at_wrapper=False):
                 {
                     "returned": returned,
                     "moved": moved,
+                    "gradients_on": gradients_on,
                     "mine": mine,
                     "wrapper": len(calls),
                 }
@@ -150,6 +154,10 @@ def judge_evaluation(size, seed, of_ranks):
         if of_rank["moved"]:
             raise Wrong(checked, rank=f"{rank} of {n}", expected="an unchanged network",
                         got=f"another {of_rank['moved'][0]}", cause=TRAINING_MODE)  # fmt: skip
+        if not of_rank["gradients_on"]:
+            raise Wrong(f"torch.is_grad_enabled() after {checked}", rank=f"{rank} of {n}", expected=True, got=False,
+                        cause="gradients are still switched off afterwards, so training could not continue: use "
+                        "`with torch.no_grad():`")  # fmt: skip
         totals.append(two_numbers(of_rank["returned"]))
         if totals[-1] is None:
             raise Wrong(checked, rank=f"{rank} of {n}", expected=f"({correct}, {size})", got=of_rank["returned"],
@@ -216,6 +224,15 @@ def cause_of_totals(right, size, shares, totals, wrong):
     if all(map(same_as(size / n), seen)):
         return "the counts were averaged over the ranks: sum them"
     if all(map(same_as(size), seen)):
+        twice = [
+            sample for sample, times in Counter(sum(shares, [])).items() if times > 1
+        ]
+        total = sum(int(right[share].sum()) for share in shares)
+        if twice and all(same_as(total)(both[0]) for both in totals):
+            return (
+                f"seen is right, but {len(twice)} samples were evaluated more than once, such as sample {twice[0]}, and "
+                "count each time in correct"
+            )  # fmt: skip
         if correct > 1 and all(0 < total[0] <= 1 for total in totals):
             return "this is an accuracy; return the number of correct predictions, an integer"
         means = [float(mine[0] / mine[1]) if mine[1] else 0.0 for mine in own]

@@ -1,8 +1,10 @@
 """Question 1: a sampler."""
 
+import builtins
 import math
 import random
 from collections import Counter
+from contextlib import contextmanager
 from itertools import islice, pairwise
 
 import torch
@@ -27,24 +29,58 @@ def shares(sampler_class, cases):
 
 
 def share_of(sampler_class, samples, ranks, rank, options):
-    before = random_numbers_of_a_process(1 + rank)
-    sampler = sampler_class(samples, ranks, rank, **options)
-    epochs = [indices(sampler, epoch, samples) for epoch in (0, 1, 2, 0)]
-    length = len(sampler)
-    touched = next_random_numbers() != before
-    random_numbers_of_a_process(0)
-    alike = indices(sampler_class(samples, ranks, rank, **options), 0, samples)
-    return {"length": length, "epochs": epochs, "alike": alike, "touched": touched}
+    with salted_hash(1 + rank) as salted:
+        before = random_numbers_of_a_process(1 + rank)
+        sampler = sampler_class(samples, ranks, rank, **options)
+        length = int(len(sampler))  # a DataLoader asks for it before the first pass
+        untold = indices(sampler, samples)
+        epochs = []
+        for epoch in (0, 1, 2, 0):
+            sampler.set_epoch(epoch)
+            epochs.append(indices(sampler, samples))
+        again = indices(sampler, samples)
+        touched = next_random_numbers() != before
+    with salted_hash(0):
+        random_numbers_of_a_process(0)
+        sampler = sampler_class(samples, ranks, rank, **options)
+        sampler.set_epoch(0)
+        alike = indices(sampler, samples)
+    return {
+        "length": length, "untold": untold, "epochs": epochs, "again": again, "alike": alike, "touched": touched,
+        "hashed": bool(salted),
+    }  # fmt: skip
 
 
-def indices(sampler, epoch, samples):
-    sampler.set_epoch(epoch)
+def indices(sampler, samples):
     given = islice(
         sampler, 10 * samples + 100
     )  # an endless sampler is only recorded as too long
     return [
         int(index) if hasattr(index, "__index__") else str(index) for index in given
     ]
+
+
+@contextmanager
+def salted_hash(salt):
+    """Let hash() of a text differ, as it does between processes; a list of the texts.
+
+    The cases of all ranks are tried in one process, which has only one salt.
+    """
+    original, texts = builtins.hash, []
+
+    def of(value):
+        if isinstance(value, str | bytes):
+            texts.append(value)
+            return original((salt, value))
+        if isinstance(value, tuple):
+            return original(tuple(of(item) for item in value))
+        return original(value)
+
+    builtins.hash = of
+    try:
+        yield texts
+    finally:
+        builtins.hash = original
 
 
 def random_numbers_of_a_process(seed):
@@ -102,6 +138,8 @@ def check_sharded_sampler(answer, draw):
         judge_shares(*case, of_ranks)
     for case, of_ranks in zip(cases, seen):
         judge_order(*case, of_ranks)
+    for case, of_ranks in zip(cases, seen):
+        judge_passes(*case, of_ranks)
     for drop_last in (False, True):
         judge_odd_ones(
             drop_last,
@@ -161,10 +199,20 @@ def judge_shares(samples, ranks, options, of_ranks):
                         cause=cause)  # fmt: skip
         if how_often(given, samples) != (expected := how_often(torchs, samples)):
             by_luck = [of_rank["alike"] for of_rank in of_ranks]
+            right_by_luck = how_often(by_luck, samples) == expected
+            if right_by_luck and any(of_rank["hashed"] for of_rank in of_ranks):
+                raise Wrong(f"{checked}, the shares of all ranks together", expected=in_words(expected),
+                            got=in_words(how_often(given, samples)), cause=HASHED)  # fmt: skip
             raise Wrong(f"{checked}, the shares of all ranks together", expected=in_words(expected),
                         got=f"{in_words(how_often(given, samples))}: {an_example(given, samples)}",
-                        cause=cause_of_overlap(samples, ranks, options, given, how_often(by_luck, samples) == expected),
+                        cause=cause_of_overlap(samples, ranks, options, given, right_by_luck),
                         )  # fmt: skip
+
+
+HASHED = (
+    "the seed comes from hash() of a text, which differs from process to process, so each rank has another shuffle: "
+    "compute the seed from numbers"
+)  # fmt: skip
 
 
 def cause_of_lengths(samples, ranks, drop_last, lengths):
@@ -245,6 +293,26 @@ def judge_order(samples, ranks, options, of_ranks):
         raise Wrong(f"{call}: the samples of each rank", rank=f"0 of {ranks}", expected="different samples in each epoch",
                     got="the same samples in all epochs, in a different order", cause="each rank shuffles only its own "
                     "share: shuffle all indices first, then divide them")  # fmt: skip
+
+
+def judge_passes(samples, ranks, options, of_ranks):
+    """Raise Wrong unless an epoch's indices are the same in each pass, and those of
+    epoch 0 before set_epoch was called.
+    """
+    call = call_of(samples, ranks, options)
+    for rank, of_rank in enumerate(of_ranks):
+        where, last = f"{rank} of {len(of_ranks)}", of_rank["epochs"][-1]
+        if of_rank["again"] != last:
+            cause = "the second pass through an epoch differs from the first: an order depends on seed and epoch only"
+            if not of_rank["again"] and last:
+                cause = "the sampler can be gone through only once: __iter__ must return a new iterator each time"
+            raise Wrong(f"{call}, two passes after one set_epoch(0)", rank=where, expected="the same indices",
+                        got=f"{last[:8]} ..., then {of_rank['again'][:8]} ...", cause=cause)  # fmt: skip
+        if of_rank["untold"] != of_rank["epochs"][0]:
+            raise Wrong(f"{call}, before any set_epoch, and after set_epoch(0)", rank=where,
+                        expected="the same indices", got=f"{of_rank['untold'][:8]} ..., then {of_rank['epochs'][0][:8]} ...",
+                        cause="before the first set_epoch, the epoch is 0, and its order must be that of set_epoch(0)",
+                        )  # fmt: skip
 
 
 def judge_odd_ones(drop_last, seen):
