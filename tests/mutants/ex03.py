@@ -226,67 +226,226 @@ def not_begun(module):
 
 
 @right("overlapped")
-class OurOwn(lesson03.OverlappedDDP):
-    pass
+class CountsForEachParameter(nn.Module):
+    """As in the solution; the parts of the wrong ones below."""
+
+    def __init__(self, module, every=1):
+        super().__init__()
+        self.module, self.every = module, every
+        self.calls, self.works = {}, []
+        self.begin()
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self.gradient_is_ready)
+
+    def begin(self):
+        for value in self.module.state_dict().values():
+            dist.broadcast(value, 0)
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def gradient_is_ready(self, parameter):
+        self.calls[parameter] = self.calls.get(parameter, 0) + 1
+        if self.calls[parameter] % self.every == 0:
+            self.send(parameter)
+
+    def parts(self):
+        return dist.get_world_size() * self.every
+
+    def send(self, parameter):
+        parameter.grad /= self.parts()
+        self.works.append(dist.all_reduce(parameter.grad, async_op=True))
+
+    def finish_gradient_synchronization(self):
+        for work in self.works:
+            work.wait()
+        self.works.clear()
 
 
 @right("overlapped")
-class KeepsPairs(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.works = module, []
-        for value in module.state_dict().values():
-            dist.broadcast(value, 0)
-        for parameter in filter(lambda p: p.requires_grad, module.parameters()):
-            parameter.register_post_accumulate_grad_hook(self.send)
+class CountsForwards(CountsForEachParameter):
+    """Knows the last backward by the forward before it, and divides at the end."""
 
-    def send(self, parameter):
-        self.works.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))
+    forwards = 0
 
     def forward(self, x):
+        self.forwards = self.forwards % self.every + 1
         return self.module(x)
+
+    def gradient_is_ready(self, parameter):
+        if self.forwards == self.every:
+            work = dist.all_reduce(parameter.grad, async_op=True)
+            self.works.append((parameter, work))
 
     def finish_gradient_synchronization(self):
         while self.works:
             parameter, work = self.works.pop()
             work.wait()
-            parameter.grad.div_(dist.get_world_size())
+            parameter.grad.div_(self.parts())
+
+
+@right("overlapped")
+class AddsUpElsewhere(CountsForEachParameter):
+    """Keeps the sum in a tensor of its own, which it sends and copies back."""
+
+    def __init__(self, module, every=1):
+        super().__init__(module, every)
+        self.sums, self.left = {}, {}
+
+    def gradient_is_ready(self, parameter):
+        left = self.left.get(parameter, self.every) - 1
+        total = self.sums.setdefault(parameter, torch.zeros_like(parameter.grad))
+        total += parameter.grad
+        parameter.grad.zero_()
+        self.left[parameter] = left or self.every
+        if not left:
+            print("sending")
+            self.works.append(dist.all_reduce(total, async_op=True))
+
+    def finish_gradient_synchronization(self):
+        super().finish_gradient_synchronization()
+        for parameter, total in self.sums.items():
+            parameter.grad.copy_(total / self.parts())
+        self.sums.clear()
+
+
+@wrong("overlapped", "a second backward before the first", status="your code raised")
+class TheLessons(lesson03.OverlappedDDP):
+    def __init__(self, module, every=1):
+        super().__init__(module)
+
+
+@wrong("overlapped", "must get one gradient per step", status="your code raised")
+class TheLessonsBuckets(lesson03.BucketedDDP):
+    def __init__(self, module, every=1):
+        super().__init__(module, 1e-6)
+
+
+@wrong("overlapped", "keep the network|before the last backward|a second backward")
+class TorchsOwn(nn.parallel.DistributedDataParallel):
+    def __init__(self, module, every=1):
+        super().__init__(module)
+
+    def finish_gradient_synchronization(self):
+        pass
+
+
+@wrong("overlapped", "before the last backward of the step")
+class SendsInEachBackward(CountsForEachParameter):
+    def gradient_is_ready(self, parameter):
+        self.send(parameter)
+
+
+@wrong("overlapped", "before the last backward of the step")
+class SendsInTheFirst(CountsForEachParameter):
+    def gradient_is_ready(self, parameter):
+        self.calls[parameter] = self.calls.get(parameter, 0) + 1
+        if self.calls[parameter] % self.every == 1 % self.every:
+            self.send(parameter)
+
+
+@wrong("overlapped", "backwards of a step have added up, so divide")
+class ForgetsToDivideByEvery(CountsForEachParameter):
+    def parts(self):
+        return dist.get_world_size()
+
+
+@wrong(
+    "overlapped", "the sum over the ranks, not the mean|divide by the number of ranks"
+)
+class ForgetsToDivideByTheRanks(CountsForEachParameter):
+    def parts(self):
+        return self.every
+
+
+@wrong("overlapped", "the sum over all ranks and backwards")
+class Sums(CountsForEachParameter):
+    def parts(self):
+        return 1
+
+
+@wrong("overlapped", "once it was complete|number of")
+class DividesInEachBackward(CountsForEachParameter):
+    """So that the first backward of a step is divided several times."""
+
+    def gradient_is_ready(self, parameter):
+        parameter.grad /= self.every
+        super().gradient_is_ready(parameter)
+
+    def parts(self):
+        return dist.get_world_size()
+
+
+@wrong("overlapped", "what is left over from")
+class CountsOnlyOnce(CountsForEachParameter):
+    def gradient_is_ready(self, parameter):
+        self.calls[parameter] = self.calls.get(parameter, 0) + 1
+        if self.calls[parameter] == self.every:
+            self.send(parameter)
 
 
 @wrong("overlapped", "all-reduced instead of its gradient")
-class SendsTheParameter(lesson03.OverlappedDDP):
-    def gradient_is_ready(self, parameter):
-        self.in_flight[parameter] = dist.all_reduce(parameter.data, async_op=True)
+class SendsTheParameter(CountsForEachParameter):
+    def send(self, parameter):
+        self.works.append(dist.all_reduce(parameter.data, async_op=True))
 
 
 @wrong("overlapped", "wait for each")
-class WaitsForTheLastOne(lesson03.OverlappedDDP):
+class WaitsForTheLastOne(CountsForEachParameter):
     def finish_gradient_synchronization(self):
-        list(self.in_flight.values())[-1].wait()
-        self.in_flight.clear()
+        self.works[-1].wait()
+        self.works.clear()
 
 
 @wrong("overlapped", "module.parameters.. gives it once")
-class SendsATiedWeightTwice(lesson03.OverlappedDDP):
-    def __init__(self, module):
-        super().__init__(module)
+class SendsATiedWeightTwice(CountsForEachParameter):
+    def __init__(self, module, every=1):
+        super().__init__(module, every)
         for _, parameter in module.named_parameters(remove_duplicate=False):
             if parameter is module.last.weight:
-                parameter.register_post_accumulate_grad_hook(self.gradient_is_ready)
+                parameter.register_post_accumulate_grad_hook(self.once_more)
 
-    def gradient_is_ready(self, parameter):
-        parameter.grad /= dist.get_world_size()
-        work = dist.all_reduce(parameter.grad, async_op=True)
-        self.in_flight[len(self.in_flight)] = work
+    def once_more(self, parameter):
+        if self.calls[parameter] % self.every == 0:
+            self.send(parameter)
+
+
+@wrong("overlapped", "weight that two layers share is wrong")
+class HooksOnModules(CountsForEachParameter):
+    """Sends the gradients of a layer when the layer's own part of backward is over."""
+
+    def __init__(self, module, every=1):
+        nn.Module.__init__(self)
+        self.module, self.every, self.calls, self.works = module, every, {}, []
+        self.begin()
+        self.sent = set()
+        for layer in module.children():
+            layer.register_full_backward_hook(self.layer_is_done)
+
+    def layer_is_done(self, layer, *_):
+        self.calls[layer] = self.calls.get(layer, 0) + 1
+        if self.calls[layer] % self.every == 0:
+            for parameter in layer.parameters():
+                if parameter.grad is not None and parameter not in self.sent:
+                    self.sent.add(parameter)
+                    self.send(parameter)
+
+    def finish_gradient_synchronization(self):
+        super().finish_gradient_synchronization()
+        for parameter in self.module.parameters():
+            if parameter.requires_grad and parameter not in self.sent:
+                dist.all_reduce(parameter.grad.div_(self.parts()))
+        self.sent.clear()
 
 
 @wrong(
     "overlapped", "register_post_accumulate_grad_hook after", status="your code raised"
 )
-class HooksTooEarly(lesson03.OverlappedDDP):
-    def __init__(self, module):
+class HooksTooEarly(CountsForEachParameter):
+    def __init__(self, module, every=1):
         nn.Module.__init__(self)
-        self.module, self.in_flight = module, {}
+        self.module, self.works = module, []
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.register_hook(
@@ -297,43 +456,35 @@ class HooksTooEarly(lesson03.OverlappedDDP):
 
 
 @wrong("overlapped", "same parameters and buffers: broadcast every parameter")
-class DoesNotBroadcast(lesson03.OverlappedDDP):
-    def __init__(self, module):
-        nn.Module.__init__(self)
-        self.module, self.in_flight = module, {}
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self.gradient_is_ready)
+class DoesNotBroadcast(CountsForEachParameter):
+    def begin(self):
+        pass
 
 
 @wrong("overlapped", "same parameters and buffers: broadcast every buffer")
-class ForgetsBuffers(DoesNotBroadcast):
-    def __init__(self, module):
-        super().__init__(module)
-        for parameter in module.parameters():
+class ForgetsBuffers(CountsForEachParameter):
+    def begin(self):
+        for parameter in self.module.parameters():
             dist.broadcast(parameter.data, 0)
 
 
 @wrong("overlapped", "the hook waits for its all-reduce")
-class WaitsInTheHook(lesson03.OverlappedDDP):
-    def gradient_is_ready(self, parameter):
+class WaitsInTheHook(CountsForEachParameter):
+    def send(self, parameter):
         dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()
+        parameter.grad /= self.parts()
 
 
 @wrong("overlapped", "start the all-reduce in a hook")
-class AveragesAfterwards(lesson03.OverlappedDDP):
+class AveragesAfterwards(CountsForEachParameter):
     def gradient_is_ready(self, parameter):
         pass
 
     def finish_gradient_synchronization(self):
         lesson03.average_gradients(self.module)
-
-
-@wrong("overlapped", "sum over the ranks, not the mean")
-class Sums(lesson03.OverlappedDDP):
-    def gradient_is_ready(self, parameter):
-        self.in_flight[parameter] = dist.all_reduce(parameter.grad, async_op=True)
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= self.every
 
 
 @wrong(
@@ -341,30 +492,22 @@ class Sums(lesson03.OverlappedDDP):
     "a frozen parameter cannot have a hook",
     status="your code raised",
 )
-class HooksFrozenParameters(lesson03.OverlappedDDP):
-    def __init__(self, module):
-        super().__init__(module)
+class HooksFrozenParameters(CountsForEachParameter):
+    def __init__(self, module, every=1):
+        super().__init__(module, every)
         for parameter in module.parameters():
             parameter.register_post_accumulate_grad_hook(lambda parameter: None)
 
 
 @wrong("overlapped", "keep the network: self.module")
 class CallsItNet(nn.Module):
-    def __init__(self, module):
+    def __init__(self, module, every=1):
         super().__init__()
         self.net = module
 
 
 @wrong("overlapped", "clear it at the end")
-class NeverClears(lesson03.OverlappedDDP):
-    def __init__(self, module):
-        super().__init__(module)
-        self.works = []
-
-    def gradient_is_ready(self, parameter):
-        parameter.grad /= dist.get_world_size()
-        self.works.append(dist.all_reduce(parameter.grad, async_op=True))
-
+class NeverClears(CountsForEachParameter):
     def finish_gradient_synchronization(self):
         for work in self.works:
             work.wait()
@@ -372,10 +515,11 @@ class NeverClears(lesson03.OverlappedDDP):
 
 @right("overlapped")
 class ForgetsBeforeTheNextStep(NeverClears):
-    """Keeps the works until the next backward begins, and then drops them."""
+    """Keeps the works until the next step begins, and then drops them."""
 
     def forward(self, *inputs):
-        self.works = []
+        if len(self.works) and all(work.is_completed() for work in self.works):
+            self.works = []
         return super().forward(*inputs)
 
 
