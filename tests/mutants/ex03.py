@@ -1,7 +1,6 @@
 """Exercise 03: averaging gradients."""
 
 import time
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -527,207 +526,273 @@ class ForgetsBeforeTheNextStep(NeverClears):
 
 
 @right("bucketed")
-class OurBuckets(lesson03.BucketedDDP):
-    pass
+class KeepsErrors(nn.Module):
+    """As in the solution; the parts of the wrong ones below."""
 
-
-@right("bucketed")
-class FlatBuffers(nn.Module):
-    """Gradients that are views of their buckets, for good."""
+    wire = torch.bfloat16
 
     def __init__(self, module, bucket_size_mb=25.0):
         super().__init__()
-        self.module, self.flat, self.missing, self.works = module, [], [], []
+        self.module, self.sent, self.buckets, self.bucket_of = module, [], [], {}
         for value in module.state_dict().values():
             dist.broadcast(value, 0)
-        buckets = [[]]
-        for parameter in reversed([p for p in module.parameters() if p.requires_grad]):
-            if sum(p.nbytes for p in buckets[-1]) >= bucket_size_mb * 2**20:
-                buckets.append([])
-            buckets[-1].append(parameter)
-        self.buckets = buckets
-        for place, bucket in enumerate(buckets):
-            self.flat.append(
-                torch.zeros(sum(p.numel() for p in bucket), dtype=bucket[0].dtype)
-            )
-            self.missing.append(len(bucket))
-            parts = self.flat[-1].split([p.numel() for p in bucket])
-            for parameter, part in zip(bucket, parts):
-                hook = partial(self.is_ready, place, part.view_as(parameter))
-                parameter.register_post_accumulate_grad_hook(hook)
-
-    def forward(self, *inputs):
-        return self.module(*inputs)
-
-    def is_ready(self, place, view, parameter):
-        parameter.grad = view.copy_(parameter.grad)
-        self.missing[place] -= 1
-        if not self.missing[place]:
-            self.flat[place] /= dist.get_world_size()
-            self.works.append(dist.all_reduce(self.flat[place], async_op=True))
-
-    def finish_gradient_synchronization(self):
-        for work in self.works:
-            work.wait()
-        self.works, self.missing = [], [len(bucket) for bucket in self.buckets]
-
-
-@right("bucketed")
-class FilledBeforeFull(nn.Module):
-    """Buckets that are never over their size, and gradients that are copied back."""
-
-    def __init__(self, module, bucket_size_mb=25.0):
-        super().__init__()
-        self.module, self.sent = module, []
-        for value in module.state_dict().values():
-            dist.broadcast(value, 0)
-        self.buckets, size = [[]], 0
-        for parameter in reversed([p for p in module.parameters() if p.requires_grad]):
-            if self.buckets[-1] and size + parameter.nbytes > bucket_size_mb * 2**20:
-                self.buckets.append([])
-                size = 0
-            self.buckets[-1].append(parameter)
-            size += parameter.nbytes
-        self.ready = set()
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self.is_ready)
-
-    def forward(self, *inputs):
-        return self.module(*inputs)
-
-    def is_ready(self, parameter):
-        self.ready.add(parameter)
-        for bucket in self.buckets:
-            if parameter in set(bucket) and set(bucket) <= self.ready:
-                flat = torch.cat([p.grad.reshape(-1) for p in bucket])
-                self.sent.append(
-                    (
-                        bucket,
-                        flat,
-                        dist.all_reduce(flat, op=dist.ReduceOp.AVG, async_op=True),
-                    )
-                )
-
-    def finish_gradient_synchronization(self):
-        for bucket, flat, work in self.sent:
-            work.wait()
-            begin = 0
-            for parameter in bucket:
-                parameter.grad.copy_(
-                    flat[begin : begin + parameter.numel()].view_as(parameter)
-                )
-                begin += parameter.numel()
-        self.sent, self.ready = [], set()
-
-
-@wrong("bucketed", "send every gradient after it was complete")
-class SendsWithTheLastOfItsList(FilledBeforeFull):
-    def is_ready(self, parameter):
-        for bucket in self.buckets:
-            if bucket[-1] is parameter:
-                there = [
-                    torch.zeros_like(p) if p.grad is None else p.grad for p in bucket
-                ]
-                flat = torch.cat([gradient.reshape(-1) for gradient in there])
-                self.sent.append(
-                    (
-                        bucket,
-                        flat,
-                        dist.all_reduce(flat, op=dist.ReduceOp.AVG, async_op=True),
-                    )
-                )
-
-
-@wrong("bucketed", "every gradient is sent alone")
-class OneByOne(lesson03.OverlappedDDP):
-    def __init__(self, module, bucket_size_mb):
-        super().__init__(module)
-
-
-@wrong("bucketed", "bucket_size_mb is ignored|start the all-reduce in a hook")
-class OneForAll(lesson03.BucketedDDP):
-    def __init__(self, module, bucket_size_mb):
-        super().__init__(module, bucket_size_mb=1e6)
-
-
-@wrong("bucketed", "reverse order")
-class FillsFromTheFirstLayer(lesson03.BucketedDDP):
-    def __init__(self, module, bucket_size_mb=25.0):
-        super().__init__(module)
-        self.buckets, self.bucket_of, room = [], {}, 0
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                if room <= 0:
-                    self.buckets.append([])
-                    room = bucket_size_mb * 2**20
-                self.buckets[-1].append(parameter)
-                self.bucket_of[parameter] = len(self.buckets) - 1
-                room -= parameter.nbytes
+        self.fill(bucket_size_mb * 2**20)
         self.missing = [len(bucket) for bucket in self.buckets]
+        self.errors = [0] * len(self.buckets)
 
+    def trained(self):
+        return reversed([p for p in self.module.parameters() if p.requires_grad])
 
-@wrong("bucketed", "copy it back to its own parameter")
-class DropsTheLastBucket(lesson03.BucketedDDP):
-    def __init__(self, module, bucket_size_mb):
-        super().__init__(module, bucket_size_mb)
-        self.missing[-1] += 10**6
+    def fill(self, size):
+        room = 0
+        for parameter in self.trained():
+            if room <= 0:
+                self.buckets.append([])
+                room = size
+            self.buckets[-1].append(parameter)
+            self.bucket_of[parameter] = len(self.buckets) - 1
+            room -= parameter.nbytes
+            parameter.register_post_accumulate_grad_hook(self.gradient_is_ready)
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def gradient_is_ready(self, parameter):
+        index = self.bucket_of[parameter]
+        self.missing[index] -= 1
+        if self.missing[index] == 0:
+            self.send(index, self.joined(index))
+
+    def joined(self, index):
+        gradients = [member.grad.flatten() for member in self.buckets[index]]
+        return torch.cat(gradients) / dist.get_world_size()
+
+    def send(self, index, total):
+        total = total + self.errors[index]
+        message = total.to(self.wire)
+        self.errors[index] = total - message
+        self.start(index, message)
+
+    def start(self, index, message):
+        work = dist.all_reduce(message, async_op=True)
+        self.sent.append((index, message, work))
+
+    def mean(self, message):
+        return message.float()
 
     def finish_gradient_synchronization(self):
-        self.missing = [0] * len(self.missing)
-        super().finish_gradient_synchronization()
-        self.missing[-1] += 10**6
-
-
-@wrong("bucketed", "copy it back to its own parameter")
-class ForgetsToPutBack(lesson03.BucketedDDP):
-    def finish_gradient_synchronization(self):
-        for work, _, _ in self.sent:
+        for index, message, work in self.sent:
             work.wait()
+            bucket = self.buckets[index]
+            parts = self.mean(message).split([member.numel() for member in bucket])
+            for parameter, part in zip(bucket, parts):
+                parameter.grad.copy_(part.view_as(parameter))
+        self.begin_again()
+
+    def begin_again(self):
         self.sent.clear()
         self.missing = [len(bucket) for bucket in self.buckets]
 
 
-@wrong("bucketed", "measured in bytes")
-class CountsNumbersForBytes(lesson03.BucketedDDP):
+@right("bucketed")
+class DividesTheSum(KeepsErrors):
+    """Keeps the errors of the gradients, not of their n-th part."""
+
+    def joined(self, index):
+        return torch.cat([member.grad.flatten() for member in self.buckets[index]])
+
+    def mean(self, message):
+        return message.float() / dist.get_world_size()
+
+
+@right("bucketed")
+class ErrorsOfEachParameter(KeepsErrors):
+    """Adds the kept error to the gradient itself, one parameter after the other, into
+    buckets that are never over their size; new gradients are put in place.
+    """
+
+    def fill(self, size):
+        self.buckets, used, self.kept = [[]], 0, {}
+        for parameter in self.trained():
+            if self.buckets[-1] and used + parameter.nbytes > size:
+                self.buckets.append([])
+                used = 0
+            self.buckets[-1].append(parameter)
+            used += parameter.nbytes
+            self.bucket_of[parameter] = len(self.buckets) - 1
+            self.kept[parameter] = torch.zeros_like(parameter, requires_grad=False)
+            parameter.register_post_accumulate_grad_hook(self.gradient_is_ready)
+
+    def send(self, index, _):
+        messages = []
+        for parameter in self.buckets[index]:
+            parameter.grad += self.kept[parameter]
+            messages.append(parameter.grad.bfloat16())
+            self.kept[parameter] = parameter.grad - messages[-1].float()
+        print("bucket", index)
+        self.start(index, torch.cat([message.view(-1) for message in messages]))
+
+    def mean(self, message):
+        return message.to(torch.float32) / dist.get_world_size()
+
+
+@wrong("bucketed", "travel in 32 bits")
+class TheLessonsOwnBuckets(lesson03.BucketedDDP):
+    pass
+
+
+@wrong("bucketed", "the hook waits for its all-reduce|loses the same digits")
+class TorchsWithItsHook(nn.parallel.DistributedDataParallel):
+    """torch's compression hook rounds as well, but forgets the errors."""
+
+    def __init__(self, module, bucket_size_mb=25.0):
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        super().__init__(module, bucket_cap_mb=bucket_size_mb)
+        self.register_comm_hook(None, default_hooks.bf16_compress_hook)
+
+    def finish_gradient_synchronization(self):
+        pass
+
+
+@wrong("bucketed", "every step loses the same digits again")
+class ForgetsTheErrors(KeepsErrors):
+    def send(self, index, total):
+        self.start(index, total.bfloat16())
+
+
+@wrong("bucketed", "every step loses the same digits again")
+class ForgetsThemAfterEachStep(KeepsErrors):
+    def begin_again(self):
+        super().begin_again()
+        self.errors = [0] * len(self.buckets)
+
+
+@wrong("bucketed", "rounding errors do not cancel|loses the same digits")
+class KeepsOnlyTheLastError(KeepsErrors):
+    """The error of this gradient alone, without the one that was added to it."""
+
+    def send(self, index, total):
+        message = (total + self.errors[index]).bfloat16()
+        self.errors[index] = total - total.bfloat16()
+        self.start(index, message)
+
+
+@wrong("bucketed", "rounding errors do not cancel|loses the same digits")
+class TheWrongSign(KeepsErrors):
+    def send(self, index, total):
+        total = total + self.errors[index]
+        message = total.bfloat16()
+        self.errors[index] = message.float() - total
+        self.start(index, message)
+
+
+@wrong("bucketed", "rounding errors do not cancel|loses the same digits")
+class KeepsErrorsInSixteenBits(KeepsErrors):
+    """Rounds the difference of two numbers that are already rounded: it is zero."""
+
+    def send(self, index, total):
+        total = (total + self.errors[index]).bfloat16()
+        self.errors[index] = total - total.bfloat16()
+        self.start(index, total)
+
+
+@wrong("bucketed", "later ones are not|do not cancel|loses the same")
+class ErrorOfTheMean(KeepsErrors):
+    """Takes the difference to what comes back, the gradients of others among it."""
+
+    def send(self, index, total):
+        total = total + self.errors[index]
+        self.errors[index] = total
+        self.start(index, total.bfloat16())
+
+    def mean(self, message):
+        index = next(i for i, other, _ in self.sent if other is message)
+        self.errors[index] = self.errors[index] - message.float()
+        return message.float()
+
+
+@wrong("bucketed", "divide in 32 bits|loses the same digits")
+class DividesInSixteenBits(DividesTheSum):
+    def mean(self, message):
+        return (message / dist.get_world_size()).float()
+
+
+@wrong("bucketed", "float16 cannot hold these numbers")
+class TheOtherSixteenBits(KeepsErrors):
+    wire = torch.float16
+
+
+@wrong("bucketed", "it is the sum over the ranks")
+class SumsTheBuckets(DividesTheSum):
+    def mean(self, message):
+        return message.float()
+
+
+@wrong("bucketed", "every gradient is sent alone")
+class OneByOne(KeepsErrors):
+    def __init__(self, module, bucket_size_mb):
+        super().__init__(module, 0)
+
+
+@wrong("bucketed", "bucket_size_mb is ignored")
+class OneForAll(KeepsErrors):
+    def __init__(self, module, bucket_size_mb):
+        super().__init__(module, 1e6)
+
+
+@wrong("bucketed", "reverse order")
+class FillsFromTheFirstLayer(KeepsErrors):
+    def trained(self):
+        return [p for p in self.module.parameters() if p.requires_grad]
+
+
+@wrong("bucketed", "in 32 bits, have reached bucket_size_mb")
+class CountsTheBytesThatTravel(KeepsErrors):
     def __init__(self, module, bucket_size_mb):
         super().__init__(module, bucket_size_mb * 2)
 
 
-@wrong("bucketed", "the hook waits for its all-reduce")
-class WaitsForEachBucket(lesson03.BucketedDDP):
-    def gradient_is_ready(self, parameter):
-        before = len(self.sent)
-        super().gradient_is_ready(parameter)
-        for work, _, _ in self.sent[before:]:
+@wrong("bucketed", "mean was not copied back")
+class ForgetsToPutBack(KeepsErrors):
+    def finish_gradient_synchronization(self):
+        for _, _, work in self.sent:
             work.wait()
+        self.begin_again()
 
 
-@wrong(
-    "bucketed",
-    r"AttributeError[^$]*\(in step 1 of training\)",
-    status="your code raised",
-)
-class DoesNotCountAgain(lesson03.BucketedDDP):
+@wrong("bucketed", "the hook waits for its all-reduce")
+class WaitsForEachBucket(KeepsErrors):
+    def start(self, index, message):
+        super().start(index, message)
+        self.sent[-1][-1].wait()
+
+
+@wrong("bucketed", "start the all-reduce in a hook")
+class SendsAtTheEnd(KeepsErrors):
     def gradient_is_ready(self, parameter):
-        bucket = next(
-            bucket
-            for bucket in self.buckets
-            if any(parameter is other for other in bucket)
-        )
-        self.ready = {*getattr(self, "ready", ()), parameter}
-        if self.ready.issuperset(bucket):
-            flat = (
-                torch.cat([other.grad.flatten() for other in bucket])
-                / dist.get_world_size()
-            )
-            self.sent.append((dist.all_reduce(flat, async_op=True), bucket, flat))
+        pass
 
     def finish_gradient_synchronization(self):
-        for work, bucket, flat in self.sent:
-            work.wait()
-            for parameter, part in zip(
-                bucket, flat.split([other.numel() for other in bucket])
-            ):
-                parameter.grad.copy_(part.view_as(parameter))
-        self.sent.clear()
+        for index in range(len(self.buckets)):
+            self.send(index, self.joined(index))
+        super().finish_gradient_synchronization()
+
+
+@wrong("bucketed", "NoneType|exactly|complete", status="failed|your code raised")
+class SendsWithTheFirstOfItsBucket(KeepsErrors):
+    def gradient_is_ready(self, parameter):
+        index = self.bucket_of[parameter]
+        if self.missing[index] == len(self.buckets[index]):
+            self.send(index, self.joined(index))
+        self.missing[index] -= 1
+
+
+@wrong("bucketed", "starts? from the same parameters")
+class DoesNotBroadcastAtAll(KeepsErrors):
+    def __init__(self, module, bucket_size_mb):
+        nn.Module.__init__(self)
+        self.module, self.sent, self.buckets, self.bucket_of = module, [], [], {}
+        self.fill(bucket_size_mb * 2**20)
+        self.errors = [0] * len(self.buckets)
+        self.begin_again()
