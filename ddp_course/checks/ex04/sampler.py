@@ -51,6 +51,42 @@ def share_of(sampler_class, samples, ranks, rank, options):
     }  # fmt: skip
 
 
+def resumed(sampler_class, cases):
+    """For each case: the order of one rank alone, what each rank of an interrupted
+    epoch had, and what the ranks get that go on, then and in the next epoch.
+    """
+    seen = []
+    for samples, before, after, taken, options in cases:
+        with trying(f"{call_of(samples, before, options)}, set_epoch(1)"):
+            order = indices_of(sampler_class(samples, 1, 0, **options), samples, 1)
+            first = [
+                indices_of(sampler_class(samples, before, rank, **options), samples, 1)
+                for rank in range(before)
+            ]
+        rest, lengths, following, fresh = [], [], [], []
+        for rank in range(after):
+            sampler = sampler_class(samples, after, rank, **options)
+            with trying(
+                f"{call_of(samples, after, options, rank)}, set_epoch(1, {taken * before})"
+            ):
+                rest.append(indices_of(sampler, samples, 1, taken * before))
+                lengths.append(int(len(sampler)))
+            with trying(f"{call_of(samples, after, options, rank)}, set_epoch(2)"):
+                following.append(indices_of(sampler, samples, 2))
+            fresh.append(
+                indices_of(sampler_class(samples, after, rank, **options), samples, 2)
+            )
+        seen.append(
+            {"order": order, "first": first, "rest": rest, "lengths": lengths, "following": following, "fresh": fresh}
+        )  # fmt: skip
+    return seen
+
+
+def indices_of(sampler, samples, *epoch):
+    sampler.set_epoch(*epoch)
+    return indices(sampler, samples)
+
+
 def indices(sampler, samples):
     given = islice(
         sampler, 10 * samples + 100
@@ -105,13 +141,15 @@ def next_random_numbers():
 
 
 @question(
-    "Think of one list of all indices, the same on all ranks. Make its length divisible by num_replicas, and divide "
-    "it among the ranks: indices[rank::num_replicas].",
-    "Without drop_last, a rank gets ceil(samples / num_replicas) indices; with it, samples // num_replicas. A list of "
-    "two samples for five ranks must be repeated more than once. Shuffle with torch.randperm(samples, generator=...), "
-    "where the generator's seed depends on the epoch, but not on the rank.",
-    "__iter__: generator = torch.Generator().manual_seed(self.seed + self.epoch); order = randperm or range; repeat "
-    "order until it is long enough, cut it to num_replicas * len(self), and return iter(order[rank::num_replicas]).",
+    "Think of one list of all indices, the same on all ranks. What is done leaves the list at its front. What is left "
+    "is made divisible by num_replicas, and divided: left[rank::num_replicas].",
+    "Without drop_last, a rank gets ceil(left / num_replicas) indices; with it, left // num_replicas. A list of two "
+    "samples for five ranks must be repeated more than once, an empty one not at all. Shuffle with "
+    "torch.randperm(samples, generator=...), where the generator's seed depends on the epoch, but not on the rank. The "
+    "shuffle is that of all samples, also when some are done.",
+    "set_epoch(epoch, done=0) keeps both. __iter__: generator = torch.Generator().manual_seed(self.seed + self.epoch); "
+    "order = randperm or range; left = order[self.done:]; repeat left until it is long enough, cut it to num_replicas * "
+    "len(self), and return iter(left[rank::num_replicas]). __len__ computes with samples - done.",
 )
 def check_sharded_sampler(answer, draw):
     """Disjoint and complete shares of the same length, from one shuffle that is the
@@ -151,11 +189,80 @@ def check_sharded_sampler(answer, draw):
         )
     for case, of_ranks in zip(cases, seen):
         judge_side_effects(*case, of_ranks)
+    interrupted = cases_of_resuming(draw)
+    for case, of_case in zip(interrupted, answer.on_ranks(resumed, interrupted)[0]):
+        judge_resuming(*case, **of_case)
     checked = f"{call_of(*cases[-3])}, and with seed={seeds[1]}"
     orders = [[of_rank["epochs"] for of_rank in of_ranks] for of_ranks in seen[-3:-1]]
     if orders[0] == orders[1]:
         raise Wrong(checked, expected="two different orders", got=f"{orders[0][0][0][:8]} ... on rank 0, both times",
                     cause="the seed has no effect: the shuffle must depend on seed and epoch")  # fmt: skip
+
+
+def cases_of_resuming(draw):
+    """(samples, ranks before, ranks after, samples that each had taken, options)."""
+    options = lambda: {  # noqa: E731
+        "shuffle": draw.random() < 0.8, "seed": draw.randrange(10**6), "drop_last": draw.random() < 0.3,
+    }  # fmt: skip
+    cases = []
+    for before, after in [(2, 3), (4, 3), (3, 3), (1, 4), (5, 2)]:
+        samples = draw.randint(50, 80)
+        taken = draw.randint(3, samples // before - 3)
+        cases.append((samples, before, after, taken, options()))
+    cases.append((24, 3, 4, 8, options()))  # all are done
+    cases.append((26, 5, 4, 5, options() | {"drop_last": False}))  # one is left
+    return cases
+
+
+def judge_resuming(
+    samples, before, after, taken, options, order, first, rest, lengths, following, fresh
+):  # fmt: skip
+    """Raise Wrong unless the ranks go on where the interrupted ones were."""
+    call, done = call_of(samples, after, options), taken * before
+    for rank, share in enumerate(first):
+        if share[:taken] != order[rank::before][:taken]:
+            raise Wrong(f"{call_of(samples, before, options, rank)} after set_epoch(1), compared with the order of "
+                        "ShardedSampler with one rank", rank=f"{rank} of {before}",
+                        expected=f"numbers {rank}, {rank + before}, {rank + 2 * before} ... of the order: "
+                        f"{order[rank::before][:6]} ...", got=f"{share[:6]} ...", cause="deal the order out one by one, to "
+                        "one rank after the other: then what all ranks have done is the front of the order")  # fmt: skip
+    left = order[done:]
+    length = len(left) // after if options["drop_last"] else -(-len(left) // after)
+    checked = f"{call} after set_epoch(1, done={done})"
+    if [len(share) for share in rest] != [length] * after:
+        cause = f"{len(left)} samples are left: every rank gets as many of them, rounded as without done"
+        if len(rest[0]) == len(following[0]):
+            cause = "done has no effect: the first `done` samples of the order are not to come again"
+        elif len(rest[0]) == max(0, len(following[0]) - done):
+            cause = "each rank leaves out `done` samples of its own share: all ranks together have done that many"
+        raise Wrong(f"the number of samples per rank from {checked}", expected=[length] * after,
+                    got=[len(share) for share in rest], cause=cause)  # fmt: skip
+    counts = Counter(index for share in rest for index in share)
+    again = [index for index in order[:done] if counts[index]]
+    lost = [index for index in left if not counts[index]]
+    if again or len(lost) > len(left) - min(len(left), length * after):
+        raise Wrong(f"the samples from {checked}, all ranks together", expected=f"the {len(left)} that are left",
+                    got=f"{len(again)} that were done come again, {len(lost)} of the others are lost",
+                    cause=f"the {before} ranks before had done the first {done} of the order: take these off the order of "
+                    "all samples, and only then divide the rest among the ranks of now")  # fmt: skip
+    whole = len(left) // after
+    for rank, share in enumerate(rest):
+        if share[:whole] != left[rank::after][:whole]:
+            raise Wrong(f"the order of {checked}", rank=f"{rank} of {after}", expected=f"{left[rank::after][:8]} ...",
+                        got=f"{share[:8]} ...", cause="what is left must keep its order, dealt out one by one: otherwise a "
+                        "second interruption in this epoch could not be resumed")  # fmt: skip
+    if counts and max(counts.values()) > -(-length * after // len(left)):
+        raise Wrong(f"how often one sample comes in {checked}", expected=-(-length * after // len(left)),
+                    got=max(counts.values()),
+                    cause="repeat different samples in turn, each as seldom as possible")  # fmt: skip
+    if lengths != [length] * after:
+        raise Wrong(f"len() of {checked}", expected=[length] * after, got=lengths,
+                    cause="len() must be the number of samples that still come in this epoch")  # fmt: skip
+    if following != fresh:
+        raise Wrong(f"{call} after set_epoch(1, done={done}), and then set_epoch(2)", rank=f"0 of {after}",
+                    expected=f"a whole epoch: {len(fresh[0])} samples, {fresh[0][:5]} ...",
+                    got=f"{len(following[0])} samples, {following[0][:5]} ...", cause="what was done in one epoch must be "
+                    "forgotten in the next: set_epoch(epoch) begins at the start of the order")  # fmt: skip
 
 
 def call_of(samples, ranks, options, rank="rank"):
