@@ -17,7 +17,7 @@ from test_exercises import course, ddp_course, solution_tasks  # noqa: F401
 from ddp_course import UsageError
 from ddp_course.school import exercises, grading
 
-QUESTIONS = ["average_gradients", "overlapped", "bucketed"]
+QUESTIONS = ["average_gradients", "overlapped", "bucketed", "traffic"]
 PATCHES = """
 import ddp_course.checks.ex03 as ex03, ddp_course.school.judge as judge, builtins
 print("03 average_gradients: passed")
@@ -118,14 +118,16 @@ def test_a_right_a_half_done_a_cheating_and_a_hanging_submission_in_one_call(cou
         name: [numbers["03"][question]["status"] for question in QUESTIONS]
         for name, numbers in report["submissions"].items()
     }
-    right = {"right": ["passed", "passed", "passed"]} if THOROUGH else {}
+    right = {"right": ["passed"] * len(QUESTIONS)} if THOROUGH else {}
     assert statuses == right | {
-        "half": ["not attempted", "passed", "your code raised"],
-        "cheating": ["failed", "your code raised", "not attempted"],
-        "hanging": ["timed out", "your code raised", "passed"],
+        "half": ["not attempted", "passed", "your code raised", "not attempted"],
+        "cheating": ["failed", "your code raised", "not attempted", "not attempted"],
+        "hanging": ["timed out", "your code raised", "passed", "not attempted"],
     }
-    points = {"right": 3, "half": 1, "cheating": 0, "hanging": 1}
-    assert report["totals"] == {name: [points[name], 3] for name in statuses}
+    points = {"right": len(QUESTIONS), "half": 1, "cheating": 0, "hanging": 1}
+    assert report["totals"] == {
+        name: [points[name], len(QUESTIONS)] for name in statuses
+    }
     assert (
         "nothing was averaged"
         in report["submissions"]["cheating"]["03"]["average_gradients"]["details"][
@@ -133,7 +135,7 @@ def test_a_right_a_half_done_a_cheating_and_a_hanging_submission_in_one_call(cou
         ]
     )
     assert (
-        "## half: 1 of 3" in summary.read_text()
+        "## half: 1 of 4" in summary.read_text()
         and "| 03 | overlapped | passed |" in summary.read_text()
     )
 
@@ -181,8 +183,8 @@ def test_a_damaged_submission_gains_nothing_and_stops_nobody(course):  # noqa: F
     done = grade("all")
     assert (
         done.returncode == 1
-        and "a: 0 of 3" in done.stdout
-        and "b: 0 of 3" in done.stdout
+        and "a: 0 of 4" in done.stdout
+        and "b: 0 of 4" in done.stdout
     )
     report = json.loads((course / "report.json").read_text())
     where = report["submissions"]["b"]["03"]["bucketed"]["details"]["where"]
@@ -248,7 +250,7 @@ def test_who_has_handed_in_nothing_is_named(course, monkeypatch):  # noqa: F811
     assert done.returncode == 1
     report = json.loads((course / "report.json").read_text())
     assert (
-        report["totals"] == {"a/exercises": [3, 3], "b": [0, 0]}
+        report["totals"] == {"a/exercises": [4, 4], "b": [0, 0]}
         and report["submissions"]["b"] == {}
     )
     summary = (course / "summary.md").read_text()
@@ -315,8 +317,8 @@ def test_the_workflows_own_commands_grade_a_submission(workflow, tmp_path):
         2,
     ]  # make's own code for a recipe that ended with 1: nothing has passed
     report = json.loads((tmp_path / "course" / "report.json").read_text())
-    assert report["totals"] == {"exercises": [0, 3]}
-    assert "## exercises: 0 of 3" in (tmp_path / "summary.md").read_text()
+    assert report["totals"] == {"exercises": [0, 4]}
+    assert "## exercises: 0 of 4" in (tmp_path / "summary.md").read_text()
     [keep] = [
         step
         for step in workflow["jobs"]["grade"]["steps"]

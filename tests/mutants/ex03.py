@@ -796,3 +796,178 @@ class DoesNotBroadcastAtAll(KeepsErrors):
         self.fill(bucket_size_mb * 2**20)
         self.errors = [0] * len(self.buckets)
         self.begin_again()
+
+
+# ---- traffic ----
+
+
+def buckets_needed(sizes, bucket_size, bytes_of=4):
+    buckets, room = 0, 0
+    for size in sizes:
+        if room <= 0:
+            buckets, room = buckets + 1, bucket_size
+        room -= bytes_of * size
+    return buckets
+
+
+@right("traffic")
+def with_formulas(sizes, bucket_size, world_size):
+    buckets, rounds = buckets_needed(sizes[::-1], bucket_size), 2 * (world_size - 1)
+    return buckets, buckets * rounds, 4 * sum(sizes) * rounds // world_size
+
+
+@right("traffic")
+def asks_the_lessons_class(sizes, bucket_size, world_size):
+    """Builds the buckets, and follows each piece through the ring."""
+    network = nn.ParameterList(torch.zeros(size) for size in sizes)
+    model = lesson03.BucketedDDP(network, bucket_size / 2**20)
+    messages = [
+        sum(parameter.nbytes for parameter in bucket) / world_size
+        for bucket in model.buckets
+        for _ in range(2 * world_size - 2)
+    ]
+    return torch.tensor([len(model.buckets), len(messages), sum(messages)])
+
+
+@right("traffic")
+def with_numpys_numbers(sizes, bucket_size, world_size):
+    import numpy
+
+    buckets, messages, sent = with_formulas(sizes, bucket_size, world_size)
+    return numpy.int64(buckets), numpy.int32(messages), numpy.float64(sent)
+
+
+@wrong("traffic", "begins with the last parameters")
+def from_the_first(sizes, bucket_size, world_size):
+    return with_formulas(sizes[::-1], bucket_size, world_size)
+
+
+@wrong("traffic", "the parameter that exceeds it still goes in")
+def never_over_the_size(sizes, bucket_size, world_size):
+    buckets, used = 1, 0
+    for size in reversed(sizes):
+        if used and used + 4 * size > bucket_size:
+            buckets, used = buckets + 1, 0
+        used += 4 * size
+    _, _, sent = with_formulas(sizes, bucket_size, world_size)
+    return buckets, buckets * 2 * (world_size - 1), sent
+
+
+@wrong("traffic", "is in bytes, and a float32 has 4")
+def buckets_of_numbers(sizes, bucket_size, world_size):
+    buckets = buckets_needed(sizes[::-1], bucket_size, bytes_of=1)
+    return buckets, *with_formulas(sizes, bucket_size, world_size)[1:]
+
+
+@wrong("traffic", "never divided between two buckets")
+def divides_the_total(sizes, bucket_size, world_size):
+    buckets = -(-4 * sum(sizes) // bucket_size)
+    return buckets, *with_formulas(sizes, bucket_size, world_size)[1:]
+
+
+@wrong("traffic", "an all-reduce is not one message")
+def one_message_per_bucket(sizes, bucket_size, world_size):
+    buckets, _, sent = with_formulas(sizes, bucket_size, world_size)
+    return buckets, buckets, sent
+
+
+@wrong("traffic", "the ring goes round twice")
+def once_round(sizes, bucket_size, world_size):
+    buckets, messages, sent = with_formulas(sizes, bucket_size, world_size)
+    return buckets, messages // 2, sent // 2
+
+
+@wrong("traffic", "numbers, not bytes")
+def in_numbers(sizes, bucket_size, world_size):
+    buckets, messages, sent = with_formulas(sizes, bucket_size, world_size)
+    return buckets, messages, sent // 4
+
+
+@wrong("traffic", "each message is one piece, an n-th")
+def whole_buckets_go_round(sizes, bucket_size, world_size):
+    buckets, messages, _ = with_formulas(sizes, bucket_size, world_size)
+    return buckets, messages, 4 * sum(sizes) * 2 * (world_size - 1)
+
+
+@wrong("traffic", "only one rank's messages count")
+def of_all_ranks(sizes, bucket_size, world_size):
+    buckets, messages, sent = with_formulas(sizes, bucket_size, world_size)
+    return buckets, messages, sent * world_size
+
+
+@wrong("traffic", "a little less than twice as many")
+def about_twice(sizes, bucket_size, world_size):
+    buckets, messages, _ = with_formulas(sizes, bucket_size, world_size)
+    return buckets, messages, 2 * 4 * sum(sizes)
+
+
+@wrong("traffic", "return three numbers")
+def only_the_bytes(sizes, bucket_size, world_size):
+    return with_formulas(sizes, bucket_size, world_size)[2]
+
+
+@right("traffic")
+def in_fractions_of_the_whole(sizes, bucket_size, world_size):
+    """As the formula of lesson 2 is written, with its rounding errors."""
+    buckets, messages, _ = with_formulas(sizes, bucket_size, world_size)
+    return [buckets, messages, 2 * (world_size - 1) / world_size * 4 * sum(sizes)]
+
+
+@wrong("traffic", "exactly its size is full")
+def full_once_it_is_exceeded(sizes, bucket_size, world_size):
+    buckets, used = 1, 0
+    for size in reversed(sizes):
+        if used > bucket_size:
+            buckets, used = buckets + 1, 0
+        used += 4 * size
+    return buckets, *with_formulas(sizes, bucket_size, world_size)[1:]
+
+
+@wrong("traffic", "no parameter is left")
+def begins_one_after_the_last(sizes, bucket_size, world_size):
+    buckets, used = 1, 0
+    for size in reversed(sizes):
+        used += 4 * size
+        if used >= bucket_size:
+            buckets, used = buckets + 1, 0
+    return buckets, *with_formulas(sizes, bucket_size, world_size)[1:]
+
+
+@wrong("traffic", "holds several parameters")
+def one_message_per_gradient(sizes, bucket_size, world_size):
+    """What lesson 3's OverlappedDDP would send."""
+    rounds = 2 * (world_size - 1)
+    sent = 4 * sum(sizes) * rounds // world_size
+    return len(sizes), len(sizes) * rounds, sent
+
+
+@wrong("traffic", "n - 1 times, not n times")
+def as_many_steps_as_ranks(sizes, bucket_size, world_size):
+    buckets, _, _ = with_formulas(sizes, bucket_size, world_size)
+    return buckets, buckets * 2 * world_size, 2 * 4 * sum(sizes)
+
+
+@wrong("traffic", "n times too many")
+def a_tree_instead_of_a_ring(sizes, bucket_size, world_size):
+    import math
+
+    buckets, _, _ = with_formulas(sizes, bucket_size, world_size)
+    rounds = 2 * math.ceil(math.log2(world_size))
+    return buckets, buckets * rounds, 4 * sum(sizes) * rounds
+
+
+@wrong("traffic", "but a ring sends")
+def as_many_bytes_as_gradients(sizes, bucket_size, world_size):
+    buckets, messages, _ = with_formulas(sizes, bucket_size, world_size)
+    return buckets, messages, 4 * sum(sizes)
+
+
+@wrong("traffic", "return three numbers")
+def prints_them(sizes, bucket_size, world_size):
+    print(*with_formulas(sizes, bucket_size, world_size))
+
+
+@wrong("traffic", "return three numbers")
+class HandsInTheLessonsClass(lesson03.BucketedDDP):
+    def __init__(self, sizes, bucket_size, world_size):
+        super().__init__(nn.ParameterList(torch.zeros(n) for n in sizes), bucket_size)
