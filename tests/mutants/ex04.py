@@ -3,7 +3,7 @@
 import itertools
 import math
 import random
-import time
+from pathlib import Path
 
 import numpy
 import torch
@@ -15,6 +15,112 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from ddp_course import lesson01, lesson03, lesson04
 from mutants import right, wrong
+
+# ---- epoch_plan ----
+
+
+def plan(share, batch_size, world_size, samples):
+    steps = -(-share // batch_size)
+    return steps, share - (steps - 1) * batch_size, share * world_size - samples
+
+
+@right("epoch_plan")
+def rounds_up_twice(samples, batch_size, world_size):
+    return plan(-(-samples // world_size), batch_size, world_size, samples)
+
+
+@right("epoch_plan")
+def asks_sampler_and_loader(samples, batch_size, world_size):
+    sampler = DistributedSampler(range(samples), world_size, rank=0)
+    loader = DataLoader(range(samples), batch_size, sampler=sampler)
+    *_, last = loader
+    return [len(loader), len(last), len(sampler) * world_size - samples]
+
+
+@right("epoch_plan")
+def with_numpy_and_floats(samples, batch_size, world_size):
+    share = numpy.ceil(samples / world_size)
+    steps = numpy.ceil(share / batch_size)
+    return numpy.array([steps, (share - 1) % batch_size + 1, -samples % world_size])
+
+
+@wrong("epoch_plan", "steps of one process")
+def as_one_process(samples, batch_size, world_size):
+    return plan(samples, batch_size, 1, samples)
+
+
+@wrong("epoch_plan", "drops it only with")
+def last_batch_forgotten(samples, batch_size, world_size):
+    _, last, twice = rounds_up_twice(samples, batch_size, world_size)
+    return -(-samples // world_size) // batch_size, last, twice
+
+
+@wrong("epoch_plan", "round up")
+def parts_of_a_step(samples, batch_size, world_size):
+    _, last, twice = rounds_up_twice(samples, batch_size, world_size)
+    return samples / world_size / batch_size, last, twice
+
+
+@wrong("epoch_plan", "one step too many")
+def always_one_more(samples, batch_size, world_size):
+    _, last, twice = rounds_up_twice(samples, batch_size, world_size)
+    return -(-samples // world_size) // batch_size + 1, last, twice
+
+
+@wrong("epoch_plan", "rounds the length of a share up")
+def shares_rounded_down(samples, batch_size, world_size):
+    return plan(samples // world_size, batch_size, world_size, samples)
+
+
+@wrong("epoch_plan", "the last batch is a full one")
+def rest_of_the_division(samples, batch_size, world_size):
+    steps, _, twice = rounds_up_twice(samples, batch_size, world_size)
+    return steps, -(-samples // world_size) % batch_size, twice
+
+
+@wrong("epoch_plan", "what is left for one process")
+def rest_of_one_process(samples, batch_size, world_size):
+    steps, _, twice = rounds_up_twice(samples, batch_size, world_size)
+    return steps, samples % batch_size, twice
+
+
+@wrong("epoch_plan", "what is left of a rank's share")
+def all_batches_are_full(samples, batch_size, world_size):
+    steps, _, twice = rounds_up_twice(samples, batch_size, world_size)
+    return steps, batch_size, twice
+
+
+@wrong("epoch_plan", "samples of all ranks")
+def last_step_of_all_ranks(samples, batch_size, world_size):
+    steps, last, twice = rounds_up_twice(samples, batch_size, world_size)
+    return steps, last * world_size, twice
+
+
+@wrong("epoch_plan", "how many are missing")
+def left_over(samples, batch_size, world_size):
+    steps, last, _ = rounds_up_twice(samples, batch_size, world_size)
+    return steps, last, samples % world_size
+
+
+@wrong("epoch_plan", "the sampler repeats some")
+def none_is_used_twice(samples, batch_size, world_size):
+    return *rounds_up_twice(samples, batch_size, world_size)[:2], 0
+
+
+@wrong("epoch_plan", "return three numbers")
+def only_the_steps(samples, batch_size, world_size):
+    return rounds_up_twice(samples, batch_size, world_size)[0]
+
+
+@wrong("epoch_plan", "return three numbers")
+def hands_in_torchs_sampler(samples, batch_size, world_size):
+    return DistributedSampler(range(samples), world_size, rank=0)
+
+
+@wrong("epoch_plan", "has no len", status="your code raised")
+def hands_in_the_lessons_evaluation(samples, batch_size, world_size):
+    return lesson04.evaluate(samples, batch_size, world_size)
+
 
 # ---- sharded_sampler ----
 
@@ -749,7 +855,254 @@ def cannot_do_without_samples(model, test_set, classes, device):
     return added(table)
 
 
-# ---- train ----
+# ---- program ----
+
+
+GIVEN = """
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+epochs, batch_size = int(sys.argv[1]), int(sys.argv[2])
+train_set = TensorDataset(*torch.load("samples.pt"))
+loader = DataLoader(train_set, batch_size, shuffle=True)
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+model.load_state_dict(torch.load("start.pt"))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+losses = []
+for epoch in range(epochs):
+    for inputs, labels in loader:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+state = model.state_dict()
+parameters = {name: tensor.tolist() for name, tensor in state.items()}
+result = {"parameters": parameters, "losses": losses}
+Path("result.json").write_text(json.dumps(result))
+print(f"{len(losses)} steps, the last loss is {losses[-1]:.3f}")
+"""
+JOIN = """
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
+
+dist.init_process_group("gloo")
+rank, world_size = dist.get_rank(), dist.get_world_size()
+epochs, """
+LOADER = """sampler = DistributedSampler(train_set)
+loader = DataLoader(train_set, batch_size // world_size, sampler=sampler)
+"""
+RANK_0 = """losses = torch.tensor(losses)
+dist.all_reduce(losses)
+losses = (losses / world_size).tolist()
+state = model.module.state_dict()
+"""
+
+
+def edited(text, *edits):
+    """A program with these edits, (old, new), each of which must be possible."""
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+PROGRAM = edited(
+    GIVEN,
+    ("epochs, ", JOIN),
+    ("loader = DataLoader(train_set, batch_size, shuffle=True)\n", LOADER),
+    ("optimizer = ", "model = DistributedDataParallel(model)\noptimizer = "),
+    ("    for inputs", "    sampler.set_epoch(epoch)\n    for inputs"),
+    ("state = model.state_dict()\n", RANK_0),
+    ("Path(", "if rank == 0:\n    Path("),
+    ("print(", "    print("),
+)
+LEAVE = "dist.destroy_process_group()\n"
+OURS = PROGRAM + LEAVE
+
+
+@right("program", several=True)
+def with_torchs_wrapper_and_sampler():
+    return (OURS,)
+
+
+@right("program", several=True)
+def averages_by_hand_in_a_main_function():
+    """Without wrapper and sampler; the whole program is a function, and the file is
+    renamed once it is complete.
+    """
+    body = edited(
+        OURS,
+        ("sampler = DistributedSampler(train_set)\n", ""),
+        ("loader = DataLoader(train_set, batch_size // world_size, sampler=sampler)\n", ""),
+        ("model = DistributedDataParallel(model)\n", ""),
+        ("    sampler.set_epoch(epoch)\n    for inputs, labels in loader:\n", "    for inputs, labels in mine(epoch):\n"),
+        ("        optimizer.step()", "        for p in model.parameters():\n            dist.all_reduce(p.grad)\n"
+         "            p.grad /= world_size\n        optimizer.step()"),
+        ("model.module", "model"),
+        ('Path("result.json").write_text(json.dumps(result))', 'Path("new").write_text(json.dumps(result))\n'
+         '    Path("new").rename("result.json")'),
+        ("losses = []", """
+def mine(epoch):
+    generator = torch.Generator().manual_seed(epoch)
+    order = torch.randperm(len(train_set), generator=generator)
+    for joined in order.split(batch_size):
+        yield train_set[joined[rank::world_size]]
+losses = []"""),
+    )  # fmt: skip
+    lines = "\n".join(f"    {line}" for line in body.splitlines())
+    return (f'def main():\n{lines}\n\n\nif __name__ == "__main__":\n    main()\n',)
+
+
+@right("program", several=True)
+def gathers_the_losses_as_objects():
+    old = OURS[OURS.index("losses = torch.tensor") : OURS.index("state = model")]
+    new = "every = [None] * world_size\ndist.all_gather_object(every, losses)\n"
+    new += "losses = [sum(each) / world_size for each in zip(*every)]\n"
+    return (edited(OURS, (old, new)),)
+
+
+@right("program", several=True)
+def leaves_in_a_finally_and_looks_at_the_environment():
+    text = edited(
+        PROGRAM,
+        ("world_size = dist.get_rank(), dist.get_world_size()",
+         'world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])'),
+        ("import json", "import json\nimport os"),
+    )  # fmt: skip
+    lines = "\n".join(f"    {line}" for line in text.splitlines())
+    return (f"import torch.distributed as dist\ntry:\n{lines}\nfinally:\n    {LEAVE}",)
+
+
+@wrong("program", "all ranks run the whole program", several=True)
+def as_it_was_given():
+    return (GIVEN,)
+
+
+@wrong("program", "all ranks run the whole program", several=True)
+def all_ranks_write():
+    return (edited(OURS, ("if rank == 0:\n    Path(", "Path("), ("    print(", "if rank == 0:\n    print(")),)  # fmt: skip
+
+
+@wrong("program", "only rank 0 prints", several=True)
+def all_ranks_print():
+    return (edited(OURS, ("    print(", "print(")),)
+
+
+@wrong("program", "destroy_process_group", several=True)
+def stays_in_the_group():
+    return (PROGRAM,)
+
+
+@wrong("program", "has to join the process group itself", several=True)
+def never_joins():
+    return (edited(OURS, ('dist.init_process_group("gloo")\n', "")),)
+
+
+@wrong("program", "that of all ranks together", several=True)
+def the_whole_batch_on_each_rank():
+    return (edited(OURS, ("batch_size // world_size", "batch_size")),)
+
+
+@wrong("program", "every rank goes through all samples", several=True)
+def without_a_sampler_on_ranks():
+    return (
+        edited(
+            OURS,
+            ("sampler=sampler", "shuffle=True"),
+            ("sampler = DistributedSampler(train_set)\n", ""),
+            ("    sampler.set_epoch(epoch)\n", ""),
+        ),
+    )
+
+
+@wrong("program", "tell the sampler which epoch", several=True)
+def one_order_in_all_epochs():
+    return (edited(OURS, ("    sampler.set_epoch(epoch)\n", "")),)
+
+
+@wrong("program", "nothing is shuffled", several=True)
+def in_the_order_of_the_data_set():
+    return (edited(OURS, ("(train_set)", "(train_set, shuffle=False)")),)
+
+
+@wrong("program", "on its own share alone", several=True)
+def loops_over_the_bare_model():
+    return (edited(OURS, ("F.cross_entropy(model(", "F.cross_entropy(model.module(")),)
+
+
+@wrong("program", "on its own share alone", several=True)
+def the_same_share_for_all():
+    return (edited(OURS, ("(train_set)", "(train_set, world_size, rank=0)")),)
+
+
+@wrong("program", "too long by a factor", several=True)
+def linear_scaling_of_the_rate():
+    return (edited(OURS, ("lr=0.1", "lr=0.1 * world_size")),)
+
+
+@wrong("program", "too short by a factor", several=True)
+def divides_the_loss():
+    return (edited(OURS, ("loss.backward()", "(loss / world_size).backward()")),)
+
+
+@wrong("program", "still those of start.pt", several=True)
+def optimizer_of_something_else():
+    return (edited(OURS, ("SGD(model.", "SGD(nn.Linear(2, 2).")),)
+
+
+@wrong("program", "with its own seed", several=True)
+def a_seed_of_ones_own():
+    return (edited(OURS, ("(train_set)", "(train_set, seed=42)")),)
+
+
+@wrong("program", "names in the wrapper", several=True)
+def saves_the_wrapper():
+    return (edited(OURS, ("model.module.state_dict", "model.state_dict")),)
+
+
+@wrong("program", "rank 0's own samples", several=True)
+def losses_of_rank_0():
+    return (
+        edited(OURS, ("dist.all_reduce(losses)\nlosses = (losses / world_size)", "losses = losses")),
+    )  # fmt: skip
+
+
+@wrong("program", "the sum over the ranks", several=True)
+def losses_summed():
+    return (edited(OURS, ("(losses / world_size)", "losses")),)
+
+
+@wrong("program", "reads digits.pt", several=True)
+def hands_in_the_lessons_script():
+    path = Path(__file__).parents[2] / "lessons" / "standalone" / "train_ddp.py"
+    return (path.read_text(),)
+
+
+@wrong("program", "flags of its own", several=True)
+def hands_in_the_lessons_program():
+    return (Path(lesson04.__file__).read_text(),)
+
+
+@wrong("program", "some rank waits for another", status="timed out", several=True)
+def a_rank_that_never_comes():
+    waits = "if rank:\n    import time\n    time.sleep(600)\n"
+    return (edited(OURS, ("losses = torch.tensor(", f"{waits}losses = torch.tensor(")),)
+
+
+@wrong("program", "the text of a Python program", several=True)
+def a_function_in_place_of_a_text():
+    return (print,)
+
+
+# ---- find_the_bug_1 ----
 
 
 def fit(model, loader, epochs, sampler=None, called=None, lr=0.1, factor=1.0):
@@ -765,233 +1118,6 @@ def fit(model, loader, epochs, sampler=None, called=None, lr=0.1, factor=1.0):
             (factor * F.cross_entropy((called or model)(inputs), labels)).backward()
             optimizer.step()
     return model
-
-
-@right("train")
-def with_ddp(make_model, train_set, epochs, batch_size, seed):
-    sampler = DistributedSampler(train_set, seed=seed)
-    loader = DataLoader(train_set, batch_size, sampler=sampler)
-    return fit(DistributedDataParallel(make_model()), loader, epochs, sampler)
-
-
-@right("train")
-def by_hand(make_model, train_set, epochs, batch_size, seed):
-    """No wrapper and no sampler: gradients averaged as in lesson 3, and each rank
-    shuffles a part of its own.
-    """
-    torch.manual_seed(seed)
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    part = Subset(
-        train_set, range(dist.get_rank(), len(train_set), dist.get_world_size())
-    )
-    for epoch in range(epochs):
-        for inputs, labels in DataLoader(part, batch_size, shuffle=True):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(inputs), labels)
-            loss.backward()
-            lesson03.average_gradients(model)
-            optimizer.step()
-        print(f"epoch {epoch}: loss {loss.item():.3f}")
-    return model
-
-
-@right("train")
-def batches_of_one_shuffle(make_model, train_set, epochs, batch_size, seed):
-    """Each rank cuts its part out of the joined batches itself, and looks at its model
-    once in an epoch.
-    """
-    rank, n = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(seed + rank)
-    model = DistributedDataParallel(make_model())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for epoch in range(epochs):
-        order = torch.randperm(
-            len(train_set), generator=torch.Generator().manual_seed(seed + epoch)
-        )
-        model.train()
-        for joined in order.split(n * batch_size):
-            inputs, labels = zip(
-                *(train_set[index] for index in joined.chunk(n)[rank].tolist())
-            )
-            optimizer.zero_grad()
-            F.cross_entropy(model(torch.stack(inputs)), torch.stack(labels)).backward()
-            optimizer.step()
-        model.eval()
-        with torch.no_grad():
-            model.module(train_set[0][0][None])
-    return model
-
-
-@wrong("train", "call the wrapped model in the loop")
-def calls_the_bare_model(make_model, train_set, epochs, batch_size, seed):
-    """As with_ddp, but forward and backward go past the wrapper: no error, no hook."""
-    torch.manual_seed(seed)
-    network = make_model()
-    DistributedDataParallel(network)
-    sampler = DistributedSampler(train_set, seed=seed)
-    loader = DataLoader(train_set, batch_size, sampler=sampler)
-    return fit(network, loader, epochs, sampler)
-
-
-@wrong("train", "every rank goes through all samples")
-def as_it_was_given(make_model, train_set, epochs, batch_size, seed):
-    torch.manual_seed(seed)
-    model = make_model()
-    loader = DataLoader(train_set, batch_size, shuffle=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _epoch in range(epochs):
-        model.train()
-        for inputs, labels in loader:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(inputs), labels)
-            loss.backward()
-            optimizer.step()
-    return model
-
-
-@wrong("train", "every rank goes through all samples")
-def without_a_sampler(make_model, train_set, epochs, batch_size, seed):
-    torch.manual_seed(seed + dist.get_rank())
-    return fit(
-        DistributedDataParallel(make_model()),
-        DataLoader(train_set, batch_size, shuffle=True),
-        epochs,
-    )
-
-
-@wrong("train", "all ranks are trained on the same samples")
-def the_first_part_for_all(make_model, train_set, epochs, batch_size, seed):
-    sampler = DistributedSampler(train_set, dist.get_world_size(), rank=0, seed=seed)
-    loader = DataLoader(train_set, batch_size, sampler=sampler)
-    return fit(DistributedDataParallel(make_model()), loader, epochs, sampler)
-
-
-@wrong("train", "does the sampler know which epoch it is")
-def without_set_epoch(make_model, train_set, epochs, batch_size, seed):
-    loader = DataLoader(
-        train_set, batch_size, sampler=DistributedSampler(train_set, seed=seed)
-    )
-    return fit(DistributedDataParallel(make_model()), loader, epochs)
-
-
-@wrong("train", "nothing is shuffled")
-def without_shuffle(make_model, train_set, epochs, batch_size, seed):
-    sampler = DistributedSampler(train_set, shuffle=False)
-    loader = DataLoader(train_set, batch_size, sampler=sampler)
-    return fit(DistributedDataParallel(make_model()), loader, epochs, sampler)
-
-
-@wrong("train", "without averaging gradients")
-def not_wrapped(make_model, train_set, epochs, batch_size, seed):
-    torch.manual_seed(seed)
-    sampler = DistributedSampler(train_set, seed=seed)
-    return fit(
-        make_model(),
-        DataLoader(train_set, batch_size, sampler=sampler),
-        epochs,
-        sampler,
-    )
-
-
-@wrong("train", "start from the same parameters")
-def not_wrapped_nor_seeded(make_model, train_set, epochs, batch_size, seed):
-    sampler = DistributedSampler(train_set, seed=seed)
-    return fit(
-        make_model(),
-        DataLoader(train_set, batch_size, sampler=sampler),
-        epochs,
-        sampler,
-    )
-
-
-@wrong("train", "without averaging gradients")
-def calls_the_inner_model(make_model, train_set, epochs, batch_size, seed):
-    sampler = DistributedSampler(train_set, seed=seed)
-    model = DistributedDataParallel(make_model())
-    loader = DataLoader(train_set, batch_size, sampler=sampler)
-    return fit(model, loader, epochs, sampler, called=model.module)
-
-
-@wrong("train", "does the optimizer have the parameters")
-def optimizer_of_another_model(make_model, train_set, epochs, batch_size, seed):
-    model, wrapped = make_model(), DistributedDataParallel(make_model())
-    sampler = DistributedSampler(train_set, seed=seed)
-    fit(
-        model,
-        DataLoader(train_set, batch_size, sampler=sampler),
-        epochs,
-        sampler,
-        called=wrapped,
-    )
-    return wrapped.module
-
-
-@wrong("train", "return the network that the loop trains")
-def returns_another_model(make_model, train_set, epochs, batch_size, seed):
-    model = make_model()
-    wrapped = DistributedDataParallel(make_model())
-    sampler = DistributedSampler(train_set, seed=seed)
-    fit(wrapped, DataLoader(train_set, batch_size, sampler=sampler), epochs, sampler)
-    return model
-
-
-@wrong("train", "return the network that the loop trains")
-def returns_nothing(make_model, train_set, epochs, batch_size, seed):
-    with_ddp(make_model, train_set, epochs, batch_size, seed)
-
-
-@wrong("train", "from one shuffle, so from one seed")
-def shuffles_by_rank(make_model, train_set, epochs, batch_size, seed):
-    sampler = DistributedSampler(train_set, seed=seed + dist.get_rank())
-    loader = DataLoader(train_set, batch_size, sampler=sampler)
-    return fit(DistributedDataParallel(make_model()), loader, epochs, sampler)
-
-
-@wrong("train", "too short by a factor of the number of ranks")
-def divides_the_loss_again(make_model, train_set, epochs, batch_size, seed):
-    sampler = DistributedSampler(train_set, seed=seed)
-    loader = DataLoader(train_set, batch_size, sampler=sampler)
-    model = DistributedDataParallel(make_model())
-    return fit(model, loader, epochs, sampler, factor=1 / dist.get_world_size())
-
-
-@wrong("train", "too long by a factor of the number of ranks")
-def scales_the_learning_rate(make_model, train_set, epochs, batch_size, seed):
-    sampler = DistributedSampler(train_set, seed=seed)
-    loader = DataLoader(train_set, batch_size, sampler=sampler)
-    return fit(
-        DistributedDataParallel(make_model()),
-        loader,
-        epochs,
-        sampler,
-        lr=0.1 * dist.get_world_size(),
-    )
-
-
-@wrong("train", "leave it unchanged")
-def divides_the_batch(make_model, train_set, epochs, batch_size, seed):
-    sampler = DistributedSampler(train_set, seed=seed)
-    loader = DataLoader(
-        train_set, max(1, batch_size // dist.get_world_size()), sampler=sampler
-    )
-    return fit(DistributedDataParallel(make_model()), loader, epochs, sampler)
-
-
-@wrong("train", "do not call init_process_group", status="your code raised")
-def joins_the_group_again(make_model, train_set, epochs, batch_size, seed):
-    dist.init_process_group("gloo")
-    return with_ddp(make_model, train_set, epochs, batch_size, seed)
-
-
-@wrong("train", "some rank waits for another", status="timed out")
-def rank_zero_trains(make_model, train_set, epochs, batch_size, seed):
-    if dist.get_rank() == 0:
-        return with_ddp(make_model, train_set, epochs, batch_size, seed)
-    time.sleep(60)
-
-
-# ---- find_the_bug_1 ----
 
 
 def fit_on_ranks(make_model, train_set, epochs, batch_size, called=lambda model: model):

@@ -1,4 +1,4 @@
-"""Questions 4 to 6: three programs to repair."""
+"""Questions 5 to 7: three programs to repair."""
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from ddp_course.school.judge import Wrong, question
 # the number of a test set's first sample, larger than those of all training samples
 FIRST_TEST = 1000
 
-# ---- 4: two networks ----
+# ---- 5: two networks ----
 
 
 def trained_by(train, samples, epochs, batch_size, seed):
@@ -49,7 +49,7 @@ SYMPTOM = (
 )  # fmt: skip
 
 
-# ---- 5: a loss that looks too good ----
+# ---- 6: a loss that looks too good ----
 
 
 class TwoGroups(Dataset):
@@ -178,7 +178,7 @@ def guesses(outputs):
     )
 
 
-# ---- 6: a report that cannot be trusted ----
+# ---- 7: a report that cannot be trusted ----
 
 
 def train_then_test(train_and_test, samples, tests, epochs, batch_size, seed):

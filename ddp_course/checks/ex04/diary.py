@@ -1,5 +1,5 @@
 """A network that records which samples it gets, and how this record is used to judge a
-training run, for questions 2, 3 and 6.
+training run, for questions 1, 5 and 7.
 """
 
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Question 2: an exact evaluation, class by class."""
+"""Question 3: an exact evaluation, class by class."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Question 1: a sampler."""
+"""Question 2: a sampler."""
 
 import builtins
 import math
