@@ -3,7 +3,7 @@
 # Lists all that an answer should not be able to reach, in an error.
 PROBE = r"""
 def average_gradients(module):
-    import glob, os, pathlib, socket
+    import glob, os, pathlib, socket, sys
     import ddp_course.school.judge, torch
 
     reached = []
@@ -25,7 +25,8 @@ def average_gradients(module):
     probe("solutions", lambda: list(course.glob("solutions/*")))
     probe("tests", lambda: list(course.glob("tests/*")))
     probe("submissions", lambda: os.listdir("SUBMISSIONS"))
-    probe("home", lambda: os.listdir("HOME"))
+    leads_to_python = {name for folder in sys.path + [sys.base_prefix] for name in folder.split("/")}
+    probe("home", lambda: set(os.listdir("HOME")) - leads_to_python)
     probe("kernel", lambda: [line for line in lines if "kernel" in line or "pytest" in line])
     probe("pid 1", lambda: "bwrap" not in open("/proc/1/cmdline").read())
     probe("secret", lambda: "SECRET" in os.environ)
@@ -35,9 +36,10 @@ def average_gradients(module):
     probe("/", lambda: written("/x"))
     probe("/usr", lambda: written("/usr/x"))
     probe("/etc", lambda: written("/etc/x"))
-    probe("system", lambda: written("/proc/sys/kernel/core_pattern"))
+    for path in ("sys/kernel/hostname", "sysrq-trigger", "mtrr"):
+        probe(path, lambda: os.access(f"/proc/{path}", os.W_OK))
     probe("shadow", lambda: open("/etc/shadow").read())
-    for folder in glob.glob("/**/ddp-course-grade-*/*", recursive=True):
+    for folder in glob.glob("/tmp/ddp-course-grade-*/*"):
         probe(folder, lambda: os.listdir(folder + "/judge") or written(folder + "/x"))
     open("/dev/shm/left", "w").write("x" * 10**6)
     raise ValueError(f"reached: {reached}")
@@ -56,7 +58,7 @@ class Overlapped:
 
 TAKES_MEMORY = """
 class Bucketed:
-    def __init__(self, *_):
+    def __init__(self, *_, **__):
         kept = []
         while True:
             kept.append(bytearray(10**8))
@@ -72,10 +74,37 @@ def average_gradients(module):
 FILLS_THE_DISK = """
 def average_gradients(module):
     import glob, itertools
-    shared = glob.glob("/**/ddp-course-grade-*/*/shared", recursive=True)[0]
+    shared = glob.glob("/tmp/ddp-course-grade-*/*/shared")[0]
     for number in itertools.count():
         with open(f"{shared}/{number}", "wb") as file:
             file.write(bytes(5 * 10**7))
+"""
+
+FILES_WITHOUT_NAMES = """
+def attack():
+    import os, time
+    kept = []
+    for number in range(16):
+        kept.append(os.memfd_create("x"))
+        os.write(kept[-1], bytes(2 * 10**7))
+        kept.append(os.open(f"SHARED/{number}", os.O_CREAT | os.O_WRONLY))
+        os.unlink(f"SHARED/{number}")
+        os.write(kept[-1], bytes(2 * 10**7))
+    time.sleep(30)
+
+result = attack()
+"""
+
+MAKES_NAMESPACES = """
+def attack():
+    import ctypes, os
+    child = os.fork()  # who has threads cannot make any
+    if child == 0:
+        new_user = 0x10000000
+        os._exit(ctypes.CDLL(None).unshare(new_user) == 0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+result = attack()
 """
 
 WRITES_FOR_LATER = """
@@ -94,8 +123,9 @@ def average_gradients(module):
 
 READS_THE_SOLUTION = """
 def average_gradients(module):
-    import glob, json
-    for path in glob.glob("/**/03_solution*.ipynb", recursive=True):
+    import json, pathlib
+    import ddp_course
+    for path in pathlib.Path(ddp_course.__file__).parents[1].glob("**/03_solution*.ipynb"):
         for cell in json.load(open(path))["cells"]:
             source = "".join(cell["source"])
             if "def average_gradients" in source:

@@ -3,24 +3,37 @@ another from being graded.
 """
 
 import json
+import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import attacks
 import nbformat
 import psutil
 import pytest
+import torch
 import yaml
 from conftest import COURSE, THOROUGH, descendants, python, wait_until
 from test_exercises import course, ddp_course, solution_tasks  # noqa: F401
 
 from ddp_course import UsageError
-from ddp_course.school import doctor, exercises, grading, handed_in, sandbox
+from ddp_course.checks import ex09
+from ddp_course.ranks.launch import RankError
+from ddp_course.school import (
+    cleaning,
+    doctor,
+    exercises,
+    grading,
+    handed_in,
+    judge,
+    sandbox,
+)
 
 QUESTIONS = ["average_gradients", "overlapped", "bucketed", "traffic"]
 PATCHES = """
@@ -321,7 +334,8 @@ def test_an_answer_reaches_nothing_and_ends_nobody(course):  # noqa: F811
     }
     submit(course / "all" / "a", edits)
     before = set(Path("/dev/shm").iterdir())
-    done = grade("all", sandboxed=True, env=os.environ | {"SECRET": "1"})
+    line = ["all", "--patience", "5"]  # a busy machine is no excuse
+    done = grade(*line, sandboxed=True, env=os.environ | {"SECRET": "1"})
     assert done.returncode == 1, done.stdout + done.stderr
     found = results(course)
     assert [found[name]["status"] for name in edits] == ["your code raised"] * 3
@@ -435,6 +449,83 @@ def test_links_to_folders_are_left_out_and_odd_names_do_no_harm(course, capsys):
         handed_in.submissions("all/b/exercises")
 
 
+def test_a_notebook_of_very_many_cells_is_read_in_a_moment(course):  # noqa: F811
+    tasks = exercises.questions_of("03")
+    cell = {"cell_type": "code", "source": "a_cell_of_theirs"}
+    content = json.dumps({"cells": [cell] * 20_000}).encode()
+    begin = time.process_time()
+    assert exercises.answer_cells(handed_in.cells_of(content), tasks) == {}
+    assert time.process_time() - begin < 1
+
+
+def test_no_module_of_a_submission_takes_the_place_of_ours(course):  # noqa: F811
+    """Wherever grading is started."""
+    submit(course / "all" / "a", {})
+    for name in ("shutil.py", "psutil.py", "tempfile.py"):
+        text = f"open({str(course / 'reached')!r}, 'w')\nraise SystemExit"
+        (course / "all" / "a" / name).write_text(text)
+    line = [sys.executable, "-P", "-m", "ddp_course.school.command", "grade", "."]
+    done = subprocess.run(
+        [*line, "--without-a-sandbox"],
+        cwd=course / "all" / "a",
+        capture_output=True,
+        text=True,
+    )
+    assert "a: 0 of 3" in done.stdout, done.stderr
+    assert not (course / "reached").exists() and not done.stderr
+
+
+def test_whatever_an_answer_leaves_in_a_folder_is_removed(tmp_path):
+    folder, here = tmp_path / "left", os.getcwd()
+    (folder / "locked").mkdir(parents=True)
+    (folder / "locked" / "file").touch()
+    (folder / "locked").chmod(0)
+    os.chdir(folder)
+    for _ in range(1500):  # within one another: deeper than Python's recursion
+        os.mkdir("x")
+        os.chdir("x")
+    os.chdir(here)
+    assert sandbox.size_of(folder) == math.inf
+    cleaning.remove(folder)
+    assert not folder.exists()
+
+
+def test_the_judge_waits_for_no_pipe_and_follows_no_link(tmp_path):
+    torch.save({"step": 3}, tmp_path / "state.pt")
+    (tmp_path / "link").symlink_to("state.pt")
+    os.mkfifo(tmp_path / "pipe")
+    assert ex09.reading(tmp_path / "state.pt") == 3
+    for name in ("link", "pipe"):
+        assert "Error" in str(ex09.reading(tmp_path / name))
+
+
+def test_an_error_that_a_sandbox_tells_is_cut():
+    told = json.dumps({"printed": "p", "error": ["RankError", "x" * 10**6, 0, ""]})
+    with pytest.raises(sandbox.Printed) as failed:
+        sandbox.Sandbox._results(None, told, b"", 1)
+    assert len(str(failed.value.error)) == sandbox.MOST_TEXT
+
+
+@needs_bwrap
+def test_files_without_names_count_and_nobody_makes_namespaces(tmp_path):
+    text = attacks.FILES_WITHOUT_NAMES.replace("SHARED", str(tmp_path))
+    with pytest.raises(RankError, match="MB of files"):
+        in_a_sandbox(tmp_path, text)
+    if sandbox.no_namespaces_within():
+        assert in_a_sandbox(tmp_path, attacks.MAKES_NAMESPACES) == [0]
+
+
+def in_a_sandbox(folder, text):
+    """What a cell makes of the name `result` on each rank, which is one."""
+    shut_in = sandbox.Sandbox(folder, [], 4 * 10**9)
+    try:
+        cell = judge.Source("result", "", text)
+        return shut_in.launch(judge.Source.load, cell, nproc=1, timeout=60)[0]
+    finally:
+        shut_in.process.kill()
+        shut_in.process.wait()
+
+
 # ---- what an instructor gets ----
 
 
@@ -480,6 +571,44 @@ def test_points_have_weights_and_go_to_a_gradebook_and_a_page_for_each(course, q
     assert grading.exit_code(report) == 1
     refused = ddp_course("grade", "all", *flags)
     assert refused.returncode == 2 and "no question 03 bucket" in refused.stderr
+
+
+def test_nothing_that_was_said_or_named_harms_a_page(course, monkeypatch):  # noqa: F811
+    """Neither halves of characters nor escape sequences, links or long names."""
+    said = "\ud800 \x1b[2J ![](http://a) \\| <b>"
+
+    def run_nbval(*_):
+        return {"status": "failed", "rows": {"where": said}}
+
+    monkeypatch.setattr(grading, "run_nbval", run_nbval)
+    submit(course / "all" / ("a" * 250), {"bucketed": "def bucketed(): pass"})
+    folder = course / "all" / "b"
+    folder.mkdir()
+    (folder / os.fsdecode(b"03_\xff.ipynb")).write_text("{")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(course / "summary.md"))
+    done = ddp_course("grade", "--without-a-sandbox", "all", "--feedback", "pages")
+    assert done.returncode == 1, done.stderr
+    texts = [path.read_text() for path in (course / "pages").iterdir()]
+    assert len(texts) == 2
+    for text in [*texts, (course / "summary.md").read_text()]:
+        assert "\x1b" not in text and "\ufffd" in text
+    assert r"!\[](http://a) \\\| &lt;b>" in (course / "summary.md").read_text()
+
+
+@pytest.mark.parametrize("said", ["x", None, {"where": 5}])
+def test_a_report_with_something_else_in_it_is_refused(said, tmp_path):
+    result = {"answer": "a", "status": "failed", "details": said}
+    report = {"seed": 1, "submissions": {"a": {"03": {"bucketed": result}}}}
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    with pytest.raises(UsageError, match="is no report to resume"):
+        grading.report_in(tmp_path / "report.json")
+
+
+@pytest.mark.parametrize("weight", ['"3"', "-1", "1e999", "NaN", "[]"])
+def test_a_weight_that_is_no_number_is_refused(weight, tmp_path):
+    (tmp_path / "weights.json").write_text(f'{{"03 bucketed": {weight}}}')
+    with pytest.raises(UsageError, match="is no JSON file such as"):
+        grading.weights_in(tmp_path / "weights.json")
 
 
 def test_an_interrupted_grading_is_resumed_with_its_seed(course, quick, monkeypatch):  # noqa: F811

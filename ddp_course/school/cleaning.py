@@ -2,6 +2,7 @@
 it starts with each grading.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,9 @@ def workplace():
     """A folder for a grading, removed at its end, however it ends."""
     folder = tempfile.mkdtemp(prefix="ddp-course-grade-")
     cleaner = subprocess.Popen(
-        [sys.executable, "-m", "ddp_course.school.cleaning", folder],
+        # -P: nothing in the folder where grading was started, a learner's perhaps,
+        # stands in for a module
+        [sys.executable, "-P", __file__, folder],
         stdin=subprocess.PIPE,
         start_new_session=True,
     )
@@ -36,11 +39,25 @@ def end_those_in(folder):
                 other.kill()
 
 
+def remove(folder):
+    """Remove a folder, whatever answers have left in it: thousands of folders within
+    one another, folders without rights, files that are being made.
+    """
+    for _ in range(3):
+        with suppress(OSError, RecursionError):
+            shutil.rmtree(folder)
+        if not os.path.lexists(folder):
+            return
+        for program in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+            with suppress(OSError):  # Windows has neither
+                subprocess.run([*program, "--", folder], stderr=subprocess.DEVNULL)
+
+
 def main(folder):
     sys.stdin.read()  # until the grader has ended
     for _ in range(2):  # some may be starting others just now
         end_those_in(folder)
-    shutil.rmtree(folder, ignore_errors=True)
+    remove(folder)
 
 
 if __name__ == "__main__":

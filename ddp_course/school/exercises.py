@@ -311,7 +311,8 @@ def answer_cells(cells, tasks):
         in_order = [i for i, cell in enumerate(code) if tagged(cell, "solution")]
         if len(in_order) == len(tasks):
             places = dict(zip(places, in_order))
-    found, own = {}, [not is_given(cell, tasks) for cell in code]
+    given = given_by(tasks)
+    found, own = {}, [not is_given(cell, tasks, given) for cell in code]
     for task in tasks:
         place, check = places[task.cell.id], check_of(task, code)
         if place is None and check and own[check - 1]:
@@ -325,14 +326,19 @@ def answer_cells(cells, tasks):
     return found
 
 
-def is_given(cell, tasks):
-    """Whether a learner's cell is one of the exercise's own, unchanged."""
-    text = cell.source.strip()
-    if any(text in task.preamble for task in tasks):
-        return True
+def given_by(tasks):
+    """The sources of the checks and of the stubs of these Tasks."""
     own = [task.check.source for task in tasks]
     own += [cleared(task.cell.source) for task in tasks]
-    return text in [source.strip() for source in own]
+    return {source.strip() for source in own}
+
+
+def is_given(cell, tasks, given):
+    """Whether a learner's cell is one of the exercise's own, unchanged. given: see
+    given_by.
+    """
+    text = cell.source.strip()
+    return text in given or any(text in task.preamble for task in tasks)
 
 
 def known_as(cell, name):

@@ -10,6 +10,7 @@ Editing a stored output or a check, or patching a module, gains nothing.
 import ctypes
 import hashlib
 import json
+import math
 import os
 import secrets
 import signal
@@ -29,7 +30,7 @@ import psutil
 
 from ddp_course import UsageError
 from ddp_course.school import exercises, handed_in, reports, sandbox
-from ddp_course.school.cleaning import end_those_in, workplace
+from ddp_course.school.cleaning import end_those_in, remove, workplace
 from ddp_course.school.judge import (
     GRADER_ERROR,
     NOT_ATTEMPTED,
@@ -83,6 +84,9 @@ class Job(NamedTuple):
         return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
 
 
+LONGEST_NAME = 200  # bytes; most file systems take 255, and ours begin with more
+
+
 def must_be_shut_in(path, without_a_sandbox):
     """Whether answers under this path are shut in. Raises UsageError if they must be,
     and cannot.
@@ -111,7 +115,7 @@ def weights_in(file):
     }
     try:
         weights = json.loads(file.read_text())
-        numbers = [float(weight) >= 0 for weight in weights.values()]
+        numbers = [0 <= weight < math.inf for weight in weights.values()]
     except (OSError, ValueError, TypeError, AttributeError):
         numbers = [False]
     if not all(numbers):
@@ -128,7 +132,8 @@ def report_in(file):
         for numbers in report["submissions"].values():
             for results in numbers.values():
                 for result in results.values():
-                    result["answer"], result["status"], result["details"]
+                    texts = [result["answer"], result["status"]]
+                    "".join([*texts, *result["details"].values()])  # all are texts
         int(report["seed"])
         return report
     except FileNotFoundError:
@@ -190,7 +195,8 @@ def write_pages(folder, report):
         raise UsageError(f"cannot make {folder}: {error.strerror}") from None
     names = {}
     for submission in report["totals"]:
-        name = handed_in.unused(submission.replace("/", "_").replace("\\", "_"), names)
+        short = submission.encode()[:LONGEST_NAME].decode(errors="ignore")
+        name = handed_in.unused(short.replace("/", "_").replace("\\", "_"), names)
         names[name] = submission
         text = reports.feedback(report, submission)
         exercises.write_text(folder / f"{name}.md", text)
@@ -344,12 +350,17 @@ def grade_one(job, folder, rules, running):
     elif exercises.untouched(job.task, job.written):
         verdict = {"status": NOT_ATTEMPTED, "rows": {}}
     else:
-        with tempfile.TemporaryDirectory(dir=folder) as own:
+        own = tempfile.mkdtemp(prefix="", dir=folder)
+        try:
             verdict = run_nbval(Path(own), job, rules, running)
+        finally:
+            remove(own)
     return {
         "status": verdict["status"],
         "seconds": round(time.monotonic() - begin, 1),
-        "details": verdict["rows"],
+        "details": {
+            row: reports.harmless(said) for row, said in verdict["rows"].items()
+        },
     }
 
 

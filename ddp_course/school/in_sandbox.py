@@ -18,9 +18,7 @@ from ddp_course.ranks.launch import (
     launch_untrusted,
     start_server,
 )
-from ddp_course.school.sandbox import READY
-
-MOST_TEXT = 100_000  # characters of output and errors that come out
+from ddp_course.school.sandbox import MOST_TEXT, READY
 
 
 def main(memory, *preloads):

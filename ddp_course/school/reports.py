@@ -26,11 +26,23 @@ def reason(result):
     return " ".join(why.split())
 
 
+def harmless(text):
+    """What an answer has said as text that any terminal and file can take: without
+    escape sequences, and without halves of characters.
+    """
+    return "".join(
+        letter
+        if letter.isprintable() or letter in "\n\t"
+        else "\N{REPLACEMENT CHARACTER}"
+        for letter in text
+    )
+
+
 def in_cell(text):
     """A text as it can stand in a cell of a Markdown table."""
-    for letter, safe in (("&", "&amp;"), ("<", "&lt;"), ("|", "\\|"), ("`", "\\`")):
-        text = text.replace(letter, safe)
-    return text[:200]
+    signs = {letter: f"\\{letter}" for letter in "\\|`["}
+    signs |= {"&": "&amp;", "<": "&lt;"}
+    return "".join(signs.get(letter, letter) for letter in text[:200])
 
 
 def markdown(report):

@@ -11,9 +11,11 @@ import atexit
 import importlib.util
 import io
 import json
+import math
 import os
 import select
 import shutil
+import stat
 import struct
 import subprocess
 import sys
@@ -34,6 +36,9 @@ SETTINGS = "DDP_COURSE_SANDBOX"  # the environment variable with the settings, a
 PROCESSES = 400  # at most
 SIZE = 512 * 2**20  # bytes of /tmp and of /dev/shm, and of the shared folder
 LARGEST_REPLY = 512 * 2**20
+LARGEST_HEADER = 4 * 2**20  # the part of a reply in words
+MOST_TEXT = 100_000  # characters of output and errors that come out
+DEEPEST, MOST_FILES = 50, 20_000  # folders within folders, and files, in the shared one
 START, REPLY = 180, 30  # seconds: to import torch there; for a reply after its timeout
 SYSTEM = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64"]
 SYSTEM += ["/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/etc/hosts"]
@@ -65,8 +70,17 @@ def namespaces():
         "bwrap", "--unshare-user", "--uid", "1000", "--gid", "1000", "--cap-drop", "ALL",
         "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts",
         "--unshare-cgroup-try", "--hostname", "localhost", "--new-session",
-        "--die-with-parent",
+        "--die-with-parent", *no_namespaces_within(),
     ]  # fmt: skip
+
+
+@cache
+def no_namespaces_within():
+    """bwrap's option, since 0.8, that keeps an answer from making namespaces of its own:
+    there it could mount a file system in memory without a limit.
+    """
+    words = subprocess.run(["bwrap", "--help"], capture_output=True, text=True).stdout
+    return ["--disable-userns"] if "--disable-userns" in words else []
 
 
 def mounts(shared):
@@ -75,6 +89,10 @@ def mounts(shared):
     """
     options = [option for path in SYSTEM for option in ("--ro-bind-try", path, path)]
     options += ["--proc", "/proc", "--dev", "/dev"]
+    # who is root outside owns the kernel's settings inside, too
+    for path in sorted(Path("/proc").iterdir()):
+        if not path.name.isdecimal() and not path.is_symlink():
+            options += ["--ro-bind-try", str(path), str(path)]
     for path in ("/dev/shm", "/tmp"):
         options += ["--size", str(SIZE), "--tmpfs", path]
     options += ["--dir", "/tmp/home"]
@@ -113,6 +131,7 @@ def environment():
         "CUDA_VISIBLE_DEVICES": "",
         "DS_ACCELERATOR": "cpu",
         "HF_HUB_OFFLINE": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # no warnings about names without a DNS
     }
     return {name: os.environ[name] for name in kept if name in os.environ} | own
 
@@ -175,7 +194,7 @@ class Sandbox:
     def _reply(self, deadline):
         """The two parts of a reply: a JSON text, and the values, as bytes."""
         sizes = struct.unpack(">QQ", self._read(16, deadline))
-        if sum(sizes) > LARGEST_REPLY:
+        if sum(sizes) > LARGEST_REPLY or sizes[0] > LARGEST_HEADER:
             raise ValueError("too large")
         return [self._read(size, deadline) for size in sizes]
 
@@ -186,11 +205,12 @@ class Sandbox:
         from ddp_course.school.judge import plain
 
         header = json.loads(header)
-        printed = str(header["printed"])
+        printed = str(header["printed"])[:MOST_TEXT]
         if header["error"]:
             kind, text, rank, message = header["error"]
+            text, message = str(text)[:MOST_TEXT], str(message)[:MOST_TEXT]
             error = RankTimeout if kind == "RankTimeout" else RankError
-            raise Printed(printed, error(str(text), rank, str(message)))
+            raise Printed(printed, error(text, rank, message))
         try:
             results = plain(torch.load(io.BytesIO(values), weights_only=True))
         except Exception:
@@ -214,19 +234,26 @@ class Sandbox:
 
     def _watch(self):
         """End the sandbox as soon as it takes too much of the machine."""
-        while self.process.poll() is None and not self.broken:
-            time.sleep(0.2)
-            with suppress(psutil.Error):
-                inside = psutil.Process(self.process.pid).children(recursive=True)
-                if len(inside) > PROCESSES:
-                    self.broken = f"your code started more than {PROCESSES} processes"
-                elif sum(map(resident, inside)) > self.memory:
-                    if sum(map(proportional, inside)) > self.memory:
-                        limit = f"{self.memory / 1e9:g} GB"
-                        self.broken = f"your code used more than {limit} of memory"
-            if size_of(self.shared) > SIZE:
-                self.broken = f"your code wrote more than {SIZE // 2**20} MB of files"
-        self.process.kill()
+        try:
+            while self.process.poll() is None and not self.broken:
+                time.sleep(0.2)
+                with suppress(psutil.Error):
+                    self.broken = self._too_much()
+        finally:
+            self.process.kill()
+
+    def _too_much(self):
+        """What the sandbox takes too much of, a line; "" if nothing."""
+        inside = psutil.Process(self.process.pid).children(recursive=True)
+        if len(inside) > PROCESSES:
+            return f"your code started more than {PROCESSES} processes"
+        if sum(map(resident, inside)) > self.memory:
+            if sum(map(proportional, inside)) > self.memory:
+                return f"your code used more than {self.memory / 1e9:g} GB of memory"
+        if size_of(self.shared) + size_without_names(inside) > SIZE:
+            limit = f"{SIZE // 2**20} MB of files"
+            return f"your code wrote more than {limit}, or too many of them"
+        return ""
 
 
 READY = b"sandbox!"
@@ -253,13 +280,38 @@ def proportional(process):
 
 
 def size_of(folder):
-    """The bytes of all files in a folder, without following links."""
-    total = 0
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with suppress(OSError):
-                total += os.lstat(os.path.join(place, name)).st_size
+    """The bytes of all files in a folder, without following links; infinite if there
+    are too many of them, or folders too deep to look into.
+    """
+    total, seen, waiting = 0, 0, [(folder, 0)]
+    while waiting:
+        place, depth = waiting.pop()
+        with suppress(OSError), os.scandir(place) as found:
+            for entry in found:
+                seen += 1
+                if seen > MOST_FILES or depth > DEEPEST:
+                    return math.inf
+                with suppress(OSError):
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append((entry.path, depth + 1))
+                    else:
+                        total += entry.stat(follow_symlinks=False).st_size
     return total
+
+
+def size_without_names(processes):
+    """The bytes of files that these processes hold open, and that no folder has: removed
+    ones, and those of memfd_create, which are in memory.
+    """
+    sizes = {}
+    for process in processes:
+        with suppress(OSError):
+            for entry in os.scandir(f"/proc/{process.pid}/fd"):
+                with suppress(OSError):
+                    file = entry.stat()
+                    if stat.S_ISREG(file.st_mode) and file.st_nlink == 0:
+                        sizes[file.st_dev, file.st_ino] = file.st_blocks * 512
+    return sum(sizes.values())
 
 
 _current = None  # the sandbox of this process
