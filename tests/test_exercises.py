@@ -197,7 +197,7 @@ def test_under_nbval_the_questions_fail_that_have_not_passed_and_no_others(
 def test_under_papermill_a_question_that_has_not_passed_fails(course):
     path, checks = half_solved(course, "03")
     done = python("-m", "papermill", "--no-progress-bar", path, course / "out.ipynb")
-    assert done.returncode == 1 and "NotPassed: 03 bucketed" in done.stderr
+    assert done.returncode == 1 and "NotPassed: 03 traffic" in done.stderr
     assert f'"In [{checks[-1] + 1}]"' in done.stderr
 
 
@@ -465,7 +465,7 @@ def test_answers_are_found_in_notebooks_without_cell_ids(minor, in_metadata, cou
         if "".join(cell["source"]) != expected["overlapped"]
     ]
     path.write_text(json.dumps(notebook))
-    assert set(written_in(path)) == {"average_gradients", "bucketed"}
+    assert set(written_in(path)) == {"average_gradients", "bucketed", "traffic"}
 
 
 def edited(path, change):

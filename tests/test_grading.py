@@ -35,7 +35,7 @@ from ddp_course.school import (
     sandbox,
 )
 
-QUESTIONS = ["average_gradients", "overlapped", "bucketed"]
+QUESTIONS = ["average_gradients", "overlapped", "bucketed", "traffic"]
 PATCHES = """
 def average_gradients(module):
     import ddp_course.checks.ex03 as ex03, ddp_course.school.judge as judge, builtins
@@ -149,14 +149,16 @@ def test_a_right_a_half_done_a_cheating_and_a_hanging_submission_in_one_call(cou
         name: [numbers["03"][question]["status"] for question in QUESTIONS]
         for name, numbers in report["submissions"].items()
     }
-    right = {"right": ["passed", "passed", "passed"]} if THOROUGH else {}
+    right = {"right": ["passed"] * len(QUESTIONS)} if THOROUGH else {}
     assert statuses == right | {
-        "half": ["not attempted", "passed", "your code raised"],
-        "cheating": ["failed", "your code raised", "not attempted"],
-        "hanging": ["timed out", "your code raised", "passed"],
+        "half": ["not attempted", "passed", "your code raised", "not attempted"],
+        "cheating": ["failed", "your code raised", "not attempted", "not attempted"],
+        "hanging": ["timed out", "your code raised", "passed", "not attempted"],
     }
-    points = {"right": 3, "half": 1, "cheating": 0, "hanging": 1}
-    assert report["totals"] == {name: [points[name], 3] for name in statuses}
+    points = {"right": len(QUESTIONS), "half": 1, "cheating": 0, "hanging": 1}
+    assert report["totals"] == {
+        name: [points[name], len(QUESTIONS)] for name in statuses
+    }
     assert (
         "nothing was averaged"
         in report["submissions"]["cheating"]["03"]["average_gradients"]["details"][
@@ -164,7 +166,7 @@ def test_a_right_a_half_done_a_cheating_and_a_hanging_submission_in_one_call(cou
         ]
     )
     assert (
-        "## half: 1 of 3" in summary.read_text()
+        "## half: 1 of 4" in summary.read_text()
         and "| 03 | overlapped | passed |" in summary.read_text()
     )
 
@@ -214,8 +216,8 @@ def test_a_damaged_submission_gains_nothing_and_stops_nobody(course):  # noqa: F
     done = grade("all")
     assert (
         done.returncode == 1
-        and "a: 0 of 3" in done.stdout
-        and "b: 0 of 3" in done.stdout
+        and "a: 0 of 4" in done.stdout
+        and "b: 0 of 4" in done.stdout
     )
     report = json.loads((course / "report.json").read_text())
     where = report["submissions"]["b"]["03"]["bucketed"]["details"]["where"]
@@ -281,7 +283,7 @@ def test_who_has_handed_in_nothing_is_named(course, monkeypatch):  # noqa: F811
     assert done.returncode == 1
     report = json.loads((course / "report.json").read_text())
     assert (
-        report["totals"] == {"a/exercises": [3, 3], "b": [0, 0]}
+        report["totals"] == {"a/exercises": [4, 4], "b": [0, 0]}
         and report["submissions"]["b"] == {}
     )
     summary = (course / "summary.md").read_text()
@@ -336,8 +338,8 @@ def test_an_answer_reaches_nothing_and_ends_nobody(course):  # noqa: F811
     done = grade(*line, sandboxed=True, env=os.environ | {"SECRET": "1"})
     assert done.returncode == 1, done.stdout + done.stderr
     found = results(course)
-    assert [found[name]["status"] for name in QUESTIONS] == ["your code raised"] * 3
-    where = [found[name]["details"]["where"] for name in QUESTIONS]
+    assert [found[name]["status"] for name in edits] == ["your code raised"] * 3
+    where = [found[name]["details"]["where"] for name in edits]
     assert "ValueError: reached: []" in where[0]
     assert "ended the process" in where[1] or "was killed by" in where[1]
     assert "GB of memory" in where[2] or "MemoryError" in where[2]
@@ -369,7 +371,7 @@ def test_thirty_submissions_in_one_call(course):  # noqa: F811
         submit(
             there / f"right{number}", ours if number == 0 else {QUESTIONS[0]: average}
         )
-        expected[f"right{number}"] = 3 if number == 0 else 1
+        expected[f"right{number}"] = len(QUESTIONS) if number == 0 else 1
     for number in range(6):
         submit(there / f"half{number}", {"overlapped": ours["overlapped"]})
         expected[f"half{number}"] = 1
@@ -565,12 +567,12 @@ def test_points_have_weights_and_go_to_a_gradebook_and_a_page_for_each(course, q
     flags = ["--weights", "weights.json", "--csv", "grades.csv", "--feedback", "pages"]
     done = ddp_course("grade", "--without-a-sandbox", "all", *flags)
     assert done.returncode == 1, done.stderr
-    assert "a: 3.5 of 4.5" in done.stdout
+    assert "a: 3.5 of 5.5" in done.stdout
     assert "a  03 bucketed: passed, 2.5 of 2.5" in done.stdout
     assert (course / "grades.csv").read_text().splitlines() == [
-        "submission,points,of,03 average_gradients,03 bucketed,03 overlapped",
-        "'=b,0,4.5,0,0,0",
-        "a,3.5,4.5,0,2.5,1",
+        "submission,points,of,03 average_gradients,03 bucketed,03 overlapped,03 traffic",
+        "'=b,0,5.5,0,0,0,0",
+        "a,3.5,5.5,0,2.5,1,0",
     ]
     page = (course / "pages" / "=b.md").read_text()
     assert "| 03 | bucketed | failed | 0 of 2.5 | a &lt;b> \\| c |" in page
@@ -629,7 +631,7 @@ def test_an_interrupted_grading_is_resumed_with_its_seed(course, quick, monkeypa
 
     def interrupted(job, result):
         told.append(job)
-        if len(told) == 4:
+        if len(told) == 6:
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(grading, "print_result", interrupted)
@@ -637,7 +639,7 @@ def test_an_interrupted_grading_is_resumed_with_its_seed(course, quick, monkeypa
     done = ddp_course(*line)
     assert done.returncode == 2 and "--resume goes on" in done.stderr
     report = json.loads((course / "report.json").read_text())
-    assert not report["complete"] and len(told) == 4
+    assert not report["complete"] and len(told) == 6
     quick.clear()
     done = ddp_course(*line, "--resume")
     assert done.returncode == 1 and len(quick) == 2
@@ -646,7 +648,8 @@ def test_an_interrupted_grading_is_resumed_with_its_seed(course, quick, monkeypa
     submit(course / "all" / "b", {"bucketed": "right", "overlapped": "right"})
     quick.clear()
     ddp_course(*line, "--resume")
-    assert [graded[:2] for graded in quick] == [("b", "overlapped"), ("b", "bucketed")]
+    again = [("b", name) for name in ("overlapped", "bucketed", "traffic")]
+    assert [graded[:2] for graded in quick] == again
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
@@ -697,8 +700,8 @@ def test_the_workflows_own_commands_grade_a_submission(workflow, tmp_path):
         done = subprocess.run(line, shell=True, cwd=tmp_path, env=environment)
         assert done.returncode == 0
     report = json.loads((tmp_path / "course" / "report.json").read_text())
-    assert report["totals"] == {"exercises": [0, 3]} and report["sandbox"]
-    assert "## exercises: 0 of 3" in (tmp_path / "summary.md").read_text()
+    assert report["totals"] == {"exercises": [0, 4]} and report["sandbox"]
+    assert "## exercises: 0 of 4" in (tmp_path / "summary.md").read_text()
     kept = steps["Keep the report"]["with"]["path"].split()
     assert steps["Keep the report"]["if"] == "always()"
     assert all((tmp_path / path).exists() for path in kept)

@@ -1,7 +1,6 @@
 """Exercise 03: averaging gradients."""
 
 import time
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -13,7 +12,61 @@ from mutants import right, wrong
 # ---- average_gradients ----
 
 
+def gradients_of(module):
+    given = [parameter.grad for parameter in module.parameters()]
+    return [gradient for gradient in given if gradient is not None]
+
+
 @right("average_gradients")
+def in_one_message(module):
+    print("averaging ...")
+    flat = nn.utils.parameters_to_vector(gradients_of(module))
+    dist.all_reduce(flat, op=dist.ReduceOp.AVG)
+    for gradient, mean in zip(
+        gradients_of(module), flat.split([g.numel() for g in gradients_of(module)])
+    ):
+        gradient[...] = mean.reshape(gradient.shape)
+
+
+@right("average_gradients")
+def with_offsets_and_a_work(module):
+    """Divides before it sums, in a buffer of its own."""
+    gradients = gradients_of(module)
+    buffer = gradients[0].new_zeros(sum(map(torch.numel, gradients)))
+    end = 0
+    for gradient in gradients:
+        begin, end = end, end + gradient.numel()
+        buffer[begin:end] = gradient.ravel() / dist.get_world_size()
+    dist.all_reduce(buffer, async_op=True).wait()
+    for gradient in reversed(gradients):
+        gradient.view(-1).copy_(buffer[-gradient.numel() :])
+        buffer = buffer[: -gradient.numel()]
+
+
+@right("average_gradients")
+def as_one_list(module):
+    gradients = gradients_of(module)
+    dist.all_reduce_coalesced(gradients)
+    torch._foreach_div_(gradients, float(dist.get_world_size()))
+
+
+@right("average_gradients")
+def gathers(module):
+    flat = torch.cat([gradient.flatten() for gradient in gradients_of(module)])
+    of_all = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
+    dist.all_gather(of_all, flat)
+    mean = torch.stack(of_all).mean(dim=0)
+    for gradient in gradients_of(module):
+        gradient.copy_(mean[: gradient.numel()].view_as(gradient))
+        mean = mean[gradient.numel() :]
+
+
+@wrong("average_gradients", "each gradient is sent alone")
+def as_in_the_lesson(module):
+    lesson03.average_gradients(module)
+
+
+@wrong("average_gradients", "each gradient is sent alone")
 def divides_before_it_sums(module):
     for parameter in module.parameters():
         if parameter.grad is not None:
@@ -21,17 +74,71 @@ def divides_before_it_sums(module):
             dist.all_reduce(parameter.grad, op=dist.ReduceOp.SUM)
 
 
-@right("average_gradients")
-def in_one_message(module):
-    print("averaging ...")
-    gradients = [
-        parameter.grad
-        for parameter in module.parameters()
-        if parameter.grad is not None
-    ]
-    flat = nn.utils.parameters_to_vector(gradients)
+@wrong("average_gradients", "got[^$]*2: reduce, broadcast|one tensor, and all-reduce")
+def to_rank_zero_and_back(module):
+    flat = nn.utils.parameters_to_vector(gradients_of(module))
+    dist.reduce(flat, 0)
+    dist.broadcast(flat, 0)
+    for gradient in gradients_of(module):
+        gradient.copy_(
+            flat[: gradient.numel()].view_as(gradient) / dist.get_world_size()
+        )
+        flat = flat[gradient.numel() :]
+
+
+@wrong("average_gradients", "now another tensor: change the given one in place")
+def in_new_tensors(module):
+    gradients = [p for p in module.parameters() if p.grad is not None]
+    flat = torch.cat([p.grad.flatten() for p in gradients])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    for parameter, mean in zip(gradients, flat.split([p.numel() for p in gradients])):
+        parameter.grad = mean.view_as(parameter)
+
+
+@wrong("average_gradients", "now another tensor: change the given one in place")
+def in_new_memory(module):
+    """As many forum posts have it: vector_to_parameters replaces .data."""
+    flat = nn.utils.parameters_to_vector(gradients_of(module))
     dist.all_reduce(flat, op=dist.ReduceOp.AVG)
-    nn.utils.vector_to_parameters(flat, gradients)
+    nn.utils.vector_to_parameters(flat, gradients_of(module))
+
+
+@wrong("average_gradients", "must change only parameter.grad")
+def averages_buffers_as_well(module):
+    in_one_message(module)
+    for buffer in module.buffers():
+        buffer += 1
+
+
+@wrong("average_gradients", "lost digits on their way")
+def in_sixteen_bits(module):
+    flat = torch.cat([g.flatten() for g in gradients_of(module)]).half()
+    dist.all_reduce(flat, op=dist.ReduceOp.AVG)
+    for gradient in gradients_of(module):
+        gradient.copy_(flat[: gradient.numel()].view_as(gradient))
+        flat = flat[gradient.numel() :]
+
+
+@wrong("average_gradients", "each gradient exactly once|still this rank's own")
+def with_the_sizes_of_the_first_call(module, plan=[]):  # noqa: B006
+    """Remembers where the gradients are, from one module to the next."""
+    plan.extend(gradients_of(module) if not plan else [])
+    flat = torch.cat([gradient.flatten() for gradient in plan])
+    dist.all_reduce(flat, op=dist.ReduceOp.AVG)
+    for gradient in plan:
+        gradient.copy_(flat[: gradient.numel()].view_as(gradient))
+        flat = flat[gradient.numel() :]
+
+
+@wrong("average_gradients", "each gradient exactly once")
+def puts_them_back_in_reverse(module):
+    gradients = gradients_of(module)
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat, op=dist.ReduceOp.AVG)
+    for gradient in reversed(gradients):
+        gradient.copy_(flat[: gradient.numel()].view_as(gradient))
+        flat = flat[gradient.numel() :]
 
 
 @wrong("average_gradients", "sum over the ranks: divide")
@@ -118,67 +225,226 @@ def not_begun(module):
 
 
 @right("overlapped")
-class OurOwn(lesson03.OverlappedDDP):
-    pass
+class CountsForEachParameter(nn.Module):
+    """As in the solution; the parts of the wrong ones below."""
+
+    def __init__(self, module, every=1):
+        super().__init__()
+        self.module, self.every = module, every
+        self.calls, self.works = {}, []
+        self.begin()
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self.gradient_is_ready)
+
+    def begin(self):
+        for value in self.module.state_dict().values():
+            dist.broadcast(value, 0)
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def gradient_is_ready(self, parameter):
+        self.calls[parameter] = self.calls.get(parameter, 0) + 1
+        if self.calls[parameter] % self.every == 0:
+            self.send(parameter)
+
+    def parts(self):
+        return dist.get_world_size() * self.every
+
+    def send(self, parameter):
+        parameter.grad /= self.parts()
+        self.works.append(dist.all_reduce(parameter.grad, async_op=True))
+
+    def finish_gradient_synchronization(self):
+        for work in self.works:
+            work.wait()
+        self.works.clear()
 
 
 @right("overlapped")
-class KeepsPairs(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module, self.works = module, []
-        for value in module.state_dict().values():
-            dist.broadcast(value, 0)
-        for parameter in filter(lambda p: p.requires_grad, module.parameters()):
-            parameter.register_post_accumulate_grad_hook(self.send)
+class CountsForwards(CountsForEachParameter):
+    """Knows the last backward by the forward before it, and divides at the end."""
 
-    def send(self, parameter):
-        self.works.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))
+    forwards = 0
 
     def forward(self, x):
+        self.forwards = self.forwards % self.every + 1
         return self.module(x)
+
+    def gradient_is_ready(self, parameter):
+        if self.forwards == self.every:
+            work = dist.all_reduce(parameter.grad, async_op=True)
+            self.works.append((parameter, work))
 
     def finish_gradient_synchronization(self):
         while self.works:
             parameter, work = self.works.pop()
             work.wait()
-            parameter.grad.div_(dist.get_world_size())
+            parameter.grad.div_(self.parts())
+
+
+@right("overlapped")
+class AddsUpElsewhere(CountsForEachParameter):
+    """Keeps the sum in a tensor of its own, which it sends and copies back."""
+
+    def __init__(self, module, every=1):
+        super().__init__(module, every)
+        self.sums, self.left = {}, {}
+
+    def gradient_is_ready(self, parameter):
+        left = self.left.get(parameter, self.every) - 1
+        total = self.sums.setdefault(parameter, torch.zeros_like(parameter.grad))
+        total += parameter.grad
+        parameter.grad.zero_()
+        self.left[parameter] = left or self.every
+        if not left:
+            print("sending")
+            self.works.append(dist.all_reduce(total, async_op=True))
+
+    def finish_gradient_synchronization(self):
+        super().finish_gradient_synchronization()
+        for parameter, total in self.sums.items():
+            parameter.grad.copy_(total / self.parts())
+        self.sums.clear()
+
+
+@wrong("overlapped", "a second backward before the first", status="your code raised")
+class TheLessons(lesson03.OverlappedDDP):
+    def __init__(self, module, every=1):
+        super().__init__(module)
+
+
+@wrong("overlapped", "must get one gradient per step", status="your code raised")
+class TheLessonsBuckets(lesson03.BucketedDDP):
+    def __init__(self, module, every=1):
+        super().__init__(module, 1e-6)
+
+
+@wrong("overlapped", "keep the network|before the last backward|a second backward")
+class TorchsOwn(nn.parallel.DistributedDataParallel):
+    def __init__(self, module, every=1):
+        super().__init__(module)
+
+    def finish_gradient_synchronization(self):
+        pass
+
+
+@wrong("overlapped", "before the last backward of the step")
+class SendsInEachBackward(CountsForEachParameter):
+    def gradient_is_ready(self, parameter):
+        self.send(parameter)
+
+
+@wrong("overlapped", "before the last backward of the step")
+class SendsInTheFirst(CountsForEachParameter):
+    def gradient_is_ready(self, parameter):
+        self.calls[parameter] = self.calls.get(parameter, 0) + 1
+        if self.calls[parameter] % self.every == 1 % self.every:
+            self.send(parameter)
+
+
+@wrong("overlapped", "backwards of a step have added up, so divide")
+class ForgetsToDivideByEvery(CountsForEachParameter):
+    def parts(self):
+        return dist.get_world_size()
+
+
+@wrong(
+    "overlapped", "the sum over the ranks, not the mean|divide by the number of ranks"
+)
+class ForgetsToDivideByTheRanks(CountsForEachParameter):
+    def parts(self):
+        return self.every
+
+
+@wrong("overlapped", "the sum over all ranks and backwards")
+class Sums(CountsForEachParameter):
+    def parts(self):
+        return 1
+
+
+@wrong("overlapped", "once it was complete|number of")
+class DividesInEachBackward(CountsForEachParameter):
+    """So that the first backward of a step is divided several times."""
+
+    def gradient_is_ready(self, parameter):
+        parameter.grad /= self.every
+        super().gradient_is_ready(parameter)
+
+    def parts(self):
+        return dist.get_world_size()
+
+
+@wrong("overlapped", "what is left over from")
+class CountsOnlyOnce(CountsForEachParameter):
+    def gradient_is_ready(self, parameter):
+        self.calls[parameter] = self.calls.get(parameter, 0) + 1
+        if self.calls[parameter] == self.every:
+            self.send(parameter)
 
 
 @wrong("overlapped", "all-reduced instead of its gradient")
-class SendsTheParameter(lesson03.OverlappedDDP):
-    def gradient_is_ready(self, parameter):
-        self.in_flight[parameter] = dist.all_reduce(parameter.data, async_op=True)
+class SendsTheParameter(CountsForEachParameter):
+    def send(self, parameter):
+        self.works.append(dist.all_reduce(parameter.data, async_op=True))
 
 
 @wrong("overlapped", "wait for each")
-class WaitsForTheLastOne(lesson03.OverlappedDDP):
+class WaitsForTheLastOne(CountsForEachParameter):
     def finish_gradient_synchronization(self):
-        list(self.in_flight.values())[-1].wait()
-        self.in_flight.clear()
+        self.works[-1].wait()
+        self.works.clear()
 
 
 @wrong("overlapped", "module.parameters.. gives it once")
-class SendsATiedWeightTwice(lesson03.OverlappedDDP):
-    def __init__(self, module):
-        super().__init__(module)
+class SendsATiedWeightTwice(CountsForEachParameter):
+    def __init__(self, module, every=1):
+        super().__init__(module, every)
         for _, parameter in module.named_parameters(remove_duplicate=False):
             if parameter is module.last.weight:
-                parameter.register_post_accumulate_grad_hook(self.gradient_is_ready)
+                parameter.register_post_accumulate_grad_hook(self.once_more)
 
-    def gradient_is_ready(self, parameter):
-        parameter.grad /= dist.get_world_size()
-        work = dist.all_reduce(parameter.grad, async_op=True)
-        self.in_flight[len(self.in_flight)] = work
+    def once_more(self, parameter):
+        if self.calls[parameter] % self.every == 0:
+            self.send(parameter)
+
+
+@wrong("overlapped", "weight that two layers share is wrong")
+class HooksOnModules(CountsForEachParameter):
+    """Sends the gradients of a layer when the layer's own part of backward is over."""
+
+    def __init__(self, module, every=1):
+        nn.Module.__init__(self)
+        self.module, self.every, self.calls, self.works = module, every, {}, []
+        self.begin()
+        self.sent = set()
+        for layer in module.children():
+            layer.register_full_backward_hook(self.layer_is_done)
+
+    def layer_is_done(self, layer, *_):
+        self.calls[layer] = self.calls.get(layer, 0) + 1
+        if self.calls[layer] % self.every == 0:
+            for parameter in layer.parameters():
+                if parameter.grad is not None and parameter not in self.sent:
+                    self.sent.add(parameter)
+                    self.send(parameter)
+
+    def finish_gradient_synchronization(self):
+        super().finish_gradient_synchronization()
+        for parameter in self.module.parameters():
+            if parameter.requires_grad and parameter not in self.sent:
+                dist.all_reduce(parameter.grad.div_(self.parts()))
+        self.sent.clear()
 
 
 @wrong(
     "overlapped", "register_post_accumulate_grad_hook after", status="your code raised"
 )
-class HooksTooEarly(lesson03.OverlappedDDP):
-    def __init__(self, module):
+class HooksTooEarly(CountsForEachParameter):
+    def __init__(self, module, every=1):
         nn.Module.__init__(self)
-        self.module, self.in_flight = module, {}
+        self.module, self.works = module, []
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.register_hook(
@@ -189,43 +455,35 @@ class HooksTooEarly(lesson03.OverlappedDDP):
 
 
 @wrong("overlapped", "same parameters and buffers: broadcast every parameter")
-class DoesNotBroadcast(lesson03.OverlappedDDP):
-    def __init__(self, module):
-        nn.Module.__init__(self)
-        self.module, self.in_flight = module, {}
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self.gradient_is_ready)
+class DoesNotBroadcast(CountsForEachParameter):
+    def begin(self):
+        pass
 
 
 @wrong("overlapped", "same parameters and buffers: broadcast every buffer")
-class ForgetsBuffers(DoesNotBroadcast):
-    def __init__(self, module):
-        super().__init__(module)
-        for parameter in module.parameters():
+class ForgetsBuffers(CountsForEachParameter):
+    def begin(self):
+        for parameter in self.module.parameters():
             dist.broadcast(parameter.data, 0)
 
 
 @wrong("overlapped", "the hook waits for its all-reduce")
-class WaitsInTheHook(lesson03.OverlappedDDP):
-    def gradient_is_ready(self, parameter):
+class WaitsInTheHook(CountsForEachParameter):
+    def send(self, parameter):
         dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()
+        parameter.grad /= self.parts()
 
 
 @wrong("overlapped", "start the all-reduce in a hook")
-class AveragesAfterwards(lesson03.OverlappedDDP):
+class AveragesAfterwards(CountsForEachParameter):
     def gradient_is_ready(self, parameter):
         pass
 
     def finish_gradient_synchronization(self):
         lesson03.average_gradients(self.module)
-
-
-@wrong("overlapped", "sum over the ranks, not the mean")
-class Sums(lesson03.OverlappedDDP):
-    def gradient_is_ready(self, parameter):
-        self.in_flight[parameter] = dist.all_reduce(parameter.grad, async_op=True)
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= self.every
 
 
 @wrong(
@@ -233,30 +491,22 @@ class Sums(lesson03.OverlappedDDP):
     "a frozen parameter cannot have a hook",
     status="your code raised",
 )
-class HooksFrozenParameters(lesson03.OverlappedDDP):
-    def __init__(self, module):
-        super().__init__(module)
+class HooksFrozenParameters(CountsForEachParameter):
+    def __init__(self, module, every=1):
+        super().__init__(module, every)
         for parameter in module.parameters():
             parameter.register_post_accumulate_grad_hook(lambda parameter: None)
 
 
 @wrong("overlapped", "keep the network: self.module")
 class CallsItNet(nn.Module):
-    def __init__(self, module):
+    def __init__(self, module, every=1):
         super().__init__()
         self.net = module
 
 
 @wrong("overlapped", "clear it at the end")
-class NeverClears(lesson03.OverlappedDDP):
-    def __init__(self, module):
-        super().__init__(module)
-        self.works = []
-
-    def gradient_is_ready(self, parameter):
-        parameter.grad /= dist.get_world_size()
-        self.works.append(dist.all_reduce(parameter.grad, async_op=True))
-
+class NeverClears(CountsForEachParameter):
     def finish_gradient_synchronization(self):
         for work in self.works:
             work.wait()
@@ -264,10 +514,11 @@ class NeverClears(lesson03.OverlappedDDP):
 
 @right("overlapped")
 class ForgetsBeforeTheNextStep(NeverClears):
-    """Keeps the works until the next backward begins, and then drops them."""
+    """Keeps the works until the next step begins, and then drops them."""
 
     def forward(self, *inputs):
-        self.works = []
+        if len(self.works) and all(work.is_completed() for work in self.works):
+            self.works = []
         return super().forward(*inputs)
 
 
@@ -275,207 +526,448 @@ class ForgetsBeforeTheNextStep(NeverClears):
 
 
 @right("bucketed")
-class OurBuckets(lesson03.BucketedDDP):
-    pass
+class KeepsErrors(nn.Module):
+    """As in the solution; the parts of the wrong ones below."""
 
-
-@right("bucketed")
-class FlatBuffers(nn.Module):
-    """Gradients that are views of their buckets, for good."""
+    wire = torch.bfloat16
 
     def __init__(self, module, bucket_size_mb=25.0):
         super().__init__()
-        self.module, self.flat, self.missing, self.works = module, [], [], []
+        self.module, self.sent, self.buckets, self.bucket_of = module, [], [], {}
         for value in module.state_dict().values():
             dist.broadcast(value, 0)
-        buckets = [[]]
-        for parameter in reversed([p for p in module.parameters() if p.requires_grad]):
-            if sum(p.nbytes for p in buckets[-1]) >= bucket_size_mb * 2**20:
-                buckets.append([])
-            buckets[-1].append(parameter)
-        self.buckets = buckets
-        for place, bucket in enumerate(buckets):
-            self.flat.append(
-                torch.zeros(sum(p.numel() for p in bucket), dtype=bucket[0].dtype)
-            )
-            self.missing.append(len(bucket))
-            parts = self.flat[-1].split([p.numel() for p in bucket])
-            for parameter, part in zip(bucket, parts):
-                hook = partial(self.is_ready, place, part.view_as(parameter))
-                parameter.register_post_accumulate_grad_hook(hook)
-
-    def forward(self, *inputs):
-        return self.module(*inputs)
-
-    def is_ready(self, place, view, parameter):
-        parameter.grad = view.copy_(parameter.grad)
-        self.missing[place] -= 1
-        if not self.missing[place]:
-            self.flat[place] /= dist.get_world_size()
-            self.works.append(dist.all_reduce(self.flat[place], async_op=True))
-
-    def finish_gradient_synchronization(self):
-        for work in self.works:
-            work.wait()
-        self.works, self.missing = [], [len(bucket) for bucket in self.buckets]
-
-
-@right("bucketed")
-class FilledBeforeFull(nn.Module):
-    """Buckets that are never over their size, and gradients that are copied back."""
-
-    def __init__(self, module, bucket_size_mb=25.0):
-        super().__init__()
-        self.module, self.sent = module, []
-        for value in module.state_dict().values():
-            dist.broadcast(value, 0)
-        self.buckets, size = [[]], 0
-        for parameter in reversed([p for p in module.parameters() if p.requires_grad]):
-            if self.buckets[-1] and size + parameter.nbytes > bucket_size_mb * 2**20:
-                self.buckets.append([])
-                size = 0
-            self.buckets[-1].append(parameter)
-            size += parameter.nbytes
-        self.ready = set()
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self.is_ready)
-
-    def forward(self, *inputs):
-        return self.module(*inputs)
-
-    def is_ready(self, parameter):
-        self.ready.add(parameter)
-        for bucket in self.buckets:
-            if parameter in set(bucket) and set(bucket) <= self.ready:
-                flat = torch.cat([p.grad.reshape(-1) for p in bucket])
-                self.sent.append(
-                    (
-                        bucket,
-                        flat,
-                        dist.all_reduce(flat, op=dist.ReduceOp.AVG, async_op=True),
-                    )
-                )
-
-    def finish_gradient_synchronization(self):
-        for bucket, flat, work in self.sent:
-            work.wait()
-            begin = 0
-            for parameter in bucket:
-                parameter.grad.copy_(
-                    flat[begin : begin + parameter.numel()].view_as(parameter)
-                )
-                begin += parameter.numel()
-        self.sent, self.ready = [], set()
-
-
-@wrong("bucketed", "send every gradient after it was complete")
-class SendsWithTheLastOfItsList(FilledBeforeFull):
-    def is_ready(self, parameter):
-        for bucket in self.buckets:
-            if bucket[-1] is parameter:
-                there = [
-                    torch.zeros_like(p) if p.grad is None else p.grad for p in bucket
-                ]
-                flat = torch.cat([gradient.reshape(-1) for gradient in there])
-                self.sent.append(
-                    (
-                        bucket,
-                        flat,
-                        dist.all_reduce(flat, op=dist.ReduceOp.AVG, async_op=True),
-                    )
-                )
-
-
-@wrong("bucketed", "every gradient is sent alone")
-class OneByOne(lesson03.OverlappedDDP):
-    def __init__(self, module, bucket_size_mb):
-        super().__init__(module)
-
-
-@wrong("bucketed", "bucket_size_mb is ignored|start the all-reduce in a hook")
-class OneForAll(lesson03.BucketedDDP):
-    def __init__(self, module, bucket_size_mb):
-        super().__init__(module, bucket_size_mb=1e6)
-
-
-@wrong("bucketed", "reverse order")
-class FillsFromTheFirstLayer(lesson03.BucketedDDP):
-    def __init__(self, module, bucket_size_mb=25.0):
-        super().__init__(module)
-        self.buckets, self.bucket_of, room = [], {}, 0
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                if room <= 0:
-                    self.buckets.append([])
-                    room = bucket_size_mb * 2**20
-                self.buckets[-1].append(parameter)
-                self.bucket_of[parameter] = len(self.buckets) - 1
-                room -= parameter.nbytes
+        self.fill(bucket_size_mb * 2**20)
         self.missing = [len(bucket) for bucket in self.buckets]
+        self.errors = [0] * len(self.buckets)
 
+    def trained(self):
+        return reversed([p for p in self.module.parameters() if p.requires_grad])
 
-@wrong("bucketed", "copy it back to its own parameter")
-class DropsTheLastBucket(lesson03.BucketedDDP):
-    def __init__(self, module, bucket_size_mb):
-        super().__init__(module, bucket_size_mb)
-        self.missing[-1] += 10**6
+    def fill(self, size):
+        room = 0
+        for parameter in self.trained():
+            if room <= 0:
+                self.buckets.append([])
+                room = size
+            self.buckets[-1].append(parameter)
+            self.bucket_of[parameter] = len(self.buckets) - 1
+            room -= parameter.nbytes
+            parameter.register_post_accumulate_grad_hook(self.gradient_is_ready)
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def gradient_is_ready(self, parameter):
+        index = self.bucket_of[parameter]
+        self.missing[index] -= 1
+        if self.missing[index] == 0:
+            self.send(index, self.joined(index))
+
+    def joined(self, index):
+        gradients = [member.grad.flatten() for member in self.buckets[index]]
+        return torch.cat(gradients) / dist.get_world_size()
+
+    def send(self, index, total):
+        total = total + self.errors[index]
+        message = total.to(self.wire)
+        self.errors[index] = total - message
+        self.start(index, message)
+
+    def start(self, index, message):
+        work = dist.all_reduce(message, async_op=True)
+        self.sent.append((index, message, work))
+
+    def mean(self, message):
+        return message.float()
 
     def finish_gradient_synchronization(self):
-        self.missing = [0] * len(self.missing)
-        super().finish_gradient_synchronization()
-        self.missing[-1] += 10**6
-
-
-@wrong("bucketed", "copy it back to its own parameter")
-class ForgetsToPutBack(lesson03.BucketedDDP):
-    def finish_gradient_synchronization(self):
-        for work, _, _ in self.sent:
+        for index, message, work in self.sent:
             work.wait()
+            bucket = self.buckets[index]
+            parts = self.mean(message).split([member.numel() for member in bucket])
+            for parameter, part in zip(bucket, parts):
+                parameter.grad.copy_(part.view_as(parameter))
+        self.begin_again()
+
+    def begin_again(self):
         self.sent.clear()
         self.missing = [len(bucket) for bucket in self.buckets]
 
 
-@wrong("bucketed", "measured in bytes")
-class CountsNumbersForBytes(lesson03.BucketedDDP):
+@right("bucketed")
+class DividesTheSum(KeepsErrors):
+    """Keeps the errors of the gradients, not of their n-th part."""
+
+    def joined(self, index):
+        return torch.cat([member.grad.flatten() for member in self.buckets[index]])
+
+    def mean(self, message):
+        return message.float() / dist.get_world_size()
+
+
+@right("bucketed")
+class ErrorsOfEachParameter(KeepsErrors):
+    """Adds the kept error to the gradient itself, one parameter after the other, into
+    buckets that are never over their size; new gradients are put in place.
+    """
+
+    def fill(self, size):
+        self.buckets, used, self.kept = [[]], 0, {}
+        for parameter in self.trained():
+            if self.buckets[-1] and used + parameter.nbytes > size:
+                self.buckets.append([])
+                used = 0
+            self.buckets[-1].append(parameter)
+            used += parameter.nbytes
+            self.bucket_of[parameter] = len(self.buckets) - 1
+            self.kept[parameter] = torch.zeros_like(parameter, requires_grad=False)
+            parameter.register_post_accumulate_grad_hook(self.gradient_is_ready)
+
+    def send(self, index, _):
+        messages = []
+        for parameter in self.buckets[index]:
+            parameter.grad += self.kept[parameter]
+            messages.append(parameter.grad.bfloat16())
+            self.kept[parameter] = parameter.grad - messages[-1].float()
+        print("bucket", index)
+        self.start(index, torch.cat([message.view(-1) for message in messages]))
+
+    def mean(self, message):
+        return message.to(torch.float32) / dist.get_world_size()
+
+
+@wrong("bucketed", "travel in 32 bits")
+class TheLessonsOwnBuckets(lesson03.BucketedDDP):
+    pass
+
+
+@wrong("bucketed", "the hook waits for its all-reduce|loses the same digits")
+class TorchsWithItsHook(nn.parallel.DistributedDataParallel):
+    """torch's compression hook rounds as well, but forgets the errors."""
+
+    def __init__(self, module, bucket_size_mb=25.0):
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        super().__init__(module, bucket_cap_mb=bucket_size_mb)
+        self.register_comm_hook(None, default_hooks.bf16_compress_hook)
+
+    def finish_gradient_synchronization(self):
+        pass
+
+
+@wrong("bucketed", "every step loses the same digits again")
+class ForgetsTheErrors(KeepsErrors):
+    def send(self, index, total):
+        self.start(index, total.bfloat16())
+
+
+@wrong("bucketed", "every step loses the same digits again")
+class ForgetsThemAfterEachStep(KeepsErrors):
+    def begin_again(self):
+        super().begin_again()
+        self.errors = [0] * len(self.buckets)
+
+
+@wrong("bucketed", "rounding errors do not cancel|loses the same digits")
+class KeepsOnlyTheLastError(KeepsErrors):
+    """The error of this gradient alone, without the one that was added to it."""
+
+    def send(self, index, total):
+        message = (total + self.errors[index]).bfloat16()
+        self.errors[index] = total - total.bfloat16()
+        self.start(index, message)
+
+
+@wrong("bucketed", "rounding errors do not cancel|loses the same digits")
+class TheWrongSign(KeepsErrors):
+    def send(self, index, total):
+        total = total + self.errors[index]
+        message = total.bfloat16()
+        self.errors[index] = message.float() - total
+        self.start(index, message)
+
+
+@wrong("bucketed", "rounding errors do not cancel|loses the same digits")
+class KeepsErrorsInSixteenBits(KeepsErrors):
+    """Rounds the difference of two numbers that are already rounded: it is zero."""
+
+    def send(self, index, total):
+        total = (total + self.errors[index]).bfloat16()
+        self.errors[index] = total - total.bfloat16()
+        self.start(index, total)
+
+
+@wrong("bucketed", "later ones are not|do not cancel|loses the same")
+class ErrorOfTheMean(KeepsErrors):
+    """Takes the difference to what comes back, the gradients of others among it."""
+
+    def send(self, index, total):
+        total = total + self.errors[index]
+        self.errors[index] = total
+        self.start(index, total.bfloat16())
+
+    def mean(self, message):
+        index = next(i for i, other, _ in self.sent if other is message)
+        self.errors[index] = self.errors[index] - message.float()
+        return message.float()
+
+
+@wrong("bucketed", "divide in 32 bits|loses the same digits")
+class DividesInSixteenBits(DividesTheSum):
+    def mean(self, message):
+        return (message / dist.get_world_size()).float()
+
+
+@wrong("bucketed", "float16 cannot hold these numbers")
+class TheOtherSixteenBits(KeepsErrors):
+    wire = torch.float16
+
+
+@wrong("bucketed", "it is the sum over the ranks")
+class SumsTheBuckets(DividesTheSum):
+    def mean(self, message):
+        return message.float()
+
+
+@wrong("bucketed", "every gradient is sent alone")
+class OneByOne(KeepsErrors):
+    def __init__(self, module, bucket_size_mb):
+        super().__init__(module, 0)
+
+
+@wrong("bucketed", "bucket_size_mb is ignored")
+class OneForAll(KeepsErrors):
+    def __init__(self, module, bucket_size_mb):
+        super().__init__(module, 1e6)
+
+
+@wrong("bucketed", "reverse order")
+class FillsFromTheFirstLayer(KeepsErrors):
+    def trained(self):
+        return [p for p in self.module.parameters() if p.requires_grad]
+
+
+@wrong("bucketed", "in 32 bits, have reached bucket_size_mb")
+class CountsTheBytesThatTravel(KeepsErrors):
     def __init__(self, module, bucket_size_mb):
         super().__init__(module, bucket_size_mb * 2)
 
 
-@wrong("bucketed", "the hook waits for its all-reduce")
-class WaitsForEachBucket(lesson03.BucketedDDP):
-    def gradient_is_ready(self, parameter):
-        before = len(self.sent)
-        super().gradient_is_ready(parameter)
-        for work, _, _ in self.sent[before:]:
+@wrong("bucketed", "mean was not copied back")
+class ForgetsToPutBack(KeepsErrors):
+    def finish_gradient_synchronization(self):
+        for _, _, work in self.sent:
             work.wait()
+        self.begin_again()
 
 
-@wrong(
-    "bucketed",
-    r"AttributeError[^$]*\(in step 1 of training\)",
-    status="your code raised",
-)
-class DoesNotCountAgain(lesson03.BucketedDDP):
+@wrong("bucketed", "the hook waits for its all-reduce")
+class WaitsForEachBucket(KeepsErrors):
+    def start(self, index, message):
+        super().start(index, message)
+        self.sent[-1][-1].wait()
+
+
+@wrong("bucketed", "start the all-reduce in a hook")
+class SendsAtTheEnd(KeepsErrors):
     def gradient_is_ready(self, parameter):
-        bucket = next(
-            bucket
-            for bucket in self.buckets
-            if any(parameter is other for other in bucket)
-        )
-        self.ready = {*getattr(self, "ready", ()), parameter}
-        if self.ready.issuperset(bucket):
-            flat = (
-                torch.cat([other.grad.flatten() for other in bucket])
-                / dist.get_world_size()
-            )
-            self.sent.append((dist.all_reduce(flat, async_op=True), bucket, flat))
+        pass
 
     def finish_gradient_synchronization(self):
-        for work, bucket, flat in self.sent:
-            work.wait()
-            for parameter, part in zip(
-                bucket, flat.split([other.numel() for other in bucket])
-            ):
-                parameter.grad.copy_(part.view_as(parameter))
-        self.sent.clear()
+        for index in range(len(self.buckets)):
+            self.send(index, self.joined(index))
+        super().finish_gradient_synchronization()
+
+
+@wrong("bucketed", "NoneType|exactly|complete", status="failed|your code raised")
+class SendsWithTheFirstOfItsBucket(KeepsErrors):
+    def gradient_is_ready(self, parameter):
+        index = self.bucket_of[parameter]
+        if self.missing[index] == len(self.buckets[index]):
+            self.send(index, self.joined(index))
+        self.missing[index] -= 1
+
+
+@wrong("bucketed", "starts? from the same parameters")
+class DoesNotBroadcastAtAll(KeepsErrors):
+    def __init__(self, module, bucket_size_mb):
+        nn.Module.__init__(self)
+        self.module, self.sent, self.buckets, self.bucket_of = module, [], [], {}
+        self.fill(bucket_size_mb * 2**20)
+        self.errors = [0] * len(self.buckets)
+        self.begin_again()
+
+
+# ---- traffic ----
+
+
+def buckets_needed(sizes, bucket_size, bytes_of=4):
+    buckets, room = 0, 0
+    for size in sizes:
+        if room <= 0:
+            buckets, room = buckets + 1, bucket_size
+        room -= bytes_of * size
+    return buckets
+
+
+@right("traffic")
+def with_formulas(sizes, bucket_size, world_size):
+    buckets, rounds = buckets_needed(sizes[::-1], bucket_size), 2 * (world_size - 1)
+    return buckets, buckets * rounds, 4 * sum(sizes) * rounds // world_size
+
+
+@right("traffic")
+def asks_the_lessons_class(sizes, bucket_size, world_size):
+    """Builds the buckets, and follows each piece through the ring."""
+    network = nn.ParameterList(torch.zeros(size) for size in sizes)
+    model = lesson03.BucketedDDP(network, bucket_size / 2**20)
+    messages = [
+        sum(parameter.nbytes for parameter in bucket) / world_size
+        for bucket in model.buckets
+        for _ in range(2 * world_size - 2)
+    ]
+    return torch.tensor([len(model.buckets), len(messages), sum(messages)])
+
+
+@right("traffic")
+def with_numpys_numbers(sizes, bucket_size, world_size):
+    import numpy
+
+    buckets, messages, sent = with_formulas(sizes, bucket_size, world_size)
+    return numpy.int64(buckets), numpy.int32(messages), numpy.float64(sent)
+
+
+@wrong("traffic", "begins with the last parameters")
+def from_the_first(sizes, bucket_size, world_size):
+    return with_formulas(sizes[::-1], bucket_size, world_size)
+
+
+@wrong("traffic", "the parameter that exceeds it still goes in")
+def never_over_the_size(sizes, bucket_size, world_size):
+    buckets, used = 1, 0
+    for size in reversed(sizes):
+        if used and used + 4 * size > bucket_size:
+            buckets, used = buckets + 1, 0
+        used += 4 * size
+    _, _, sent = with_formulas(sizes, bucket_size, world_size)
+    return buckets, buckets * 2 * (world_size - 1), sent
+
+
+@wrong("traffic", "is in bytes, and a float32 has 4")
+def buckets_of_numbers(sizes, bucket_size, world_size):
+    buckets = buckets_needed(sizes[::-1], bucket_size, bytes_of=1)
+    return buckets, *with_formulas(sizes, bucket_size, world_size)[1:]
+
+
+@wrong("traffic", "never divided between two buckets")
+def divides_the_total(sizes, bucket_size, world_size):
+    buckets = -(-4 * sum(sizes) // bucket_size)
+    return buckets, *with_formulas(sizes, bucket_size, world_size)[1:]
+
+
+@wrong("traffic", "an all-reduce is not one message")
+def one_message_per_bucket(sizes, bucket_size, world_size):
+    buckets, _, sent = with_formulas(sizes, bucket_size, world_size)
+    return buckets, buckets, sent
+
+
+@wrong("traffic", "the ring goes round twice")
+def once_round(sizes, bucket_size, world_size):
+    buckets, messages, sent = with_formulas(sizes, bucket_size, world_size)
+    return buckets, messages // 2, sent // 2
+
+
+@wrong("traffic", "numbers, not bytes")
+def in_numbers(sizes, bucket_size, world_size):
+    buckets, messages, sent = with_formulas(sizes, bucket_size, world_size)
+    return buckets, messages, sent // 4
+
+
+@wrong("traffic", "each message is one piece, an n-th")
+def whole_buckets_go_round(sizes, bucket_size, world_size):
+    buckets, messages, _ = with_formulas(sizes, bucket_size, world_size)
+    return buckets, messages, 4 * sum(sizes) * 2 * (world_size - 1)
+
+
+@wrong("traffic", "only one rank's messages count")
+def of_all_ranks(sizes, bucket_size, world_size):
+    buckets, messages, sent = with_formulas(sizes, bucket_size, world_size)
+    return buckets, messages, sent * world_size
+
+
+@wrong("traffic", "a little less than twice as many")
+def about_twice(sizes, bucket_size, world_size):
+    buckets, messages, _ = with_formulas(sizes, bucket_size, world_size)
+    return buckets, messages, 2 * 4 * sum(sizes)
+
+
+@wrong("traffic", "return three numbers")
+def only_the_bytes(sizes, bucket_size, world_size):
+    return with_formulas(sizes, bucket_size, world_size)[2]
+
+
+@right("traffic")
+def in_fractions_of_the_whole(sizes, bucket_size, world_size):
+    """As the formula of lesson 2 is written, with its rounding errors."""
+    buckets, messages, _ = with_formulas(sizes, bucket_size, world_size)
+    return [buckets, messages, 2 * (world_size - 1) / world_size * 4 * sum(sizes)]
+
+
+@wrong("traffic", "exactly its size is full")
+def full_once_it_is_exceeded(sizes, bucket_size, world_size):
+    buckets, used = 1, 0
+    for size in reversed(sizes):
+        if used > bucket_size:
+            buckets, used = buckets + 1, 0
+        used += 4 * size
+    return buckets, *with_formulas(sizes, bucket_size, world_size)[1:]
+
+
+@wrong("traffic", "no parameter is left")
+def begins_one_after_the_last(sizes, bucket_size, world_size):
+    buckets, used = 1, 0
+    for size in reversed(sizes):
+        used += 4 * size
+        if used >= bucket_size:
+            buckets, used = buckets + 1, 0
+    return buckets, *with_formulas(sizes, bucket_size, world_size)[1:]
+
+
+@wrong("traffic", "holds several parameters")
+def one_message_per_gradient(sizes, bucket_size, world_size):
+    """What lesson 3's OverlappedDDP would send."""
+    rounds = 2 * (world_size - 1)
+    sent = 4 * sum(sizes) * rounds // world_size
+    return len(sizes), len(sizes) * rounds, sent
+
+
+@wrong("traffic", "n - 1 times, not n times")
+def as_many_steps_as_ranks(sizes, bucket_size, world_size):
+    buckets, _, _ = with_formulas(sizes, bucket_size, world_size)
+    return buckets, buckets * 2 * world_size, 2 * 4 * sum(sizes)
+
+
+@wrong("traffic", "n times too many")
+def a_tree_instead_of_a_ring(sizes, bucket_size, world_size):
+    import math
+
+    buckets, _, _ = with_formulas(sizes, bucket_size, world_size)
+    rounds = 2 * math.ceil(math.log2(world_size))
+    return buckets, buckets * rounds, 4 * sum(sizes) * rounds
+
+
+@wrong("traffic", "but a ring sends")
+def as_many_bytes_as_gradients(sizes, bucket_size, world_size):
+    buckets, messages, _ = with_formulas(sizes, bucket_size, world_size)
+    return buckets, messages, 4 * sum(sizes)
+
+
+@wrong("traffic", "return three numbers")
+def prints_them(sizes, bucket_size, world_size):
+    print(*with_formulas(sizes, bucket_size, world_size))
+
+
+@wrong("traffic", "return three numbers")
+class HandsInTheLessonsClass(lesson03.BucketedDDP):
+    def __init__(self, sizes, bucket_size, world_size):
+        super().__init__(nn.ParameterList(torch.zeros(n) for n in sizes), bucket_size)

@@ -1,4 +1,4 @@
-"""Questions 4 to 6: three programs to repair."""
+"""Questions 5 to 7: three programs to repair."""
 
 import torch
 from torch import nn
@@ -7,142 +7,49 @@ from torch.utils.data import Dataset
 
 from ddp_course.checks.ex04.diary import Diary, diary_of, judge_training
 from ddp_course.checks.samples import WIDTH, Numbered, two_numbers
-from ddp_course.checks.training import (
-    a_look,
-    close,
-    equal,
-    fill,
-    gradients_of,
-    state,
-    take_steps,
-    unwrapped,
-)
+from ddp_course.checks.training import equal, state, unwrapped
 from ddp_course.ranks.environment import process_group
 from ddp_course.school.judge import Wrong, question
 
 # the number of a test set's first sample, larger than those of all training samples
 FIRST_TEST = 1000
 
-# ---- 4: a wrapper made by hand ----
+# ---- 5: two networks ----
 
 
-def a_backward(wrapper, seed, batches):
-    """Wrap a network that differs on each rank, take one backward, then train."""
+def trained_by(train, samples, epochs, batch_size, seed):
     with process_group() as (rank, world_size):
-        model = wrapper(a_chain(seed + rank))
-        if (network := unwrapped(model)) is model:
-            return {"module": False}
-        start = state(network)
-        parts = [batch.chunk(world_size)[rank] for batch in batches]
-        model(parts[0]).pow(2).mean().backward()
-        model.finish_gradient_synchronization()
-        after = state(network)
-        gradients = gradients_of(network)
-        network.zero_grad()
-        history = take_steps(model, parts, model.finish_gradient_synchronization)
-        return {
-            "module": True,
-            "start": start,
-            "after": after,
-            "gradients": gradients,
-            "history": history,
-        }
-
-
-def a_chain(seed):
-    layers = nn.Sequential(
-        nn.Linear(WIDTH, WIDTH),
-        nn.Tanh(),
-        nn.Linear(WIDTH, WIDTH),
-        nn.Tanh(),
-        nn.Linear(WIDTH, 2),
-    )
-    return fill(layers.double(), seed)
-
-
-def gradients_alone(batch, seed):
-    network = a_chain(seed)
-    network(batch).pow(2).mean().backward()
-    return gradients_of(network)
+        torch.manual_seed(1000 + rank)
+        returned = train(Diary, Numbered(samples, seed), epochs, batch_size)
+        return diary_of(unwrapped(returned))
 
 
 @question(
-    "Run it on two ranks, and print parameter.grad on both after backward. What should be the same on both?",
-    "Which tensor does the optimizer read, besides the parameter itself? That tensor must be the same on all ranks.",
-    "gradient_is_ready is called when parameter.grad is complete. All-reduce this gradient, not parameter.data.",
+    "Print the sum of the first layer's gradients on both ranks, after loss.backward() in the first step. What should be "
+    "the same on both, and what is?",
+    "DistributedDataParallel prepares in its forward what it does in backward. Which object's forward does the loop call? "
+    "Compare with the lesson: model.module is for evaluation and for saving.",
+    "Call the wrapper, not the network inside: loss = F.cross_entropy(model(inputs), labels).",
 )
 def check_find_the_bug_1(answer, draw):
-    """The wrapper must do what DDP does: every rank starts from rank 0's parameters and
-    then trains like one process.
-    """
+    """All ranks must end with the network of one process on the joined batches."""
     for n in (2, 3):
-        seed = draw.randrange(10**6)
-        generator = torch.Generator().manual_seed(seed)
-        batches = [
-            torch.randn(3 * n, WIDTH, generator=generator, dtype=torch.float64)
-            for _ in range(4)
-        ]
-        seen = answer.on_ranks(a_backward, seed, batches, nproc=n)
-        judge_wrapper(seen, seed, batches)
+        batch_size, steps, epochs = draw.randint(3, 5), draw.randint(5, 7), 3
+        seed, samples = draw.randrange(10**6), n * batch_size * steps
+        diaries = answer.on_ranks(
+            trained_by, samples, epochs, batch_size, seed, nproc=n
+        )
+        checked = f"train_on_ranks with {samples} samples, epochs={epochs}, batch_size={batch_size}, on {n} ranks"
+        judge_training(checked, diaries, samples, epochs, batch_size, seed, alone=SYMPTOM)  # fmt: skip
 
 
-def judge_wrapper(seen, seed, batches):
-    n, start = len(seen), a_chain(seed).state_dict()
-    of_each = [(f"{rank} of {n}", of_rank) for rank, of_rank in enumerate(seen)]
-    after = "after one backward and finish_gradient_synchronization(), with no step yet"
-    for where, of_rank in of_each:
-        if not of_rank["module"]:
-            raise Wrong("HandMadeDDP(network)", rank=where, expected="the network as .module", got="no such attribute",
-                        cause="the wrapper has lost its network: leave self.module as it was given")  # fmt: skip
-    for where, of_rank in of_each:
-        if not equal(of_rank["start"], start):
-            raise Wrong("the parameters after HandMadeDDP(network), with a different network on each rank", rank=where,
-                        expected=f"rank 0's: {a_look(start)}", got=a_look(of_rank["start"]),
-                        cause="the ranks do not start from the same parameters")  # fmt: skip
-    for where, of_rank in of_each:
-        if not equal(of_rank["after"], start):
-            raise Wrong(f"the parameters {after}", rank=where, expected=f"unchanged: {a_look(start)}",
-                        got=a_look(of_rank["after"]), cause="backward has changed the parameters: only the "
-                        "optimizer's step should change them")  # fmt: skip
-    own = [gradients_alone(batches[0].chunk(n)[rank], seed) for rank in range(n)]
-    for rank, (where, of_rank) in reversed(list(enumerate(of_each))):
-        for name in own[0]:
-            locals_, got = (
-                [gradients[name] for gradients in own],
-                of_rank["gradients"].get(name),
-            )
-            mean = sum(locals_) / n
-            if close(got, mean):
-                continue
-            looks = [
-                (locals_[rank], "each rank still has its own gradient, so the ranks will take different steps"),
-                (n * mean, f"the gradient is {n} times too large: it is the sum over the ranks, not the mean"),
-                (mean / n, f"the gradient is {n} times too small: it has been divided by the number of ranks twice"),
-                (locals_[rank] / n, f"each rank has its own gradient, divided by {n}: nothing was summed"),
-                (locals_[0], "every rank has rank 0's gradient: the other ranks' samples are ignored"),
-            ]  # fmt: skip
-            otherwise = "the gradient is not that of one process on the joined batch"
-            cause = next(
-                (text for value, text in looks if close(got, value)), otherwise
-            )
-            raise Wrong(
-                f"the gradient of {name} {after}",
-                rank=where,
-                expected=mean,
-                got=got,
-                cause=cause,
-            )
-    for where, of_rank in of_each:
-        for step, (expected, got) in enumerate(
-            zip(take_steps(a_chain(seed), batches), of_rank["history"])
-        ):
-            if not equal(got, expected):
-                raise Wrong(f"the parameters after step {step + 1} of training", rank=where, expected=a_look(expected),
-                            got=a_look(got), cause="the first gradients were right, but later ones are not: what is "
-                            "left over from the step before?")  # fmt: skip
+SYMPTOM = (
+    "the ranks started with the same parameters, and end with different ones: nothing is wrong with any rank's own "
+    "training, but there are as many networks as ranks"
+)  # fmt: skip
 
 
-# ---- 5: a loss that looks too good ----
+# ---- 6: a loss that looks too good ----
 
 
 class TwoGroups(Dataset):
@@ -223,6 +130,10 @@ def check_find_the_bug_2(answer, draw):
             raise Wrong(f"the losses of {checked}", rank=where, expected="a loss that is large at first and then falls",
                         got=shown, cause="the loss is zero from the first step, before the network has learned "
                         "anything: a loss that is always zero has no gradient, so the network does not change")  # fmt: skip
+        if (losses < -1e-6).any():
+            raise Wrong(f"the losses of {checked}", rank=where, expected="losses of 0 or more", got=shown,
+                        cause="a cross-entropy is never below zero: does the loss get the outputs first, and then the "
+                        "labels?")  # fmt: skip
         if not last < 2 * max(1.0, losses[0].item()):
             raise Wrong(f"the losses of {checked}", rank=where, expected="a falling loss", got=shown,
                         cause="training diverges: this loss does not fit two classes and an unbounded output",
@@ -267,7 +178,7 @@ def guesses(outputs):
     )
 
 
-# ---- 6: a report that cannot be trusted ----
+# ---- 7: a report that cannot be trusted ----
 
 
 def train_then_test(train_and_test, samples, tests, epochs, batch_size, seed):
@@ -309,8 +220,8 @@ def check_find_the_bug_3(answer, draw):
         if any(number >= FIRST_TEST for step in trained for number in step):
             raise Wrong(checked, rank=f"{rank} of {n}", expected="training on train_set", got="samples of test_set",
                         cause="the network is trained on the samples that it is later tested on")  # fmt: skip
-    judge_training(checked, seen, samples, epochs, batch_size, seed, "every epoch has the same order, so the same "
-                   "samples always share a batch")  # fmt: skip
+    judge_training(checked, seen, samples, epochs, batch_size, seed, "what should differ between these epochs, and "
+                   "does not?")  # fmt: skip
 
     network, data = Diary().eval(), Numbered(tests, seed + 1)
     network.load_state_dict(seen[0]["end"])
@@ -326,11 +237,10 @@ def check_find_the_bug_3(answer, draw):
         cause = "do the ranks together count each sample of the test set exactly once?"
         tested = of_rank["tested"]
         if any(number < FIRST_TEST for number in tested):
-            cause = (
-                "the network is tested on samples that it was trained on: this shows how well it remembers them, "
-                "not how well it predicts new ones"
-            )  # fmt: skip
-        elif totals is None:
+            cause = f"the test set has {tests} samples, numbered from {FIRST_TEST} in this check: which are counted here?"
+            raise Wrong(f"the counts of {checked}", rank=f"{rank} of {n}", expected=f"({correct}, {tests}), of the test set",
+                        got=f"{of_rank['totals']}, of samples such as number {tested[0]}", cause=cause)  # fmt: skip
+        if totals is None:
             cause = "return the network and two numbers"
         elif totals[1] > tests:
             cause = "samples of the test set are counted more than once, and more often with more ranks"

@@ -1,5 +1,5 @@
 """A network that records which samples it gets, and how this record is used to judge a
-training run, for questions 2, 3 and 6.
+training run, for questions 1, 5 and 7.
 """
 
 from itertools import pairwise
@@ -54,11 +54,19 @@ def diary_of(network):
             "tested": network.tested}  # fmt: skip
 
 
+ALONE = "each rank has trained alone, without averaging gradients: call the wrapped model in the loop"
 SAME_ORDER = "every epoch has the same order: does the sampler know which epoch it is?"
 
 
 def judge_training(
-    checked, diaries, samples, epochs, batch_size, seed, same_order=SAME_ORDER
+    checked,
+    diaries,
+    samples,
+    epochs,
+    batch_size,
+    seed,
+    same_order=SAME_ORDER,
+    alone=ALONE,
 ):
     """Raise Wrong unless the ranks divided the samples of each epoch and trained like
     one process.
@@ -87,7 +95,7 @@ def judge_training(
         if not equal(diary["end"], diaries[0]["end"]):
             cause = "the ranks started from the same parameters, but have diverged: is every step the same on all ranks?"
             if equal(diary["end"], replayed(data, start, diary["trained"])):
-                cause = "each rank has trained alone, without averaging gradients: call the wrapped model in the loop"
+                cause = alone
             raise Wrong(f"the parameters at the end of {checked}", rank=f"{rank} of {n}",
                         expected=f"as on rank 0: {a_look(diaries[0]['end'])}", got=a_look(diary["end"]),
                         cause=cause)  # fmt: skip

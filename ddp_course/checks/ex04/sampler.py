@@ -1,8 +1,10 @@
-"""Question 1: a sampler."""
+"""Question 2: a sampler."""
 
+import builtins
 import math
 import random
 from collections import Counter
+from contextlib import contextmanager
 from itertools import islice, pairwise
 
 import torch
@@ -27,24 +29,94 @@ def shares(sampler_class, cases):
 
 
 def share_of(sampler_class, samples, ranks, rank, options):
-    before = random_numbers_of_a_process(1 + rank)
-    sampler = sampler_class(samples, ranks, rank, **options)
-    epochs = [indices(sampler, epoch, samples) for epoch in (0, 1, 2, 0)]
-    length = len(sampler)
-    touched = next_random_numbers() != before
-    random_numbers_of_a_process(0)
-    alike = indices(sampler_class(samples, ranks, rank, **options), 0, samples)
-    return {"length": length, "epochs": epochs, "alike": alike, "touched": touched}
+    with salted_hash(1 + rank) as salted:
+        before = random_numbers_of_a_process(1 + rank)
+        sampler = sampler_class(samples, ranks, rank, **options)
+        length = int(len(sampler))  # a DataLoader asks for it before the first pass
+        untold = indices(sampler, samples)
+        epochs = []
+        for epoch in (0, 1, 2, 0):
+            sampler.set_epoch(epoch)
+            epochs.append(indices(sampler, samples))
+        again = indices(sampler, samples)
+        touched = next_random_numbers() != before
+    with salted_hash(0):
+        random_numbers_of_a_process(0)
+        sampler = sampler_class(samples, ranks, rank, **options)
+        sampler.set_epoch(0)
+        alike = indices(sampler, samples)
+    return {
+        "length": length, "untold": untold, "epochs": epochs, "again": again, "alike": alike, "touched": touched,
+        "hashed": bool(salted),
+    }  # fmt: skip
 
 
-def indices(sampler, epoch, samples):
-    sampler.set_epoch(epoch)
+def resumed(sampler_class, cases):
+    """For each case: the order of one rank alone, what each rank of an interrupted
+    epoch had, and what the ranks get that go on, then and in the next epoch.
+    """
+    seen = []
+    for samples, before, after, taken, options in cases:
+        with trying(f"{call_of(samples, before, options)}, set_epoch(1)"):
+            order = indices_of(sampler_class(samples, 1, 0, **options), samples, 1)
+            first = [
+                indices_of(sampler_class(samples, before, rank, **options), samples, 1)
+                for rank in range(before)
+            ]
+        rest, lengths, following, fresh = [], [], [], []
+        for rank in range(after):
+            sampler = sampler_class(samples, after, rank, **options)
+            with trying(
+                f"{call_of(samples, after, options, rank)}, set_epoch(1, {taken * before})"
+            ):
+                rest.append(indices_of(sampler, samples, 1, taken * before))
+                lengths.append(int(len(sampler)))
+            with trying(f"{call_of(samples, after, options, rank)}, set_epoch(2)"):
+                following.append(indices_of(sampler, samples, 2))
+            fresh.append(
+                indices_of(sampler_class(samples, after, rank, **options), samples, 2)
+            )
+        seen.append(
+            {"order": order, "first": first, "rest": rest, "lengths": lengths, "following": following, "fresh": fresh}
+        )  # fmt: skip
+    return seen
+
+
+def indices_of(sampler, samples, *epoch):
+    sampler.set_epoch(*epoch)
+    return indices(sampler, samples)
+
+
+def indices(sampler, samples):
     given = islice(
         sampler, 10 * samples + 100
     )  # an endless sampler is only recorded as too long
     return [
         int(index) if hasattr(index, "__index__") else str(index) for index in given
     ]
+
+
+@contextmanager
+def salted_hash(salt):
+    """Let hash() of a text differ, as it does between processes; a list of the texts.
+
+    The cases of all ranks are tried in one process, which has only one salt.
+    """
+    original, texts = builtins.hash, []
+
+    def of(value):
+        if isinstance(value, str | bytes):
+            texts.append(value)
+            return original((salt, value))
+        if isinstance(value, tuple):
+            return original(tuple(of(item) for item in value))
+        return original(value)
+
+    builtins.hash = of
+    try:
+        yield texts
+    finally:
+        builtins.hash = original
 
 
 def random_numbers_of_a_process(seed):
@@ -69,13 +141,15 @@ def next_random_numbers():
 
 
 @question(
-    "Think of one list of all indices, the same on all ranks. Make its length divisible by num_replicas, and divide "
-    "it among the ranks: indices[rank::num_replicas].",
-    "Without drop_last, a rank gets ceil(samples / num_replicas) indices; with it, samples // num_replicas. A list of "
-    "two samples for five ranks must be repeated more than once. Shuffle with torch.randperm(samples, generator=...), "
-    "where the generator's seed depends on the epoch, but not on the rank.",
-    "__iter__: generator = torch.Generator().manual_seed(self.seed + self.epoch); order = randperm or range; repeat "
-    "order until it is long enough, cut it to num_replicas * len(self), and return iter(order[rank::num_replicas]).",
+    "Think of one list of all indices, the same on all ranks. What is done leaves the list at its front. What is left "
+    "is made divisible by num_replicas, and divided: left[rank::num_replicas].",
+    "Without drop_last, a rank gets ceil(left / num_replicas) indices; with it, left // num_replicas. A list of two "
+    "samples for five ranks must be repeated more than once, an empty one not at all. Shuffle with "
+    "torch.randperm(samples, generator=...), where the generator's seed depends on the epoch, but not on the rank. The "
+    "shuffle is that of all samples, also when some are done.",
+    "set_epoch(epoch, done=0) keeps both. __iter__: generator = torch.Generator().manual_seed(self.seed + self.epoch); "
+    "order = randperm or range; left = order[self.done:]; repeat left until it is long enough, cut it to num_replicas * "
+    "len(self), and return iter(left[rank::num_replicas]). __len__ computes with samples - done.",
 )
 def check_sharded_sampler(answer, draw):
     """Disjoint and complete shares of the same length, from one shuffle that is the
@@ -102,6 +176,8 @@ def check_sharded_sampler(answer, draw):
         judge_shares(*case, of_ranks)
     for case, of_ranks in zip(cases, seen):
         judge_order(*case, of_ranks)
+    for case, of_ranks in zip(cases, seen):
+        judge_passes(*case, of_ranks)
     for drop_last in (False, True):
         judge_odd_ones(
             drop_last,
@@ -113,11 +189,80 @@ def check_sharded_sampler(answer, draw):
         )
     for case, of_ranks in zip(cases, seen):
         judge_side_effects(*case, of_ranks)
+    interrupted = cases_of_resuming(draw)
+    for case, of_case in zip(interrupted, answer.on_ranks(resumed, interrupted)[0]):
+        judge_resuming(*case, **of_case)
     checked = f"{call_of(*cases[-3])}, and with seed={seeds[1]}"
     orders = [[of_rank["epochs"] for of_rank in of_ranks] for of_ranks in seen[-3:-1]]
     if orders[0] == orders[1]:
         raise Wrong(checked, expected="two different orders", got=f"{orders[0][0][0][:8]} ... on rank 0, both times",
                     cause="the seed has no effect: the shuffle must depend on seed and epoch")  # fmt: skip
+
+
+def cases_of_resuming(draw):
+    """(samples, ranks before, ranks after, samples that each had taken, options)."""
+    options = lambda: {  # noqa: E731
+        "shuffle": draw.random() < 0.8, "seed": draw.randrange(10**6), "drop_last": draw.random() < 0.3,
+    }  # fmt: skip
+    cases = []
+    for before, after in [(2, 3), (4, 3), (3, 3), (1, 4), (5, 2)]:
+        samples = draw.randint(50, 80)
+        taken = draw.randint(3, samples // before - 3)
+        cases.append((samples, before, after, taken, options()))
+    cases.append((24, 3, 4, 8, options()))  # all are done
+    cases.append((26, 5, 4, 5, options() | {"drop_last": False}))  # one is left
+    return cases
+
+
+def judge_resuming(
+    samples, before, after, taken, options, order, first, rest, lengths, following, fresh
+):  # fmt: skip
+    """Raise Wrong unless the ranks go on where the interrupted ones were."""
+    call, done = call_of(samples, after, options), taken * before
+    for rank, share in enumerate(first):
+        if share[:taken] != order[rank::before][:taken]:
+            raise Wrong(f"{call_of(samples, before, options, rank)} after set_epoch(1), compared with the order of "
+                        "ShardedSampler with one rank", rank=f"{rank} of {before}",
+                        expected=f"numbers {rank}, {rank + before}, {rank + 2 * before} ... of the order: "
+                        f"{order[rank::before][:6]} ...", got=f"{share[:6]} ...", cause="deal the order out one by one, to "
+                        "one rank after the other: then what all ranks have done is the front of the order")  # fmt: skip
+    left = order[done:]
+    length = len(left) // after if options["drop_last"] else -(-len(left) // after)
+    checked = f"{call} after set_epoch(1, done={done})"
+    if [len(share) for share in rest] != [length] * after:
+        cause = f"{len(left)} samples are left: every rank gets as many of them, rounded as without done"
+        if len(rest[0]) == len(following[0]):
+            cause = "done has no effect: the first `done` samples of the order are not to come again"
+        elif len(rest[0]) == max(0, len(following[0]) - done):
+            cause = "each rank leaves out `done` samples of its own share: all ranks together have done that many"
+        raise Wrong(f"the number of samples per rank from {checked}", expected=[length] * after,
+                    got=[len(share) for share in rest], cause=cause)  # fmt: skip
+    counts = Counter(index for share in rest for index in share)
+    again = [index for index in order[:done] if counts[index]]
+    lost = [index for index in left if not counts[index]]
+    if again or len(lost) > len(left) - min(len(left), length * after):
+        raise Wrong(f"the samples from {checked}, all ranks together", expected=f"the {len(left)} that are left",
+                    got=f"{len(again)} that were done come again, {len(lost)} of the others are lost",
+                    cause=f"the {before} ranks before had done the first {done} of the order: take these off the order of "
+                    "all samples, and only then divide the rest among the ranks of now")  # fmt: skip
+    whole = len(left) // after
+    for rank, share in enumerate(rest):
+        if share[:whole] != left[rank::after][:whole]:
+            raise Wrong(f"the order of {checked}", rank=f"{rank} of {after}", expected=f"{left[rank::after][:8]} ...",
+                        got=f"{share[:8]} ...", cause="what is left must keep its order, dealt out one by one: otherwise a "
+                        "second interruption in this epoch could not be resumed")  # fmt: skip
+    if counts and max(counts.values()) > -(-length * after // len(left)):
+        raise Wrong(f"how often one sample comes in {checked}", expected=-(-length * after // len(left)),
+                    got=max(counts.values()),
+                    cause="repeat different samples in turn, each as seldom as possible")  # fmt: skip
+    if lengths != [length] * after:
+        raise Wrong(f"len() of {checked}", expected=[length] * after, got=lengths,
+                    cause="len() must be the number of samples that still come in this epoch")  # fmt: skip
+    if following != fresh:
+        raise Wrong(f"{call} after set_epoch(1, done={done}), and then set_epoch(2)", rank=f"0 of {after}",
+                    expected=f"a whole epoch: {len(fresh[0])} samples, {fresh[0][:5]} ...",
+                    got=f"{len(following[0])} samples, {following[0][:5]} ...", cause="what was done in one epoch must be "
+                    "forgotten in the next: set_epoch(epoch) begins at the start of the order")  # fmt: skip
 
 
 def call_of(samples, ranks, options, rank="rank"):
@@ -161,10 +306,20 @@ def judge_shares(samples, ranks, options, of_ranks):
                         cause=cause)  # fmt: skip
         if how_often(given, samples) != (expected := how_often(torchs, samples)):
             by_luck = [of_rank["alike"] for of_rank in of_ranks]
+            right_by_luck = how_often(by_luck, samples) == expected
+            if right_by_luck and any(of_rank["hashed"] for of_rank in of_ranks):
+                raise Wrong(f"{checked}, the shares of all ranks together", expected=in_words(expected),
+                            got=in_words(how_often(given, samples)), cause=HASHED)  # fmt: skip
             raise Wrong(f"{checked}, the shares of all ranks together", expected=in_words(expected),
                         got=f"{in_words(how_often(given, samples))}: {an_example(given, samples)}",
-                        cause=cause_of_overlap(samples, ranks, options, given, how_often(by_luck, samples) == expected),
+                        cause=cause_of_overlap(samples, ranks, options, given, right_by_luck),
                         )  # fmt: skip
+
+
+HASHED = (
+    "the seed comes from hash() of a text, which differs from process to process, so each rank has another shuffle: "
+    "compute the seed from numbers"
+)  # fmt: skip
 
 
 def cause_of_lengths(samples, ranks, drop_last, lengths):
@@ -245,6 +400,26 @@ def judge_order(samples, ranks, options, of_ranks):
         raise Wrong(f"{call}: the samples of each rank", rank=f"0 of {ranks}", expected="different samples in each epoch",
                     got="the same samples in all epochs, in a different order", cause="each rank shuffles only its own "
                     "share: shuffle all indices first, then divide them")  # fmt: skip
+
+
+def judge_passes(samples, ranks, options, of_ranks):
+    """Raise Wrong unless an epoch's indices are the same in each pass, and those of
+    epoch 0 before set_epoch was called.
+    """
+    call = call_of(samples, ranks, options)
+    for rank, of_rank in enumerate(of_ranks):
+        where, last = f"{rank} of {len(of_ranks)}", of_rank["epochs"][-1]
+        if of_rank["again"] != last:
+            cause = "the second pass through an epoch differs from the first: an order depends on seed and epoch only"
+            if not of_rank["again"] and last:
+                cause = "the sampler can be gone through only once: __iter__ must return a new iterator each time"
+            raise Wrong(f"{call}, two passes after one set_epoch(0)", rank=where, expected="the same indices",
+                        got=f"{last[:8]} ..., then {of_rank['again'][:8]} ...", cause=cause)  # fmt: skip
+        if of_rank["untold"] != of_rank["epochs"][0]:
+            raise Wrong(f"{call}, before any set_epoch, and after set_epoch(0)", rank=where,
+                        expected="the same indices", got=f"{of_rank['untold'][:8]} ..., then {of_rank['epochs'][0][:8]} ...",
+                        cause="before the first set_epoch, the epoch is 0, and its order must be that of set_epoch(0)",
+                        )  # fmt: skip
 
 
 def judge_odd_ones(drop_last, seen):
