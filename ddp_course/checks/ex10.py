@@ -3,6 +3,7 @@ tokens divided among the ranks.
 """
 
 import math
+import random
 
 import torch
 from torch import nn
@@ -13,14 +14,19 @@ from ddp_course.school.judge import Wrong, question, trying
 # ---- 1: the schedule ----
 
 
-def rates_of(learning_rate, cases):
-    """The rates of all updates, for each case."""
-    rates = []
-    for case in cases:
-        rates.append([])
-        for step in range(case["steps"]):
-            with trying(f"update {step} of {case['steps']}, warmup {case['warmup']}"):
-                rates[-1].append(float(learning_rate(step, **case)))
+def rates_of(learning_rate, cases, seed):
+    """The rates of all updates, for each case. They are asked for in a random order, as
+    after resuming.
+    """
+    rates = [[None] * case["steps"] for case in cases]
+    order = [
+        (run, step) for run, of_run in enumerate(rates) for step in range(len(of_run))
+    ]
+    random.Random(seed).shuffle(order)
+    for run, step in order:
+        case = cases[run]
+        with trying(f"update {step} of {case['steps']}, warmup {case['warmup']}"):
+            rates[run][step] = float(learning_rate(step, **case))
     return rates
 
 
@@ -51,17 +57,18 @@ def check_learning_rate(answer, draw):
         (5, 2),
         (5, 1),
     ]:
-        first, peak = draw.uniform(1e-6, 1e-5), draw.uniform(1e-3, 1e-2)
+        first, peak = draw.uniform(1e-6, 1e-4), draw.uniform(1e-3, 1e-2)
+        last = peak * draw.choice([0.0, 0.03, 0.2, 0.5])
         cases.append(
             {
                 "steps": warmup + more,
                 "warmup": warmup,
                 "first": first,
                 "peak": peak,
-                "last": peak / 10,
+                "last": last,
             }
         )
-    [rates] = answer.on_ranks(rates_of, cases)
+    [rates] = answer.on_ranks(rates_of, cases, draw.randrange(10**6))
     for case, got in zip(cases, rates):
         expected = [true_rate(step, **case) for step in range(case["steps"])]
         for step, (rate, truth) in enumerate(zip(got, expected)):
@@ -98,6 +105,9 @@ def cause_of_rate(case, got, expected, step):
             lambda n: line(n) if n < warmup else cosine(n / max(1, steps - 1)),
         "the last update, number steps - 1, must have `last`; yours would reach it one update later":
             lambda n: line(n) if n < warmup else cosine((n - warmup) / (steps - warmup)),
+        "the cosine ends at `last`, which need not be a tenth of the peak":
+            lambda n: line(n) if n < warmup else peak * (0.1 + 0.9 * (1 + math.cos(
+                math.pi * (n - warmup) / max(1, steps - 1 - warmup))) / 2),
         "the cosine ends at `last`, not at 0":
             lambda n: line(n) if n < warmup else cosine((n - warmup) / max(1, steps - 1 - warmup)) * peak / (peak - last)
             - last * peak / (peak - last),
@@ -225,7 +235,12 @@ def judge_groups(words, network, decay, found):
                 cause=cause,
             )
         truth = decay if value.dim() >= 2 else 0.0
-        if decays[name] is None:
+        others = {
+            other for known, other in found if other and trained[known].dim() >= 2
+        }
+        if value.dim() >= 2 and decays[name] and len(others) == 1:
+            cause = "the matrices have a weight decay, but not the one that the function was given"
+        elif decays[name] is None:
             cause = "the group has no 'weight_decay', so it gets AdamW's default of 0.01: set 0.0"
         elif value.dim() < 2:
             cause = "a bias, a norm's factor or a single number sets a level, so it must not be pulled towards 0"
@@ -255,7 +270,8 @@ def dealt(deal_out, cases):
             with trying(
                 f"{case['length']} tokens, context {case['context']}, rank {rank} of {case['ranks']}"
             ):
-                pairs = deal_out(stream.clone(), case["context"], rank, case["ranks"])
+                given = stream.clone()
+                pairs = deal_out(given, case["context"], rank, case["ranks"])
                 of_ranks.append(
                     [[torch.as_tensor(one).tolist() for one in pair] for pair in pairs]
                 )
@@ -309,6 +325,15 @@ def judge_dealing(case, of_ranks):
                     rank=where,
                     expected=f"{context} tokens, {context} targets",
                     got=lengths,
+                    cause=cause,
+                )
+            if pair[0] != list(range(pair[0][0], pair[0][0] + context)):
+                cause = "the tokens of a window are adjacent, in the order of the text"
+                raise Wrong(
+                    checked,
+                    rank=where,
+                    expected=list(range(pair[0][0], pair[0][0] + context)),
+                    got=pair[0],
                     cause=cause,
                 )
             if [token + 1 for token in pair[0]] != pair[1]:
@@ -365,3 +390,21 @@ def judge_windows(checked, case, places, each):
         raise Wrong(
             checked, expected=f"windows at {expected}", got=everything, cause=cause
         )
+    for rank, starts in enumerate(places):
+        dealt_in_turn = expected[rank::ranks]
+        if starts != dealt_in_turn:
+            cause = "every window is on one rank, but they were not dealt in turn: rank r takes windows r, r + ranks, ..."
+            if starts == expected[rank * each : (rank + 1) * each]:
+                cause = (
+                    "each rank has a block of neighbouring windows: deal them in turn, so that all ranks read the same "
+                    "part of the text at a time"
+                )
+            elif sorted(starts) == dealt_in_turn:
+                cause = "these are the right windows, but not in the order of the text"
+            raise Wrong(
+                checked,
+                rank=f"{rank} of {ranks}",
+                expected=f"windows at {dealt_in_turn}",
+                got=starts,
+                cause=cause,
+            )

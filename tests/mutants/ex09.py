@@ -4,14 +4,19 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import tempfile
+import time
+from os import fsync, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
+from ddp_course import lesson09, runs
 from mutants import right, wrong
 
 # ---- newest_good ----
@@ -24,7 +29,11 @@ def number_of(checkpoint):
 
 def by_number(folder):
     return sorted(
-        (path for path in folder.glob("step-*") if path.is_dir()),
+        (
+            path
+            for path in folder.glob("step-*")
+            if path.is_dir() and number_of(path) >= 0
+        ),
         key=number_of,
         reverse=True,
     )
@@ -37,7 +46,7 @@ def good(checkpoint):
             hashlib.sha256((checkpoint / name).read_bytes()).hexdigest() == expected
             for name, expected in manifest.items()
         )
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):
         return False
 
 
@@ -49,16 +58,14 @@ def first_of_those_that_are(folder):
 @right("newest_good")
 def the_largest_of_all_good_ones(folder):
     """Looks at all, and returns text."""
-    found = [path for path in folder.iterdir() if path.is_dir() and good(path)]
+    found = [path for path in by_number(folder) if good(path)]
     return str(max(found, key=number_of)) if found else None
 
 
 @wrong("newest_good", "as texts, step-9 comes after step-10")
 def sorts_as_text(folder):
     return next(
-        filter(
-            good, sorted((p for p in folder.glob("step-*") if p.is_dir()), reverse=True)
-        ),
+        filter(good, sorted((p for p in by_number(folder)), reverse=True, key=str)),
         None,
     )
 
@@ -86,11 +93,11 @@ def looks_at_names_only(folder):
             manifest = json.loads((checkpoint / "manifest.json").read_text())
             if all((checkpoint / name).exists() for name in manifest):
                 return checkpoint
-        except (OSError, ValueError):
+        except (OSError, ValueError, AttributeError, TypeError):
             pass
 
 
-@wrong("newest_good", "one file is right, but another is not")
+@wrong("newest_good", "the other files are right, but one is not")
 def compares_one_file(folder):
     for checkpoint in by_number(folder):
         try:
@@ -102,7 +109,7 @@ def compares_one_file(folder):
                     == expected
                 ):
                     return checkpoint
-        except (OSError, ValueError):
+        except (OSError, ValueError, AttributeError, TypeError):
             pass
 
 
@@ -128,6 +135,116 @@ def trusts_every_manifest(folder):
 @wrong("newest_good", "IndexError|StopIteration", "your code raised")
 def fails_where_there_is_none(folder):
     return [path for path in by_number(folder) if good(path)][0]
+
+
+@right("newest_good")
+def in_chunks(folder):
+    """By regular expression and file_digest, from a list of all candidates."""
+    numbered = {}
+    for path in folder.iterdir():
+        if found := re.fullmatch(r"step-(\d+)", path.name):
+            numbered[int(found[1])] = path
+    while numbered:
+        checkpoint = numbered.pop(max(numbered))
+        try:
+            manifest = dict(json.loads((checkpoint / "manifest.json").read_bytes()))
+            for name, expected in manifest.items():
+                with open(checkpoint / name, "rb") as file:
+                    assert hashlib.file_digest(file, "sha256").hexdigest() == expected
+            return checkpoint
+        except Exception:
+            continue
+
+
+def newest_by(is_good):
+    """An answer that takes the newest checkpoint for which is_good(path, manifest)."""
+
+    def newest_good(folder):
+        for checkpoint in by_number(folder):
+            try:
+                manifest = json.loads((checkpoint / "manifest.json").read_text())
+                if is_good(checkpoint, manifest):
+                    return checkpoint
+            except (OSError, ValueError, AttributeError, TypeError):
+                pass
+
+    return newest_good
+
+
+def sha256(path, most=None):
+    return hashlib.sha256(path.read_bytes()[:most]).hexdigest()
+
+
+@wrong("newest_good", "this checkpoint is whole, and it was refused")
+def hashes_a_kilobyte(folder):
+    return newest_by(lambda c, m: all(sha256(c / name, 1024) == m[name] for name in m))(
+        folder
+    )
+
+
+@wrong("newest_good", "this checkpoint is whole, and it was refused")
+def compares_digests_of_another_kind(folder):
+    return newest_by(
+        lambda c, m: all(
+            hashlib.sha256((c / name).read_bytes()).digest() == m[name] for name in m
+        )
+    )(folder)
+
+
+@wrong("newest_good", "the other files are right, but one is not")
+def compares_two_files(folder):
+    return newest_by(
+        lambda c, m: (
+            all((c / name).exists() for name in m)
+            and all(sha256(c / name) == m[name] for name in list(m)[:2])
+        )
+    )(folder)
+
+
+@wrong("newest_good", "and it was refused.*of no other file")
+def hashes_every_file_in_the_folder(folder):
+    def is_good(checkpoint, manifest):
+        there = {path.name: sha256(path) for path in checkpoint.iterdir()}
+        there.pop("manifest.json")
+        return there == manifest
+
+    return newest_by(is_good)(folder)
+
+
+@wrong("newest_good", "its manifest is not a JSON object")
+def takes_null_for_an_empty_manifest(folder):
+    return newest_by(
+        lambda c, m: all(sha256(c / name) == value for name, value in (m or {}).items())
+    )(folder)
+
+
+@wrong("newest_good", "TypeError|AttributeError", "your code raised")
+def expects_an_object(folder):
+    for checkpoint in by_number(folder):
+        try:
+            manifest = json.loads((checkpoint / "manifest.json").read_text())
+            if all(sha256(checkpoint / name) == manifest[name] for name in manifest):
+                return checkpoint
+        except (OSError, json.JSONDecodeError):
+            pass
+
+
+@wrong("newest_good", "its name is not step- and a number")
+def takes_the_first_number_in_the_name(folder):
+    found = [p for p in folder.glob("step-*") if p.is_dir() and good(p)]
+    return max(found, key=lambda p: int(re.search(r"\d+", p.name)[0]), default=None)
+
+
+@wrong("newest_good", "the folder of the whole program")
+def goes_there(folder):
+    os.chdir(folder)
+    return next(filter(good, by_number(folder)), None)
+
+
+@wrong("newest_good", "does something remain from an earlier call")
+def remembers(folder, seen=[]):  # noqa: B006
+    seen += filter(good, by_number(folder))
+    return max(seen, key=number_of, default=None)
 
 
 # ---- rest_of_epoch ----
@@ -247,6 +364,82 @@ def drops_the_last(
 ):
     rest = order_of(length, seed + epoch)[old_ranks * batches_done * batch_size :]
     return rest[rank::ranks][:-1]
+
+
+@right("rest_of_epoch")
+def by_numpy(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+    """NumPy integers; the rest is dealt out by its places."""
+    order = np.array(order_of(length, seed + epoch))
+    places = np.arange(length) - old_ranks * batches_done * batch_size
+    return [
+        index
+        for place, index in zip(places, order)
+        if place >= 0 and place % ranks == rank
+    ]
+
+
+@wrong("rest_of_epoch", "the padding is in it")
+def keeps_the_padding(
+    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
+):
+    shares = []
+    for old in range(old_ranks):
+        sampler = DistributedSampler(range(length), old_ranks, old, seed=seed)
+        sampler.set_epoch(epoch)
+        shares.append(list(sampler)[batches_done * batch_size :])
+    rest = [index for places in zip(*shares) for index in places]
+    return rest[rank::ranks]
+
+
+@wrong("rest_of_epoch", "the padding is in it|seen come again|come twice")
+def pads_from_the_beginning(
+    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
+):
+    order = order_of(length, seed + epoch)
+    order += order[: -length % ranks]
+    return order[old_ranks * batches_done * batch_size :][rank::ranks]
+
+
+@wrong("rest_of_epoch", "dropout draws from torch's global generator")
+def seeds_the_global_generator(
+    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
+):
+    torch.manual_seed(seed + epoch)
+    order = torch.randperm(length).tolist()
+    return order[old_ranks * batches_done * batch_size :][rank::ranks]
+
+
+@wrong("rest_of_epoch", "the padding is in it|depend on")
+def lesson_nines_sampler(
+    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
+):
+    sampler = lesson09.ResumableSampler(range(length), ranks, rank, seed=seed)
+    sampler.set_epoch(epoch)
+    sampler.start = batches_done * batch_size
+    return list(sampler)
+
+
+@wrong("rest_of_epoch", "depend on|the padding|seen come again")
+def torchs_sampler(
+    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
+):
+    sampler = DistributedSampler(range(length), ranks, rank, seed=seed, drop_last=False)
+    sampler.set_epoch(epoch)
+    return list(sampler)[old_ranks * batches_done * batch_size // ranks :]
+
+
+@wrong("rest_of_epoch", "no sample is missing or repeated, but the order is wrong")
+def backwards(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+    rest = order_of(length, seed + epoch)[old_ranks * batches_done * batch_size :]
+    return rest[rank::ranks][::-1]
+
+
+@wrong("rest_of_epoch", "no sample is missing or repeated, but the order is wrong")
+def sorts_the_rest(
+    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
+):
+    rest = order_of(length, seed + epoch)[old_ranks * batches_done * batch_size :]
+    return sorted(set(rest))[rank::ranks]
 
 
 # ---- save_whole ----
@@ -382,4 +575,160 @@ def forgets_the_suffix(path, state):
             torch.save(state, file)
             to_disk(file)
         path.unlink()
+    dist.barrier()
+
+
+@right("save_whole")
+def with_names_imported_before(path, state):
+    if dist.get_rank() == 0:
+        temporary = path.with_name("new")
+        with temporary.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            fsync(file)
+        replace(temporary, path)
+    dist.barrier()
+
+
+@right("save_whole")
+def flushes_all_disks(path, state):
+    if dist.get_rank() == 0:
+        torch.save(state, path.with_name("new"))
+        os.sync()
+        path.with_name("new").rename(path)
+    dist.barrier()
+
+
+@right("save_whole")
+def writes_synchronously(path, state):
+    if dist.get_rank() == 0:
+        memory = io.BytesIO()
+        torch.save(state, memory)
+        name = path.with_name("new")
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_SYNC)
+        with open(descriptor, "wb") as file:
+            file.write(memory.getvalue())
+        os.replace(name, path)
+    dist.barrier()
+
+
+@right("save_whole")
+def waits_by_messages(path, state):
+    """Removes what an earlier, killed save has left; tells each rank by name."""
+    temporary = path.with_name("new")
+    if dist.get_rank() == 0:
+        temporary.unlink(missing_ok=True)
+        runs.write_atomically(path, in_memory(state))
+        for other in range(1, dist.get_world_size()):
+            dist.send(torch.zeros(1), other)
+    else:
+        dist.recv(torch.zeros(1), 0)
+
+
+def in_memory(state):
+    memory = io.BytesIO()
+    torch.save(state, memory)
+    return memory.getvalue()
+
+
+def written(path, state):
+    """A file beside `path` that is on the disk."""
+    temporary = path.with_name("new")
+    with temporary.open("wb") as file:
+        torch.save(state, file)
+        to_disk(file)
+    return temporary
+
+
+@wrong("save_whole", "for a moment there is no file at `path`")
+def unlinks_first(path, state):
+    """As people write it for Windows."""
+    if dist.get_rank() == 0:
+        temporary = written(path, state)
+        path.unlink(missing_ok=True)
+        temporary.rename(path)
+    dist.barrier()
+
+
+@wrong("save_whole", "for a moment there is no file at `path`")
+def keeps_a_backup(path, state):
+    if dist.get_rank() == 0:
+        temporary, backup = written(path, state), path.with_name("backup")
+        if path.exists():
+            os.rename(path, backup)
+        os.rename(temporary, path)
+        backup.unlink(missing_ok=True)
+    dist.barrier()
+
+
+@wrong("save_whole", "for a moment there is no file at `path`")
+def links(path, state):
+    if dist.get_rank() == 0:
+        temporary = written(path, state)
+        path.unlink(missing_ok=True)
+        os.link(temporary, path)
+        temporary.unlink()
+    dist.barrier()
+
+
+@wrong("save_whole", "no sleep is long enough")
+def sleeps(path, state):
+    if dist.get_rank() == 0:
+        written(path, state).rename(path)
+    else:
+        time.sleep(2)
+
+
+@wrong("save_whole", "this rank continues before the file exists")
+def waits_before_the_rename(path, state):
+    temporary = written(path, state) if dist.get_rank() == 0 else None
+    dist.barrier()
+    if temporary:
+        temporary.replace(path)
+
+
+@wrong("save_whole", "the rename comes too early")
+def renames_an_open_file(path, state):
+    if dist.get_rank() == 0:
+        temporary = path.with_name("new")
+        with temporary.open("wb", buffering=2**20) as file:
+            file.write(in_memory(state))
+            os.fsync(file.fileno())
+            os.replace(temporary, path)
+    dist.barrier()
+
+
+@wrong("save_whole", "must be able to overwrite it")
+def refuses_what_is_left(path, state):
+    if dist.get_rank() == 0:
+        temporary = path.with_name("new")
+        with temporary.open("xb") as file:
+            torch.save(state, file)
+            to_disk(file)
+        temporary.replace(path)
+    dist.barrier()
+
+
+@wrong("save_whole", "the file must hold the whole state")
+def rounds(path, state):
+    if dist.get_rank() == 0:
+        half = {**state, "weights": state["weights"].bfloat16().float()}
+        written(path, half).replace(path)
+    dist.barrier()
+
+
+@wrong("save_whole", "do not change it")
+def empties_the_state(path, state):
+    if dist.get_rank() == 0:
+        written(path, state).replace(path)
+    dist.barrier()
+    state.clear()
+
+
+@wrong("save_whole", "FileNotFoundError", "your code raised")
+def expects_an_older_file(path, state):
+    if dist.get_rank() == 0:
+        temporary = written(path, state)
+        os.stat(path)
+        temporary.replace(path)
     dist.barrier()

@@ -2,9 +2,12 @@
 
 import copy
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import torch
 
+from ddp_course import lesson10
 from mutants import right, wrong
 
 # ---- learning_rate ----
@@ -122,6 +125,37 @@ def forgets_the_single_update(step, steps, warmup, first, peak, last):
     return cosine((step - warmup) / (steps - 1 - warmup), peak, last)
 
 
+@right("learning_rate")
+def in_numpy(step, steps, warmup, first, peak, last):
+    known = [0, warmup] if warmup else [0]
+    if step <= warmup:
+        return np.interp(step, known, [first, peak] if warmup else [peak])
+    x = np.linspace(0, np.pi, steps - warmup)[step - warmup]
+    return np.float64((peak + last) / 2 + (peak - last) / 2 * np.cos(x))
+
+
+@wrong("learning_rate", "need not be a tenth of the peak")
+def ends_at_a_tenth(step, steps, warmup, first, peak, last):
+    """The end of lesson 10's schedule."""
+    return (
+        line(step, warmup, first, peak)
+        if step < warmup
+        else cosine(share(step, steps, warmup), peak, peak / 10)
+    )
+
+
+@wrong("learning_rate", "in the warm-up, the rate must be on a line|begins at `first`")
+def lesson_tens(step, steps, warmup, first, peak, last):
+    args = SimpleNamespace(learning_rate=peak, warmup=warmup)
+    return lesson10.learning_rate(step, steps, args)
+
+
+@wrong("learning_rate", "on a line|after the warm-up")
+def counts_its_calls(step, steps, warmup, first, peak, last, calls=[-1]):  # noqa: B006
+    calls[0] = (calls[0] + 1) % steps
+    return the_smaller_of_the_two(calls[0], steps, warmup, first, peak, last)
+
+
 # ---- parameter_groups ----
 
 
@@ -223,6 +257,16 @@ def of_a_copy(model, weight_decay):
     )
 
 
+@wrong("parameter_groups", "not the one that the function was given")
+def always_a_tenth(model, weight_decay):
+    return two_groups(trained(model), lambda value: value.dim() >= 2, 0.1)
+
+
+@wrong("parameter_groups", "a frozen parameter has no gradient")
+def lesson_tens_groups(model, weight_decay):
+    return lesson10.parameter_groups(model, weight_decay)
+
+
 # ---- deal_out ----
 
 
@@ -302,3 +346,26 @@ def the_other_way(stream, context, rank, ranks):
         (targets, tokens)
         for tokens, targets in one_by_one(stream, context, rank, ranks)
     ]
+
+
+@wrong("deal_out", "a block of neighbouring windows")
+def in_blocks(stream, context, rank, ranks):
+    windows = all_windows_first(stream, context, 0, 1)
+    each = len(windows) // ranks
+    return windows[rank * each : (rank + 1) * each]
+
+
+@wrong("deal_out", "not in the order of the text")
+def backwards(stream, context, rank, ranks):
+    return one_by_one(stream, context, rank, ranks)[::-1]
+
+
+@wrong("deal_out", "they were not dealt in turn")
+def there_and_back(stream, context, rank, ranks):
+    """Snakes through the ranks: 0, 1, 2, 2, 1, 0."""
+    count = (len(stream) - 1) // context // ranks
+    order = [
+        number * ranks + (ranks - 1 - rank if number % 2 else rank)
+        for number in range(count)
+    ]
+    return [pair(stream, window * context, context) for window in order]
