@@ -3,11 +3,13 @@
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import shutil
 import tempfile
 import time
+from contextlib import contextmanager, suppress
 from os import fsync, replace
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
-from ddp_course import lesson09, runs
+from ddp_course import UsageError, lesson09, runs
 from mutants import right, wrong
 
 # ---- newest_good ----
@@ -247,6 +249,182 @@ def remembers(folder, seen=[]):  # noqa: B006
     return max(seen, key=number_of, default=None)
 
 
+# ---- plan_checkpoints ----
+
+
+def interval(size, disk_speed, machine_mtbf, machines):
+    return math.sqrt(2 * size / disk_speed * machine_mtbf / machines)
+
+
+def bytes_of(tensors):
+    return sum(value.numel() * value.element_size() for value in tensors)
+
+
+def adam_of(model):
+    return 2 * bytes_of(value for value in model.parameters() if value.requires_grad)
+
+
+def state_of(model):
+    """The tensors of a state_dict, each once."""
+    return {id(value): value for value in model.state_dict(keep_vars=True).values()}
+
+
+@right("plan_checkpoints")
+def from_the_state(model, disk_speed, machine_mtbf, machines):
+    size = bytes_of(state_of(model).values()) + adam_of(model)
+    return size, interval(size, disk_speed, machine_mtbf, machines)
+
+
+@right("plan_checkpoints")
+def with_names_and_counts(model, disk_speed, machine_mtbf, machines):
+    """Counts Adam's steps and some bytes for each name; as NumPy numbers, in a list."""
+    size = np.int64(bytes_of(state_of(model).values()) + adam_of(model))
+    size += sum(4 + 600 for _ in model.parameters())
+    failures = 1 / (machines / machine_mtbf)
+    return [size, np.sqrt(2 * (size / disk_speed) * failures)]
+
+
+@right("plan_checkpoints")
+def by_an_optimizer_on_meta(model, disk_speed, machine_mtbf, machines):
+    """Lets AdamW take a step without numbers."""
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad], foreach=False
+    )
+    for parameter in model.parameters():
+        parameter.grad = (
+            torch.empty_like(parameter) if parameter.requires_grad else None
+        )
+    optimizer.step()
+    averages = [v for state in optimizer.state.values() for v in state.values()]
+    size = bytes_of(state_of(model).values()) + bytes_of(averages)
+    return size, interval(size, disk_speed, machine_mtbf, machines)
+
+
+def planned(size_of):
+    """An answer with another size."""
+
+    def plan_checkpoints(model, disk_speed, machine_mtbf, machines):
+        size = size_of(model)
+        return size, interval(size, disk_speed, machine_mtbf, machines)
+
+    return plan_checkpoints
+
+
+@wrong(
+    "plan_checkpoints", "a frozen parameter|gradients are not in the file", several=True
+)
+def sixteen_bytes():
+    return [planned(lambda model: 16 * sum(p.numel() for p in model.parameters()))]
+
+
+@wrong("plan_checkpoints", "the optimizer keeps nothing for it", several=True)
+def averages_of_frozen_ones():
+    return [
+        planned(
+            lambda model: (
+                bytes_of(state_of(model).values()) + 2 * bytes_of(model.parameters())
+            )
+        )
+    ]
+
+
+@wrong("plan_checkpoints", "two names", several=True)
+def the_whole_state_dict():
+    return [
+        planned(lambda model: bytes_of(model.state_dict().values()) + adam_of(model))
+    ]
+
+
+@wrong("plan_checkpoints", "buffers are missing", several=True)
+def parameters_only():
+    return [planned(lambda model: bytes_of(model.parameters()) + adam_of(model))]
+
+
+@wrong("plan_checkpoints", "persistent=False is not in", several=True)
+def all_buffers():
+    return [
+        planned(
+            lambda model: (
+                bytes_of([*model.parameters(), *model.buffers()]) + adam_of(model)
+            )
+        )
+    ]
+
+
+@wrong("plan_checkpoints", "Adam's averages are missing", several=True)
+def model_only():
+    return [planned(lambda model: bytes_of(state_of(model).values()))]
+
+
+@wrong("plan_checkpoints", "Adam keeps two averages", several=True)
+def one_average():
+    return [
+        planned(lambda model: bytes_of(state_of(model).values()) + adam_of(model) // 2)
+    ]
+
+
+@wrong("plan_checkpoints", "in the dtype of the parameter", several=True)
+def averages_in_float32():
+    return [
+        planned(
+            lambda model: (
+                bytes_of(state_of(model).values())
+                + 8 * sum(p.numel() for p in model.parameters() if p.requires_grad)
+            )
+        )
+    ]
+
+
+@wrong("plan_checkpoints", "these are numbers, not bytes", several=True)
+def numbers_for_bytes():
+    return [planned(lambda model: 3 * sum(p.numel() for p in model.parameters()))]
+
+
+def every(rule):
+    """An answer with the right size and another interval."""
+
+    def plan_checkpoints(model, disk_speed, machine_mtbf, machines):
+        size = bytes_of(state_of(model).values()) + adam_of(model)
+        return size, rule(size / disk_speed, machine_mtbf, machines)
+
+    return [plan_checkpoints]
+
+
+@wrong("plan_checkpoints", "when any of its n machines fails", several=True)
+def for_one_machine():
+    return every(lambda save, mtbf, n: math.sqrt(2 * save * mtbf))
+
+
+@wrong("plan_checkpoints", "divide by their number", several=True)
+def more_machines_last_longer():
+    return every(lambda save, mtbf, n: math.sqrt(2 * save * mtbf * n))
+
+
+@wrong("plan_checkpoints", "half of the interval on average", several=True)
+def without_the_two():
+    return every(lambda save, mtbf, n: math.sqrt(save * mtbf / n))
+
+
+@wrong("plan_checkpoints", "the square root is missing", several=True)
+def without_the_root():
+    return every(lambda save, mtbf, n: 2 * save * mtbf / n)
+
+
+@wrong("plan_checkpoints", "return a tuple of the two")
+def the_size_only(model, disk_speed, machine_mtbf, machines):
+    return bytes_of(state_of(model).values()) + adam_of(model)
+
+
+@wrong("plan_checkpoints", "meta|Error", "your code raised")
+def tries_it(model, disk_speed, machine_mtbf, machines):
+    """Measures instead of predicting: there are no numbers to save."""
+    memory = io.BytesIO()
+    torch.save(model.state_dict(), memory)
+    model(torch.zeros(1, 1)).sum().backward()
+    size = 3 * len(memory.getvalue())
+    return size, interval(size, disk_speed, machine_mtbf, machines)
+
+
 # ---- rest_of_epoch ----
 
 
@@ -450,34 +628,72 @@ def to_disk(file):
     os.fsync(file.fileno())
 
 
+def by_rank_0(write):
+    """Call write() on rank 0, and raise its error on all ranks."""
+    problem = [None]
+    if dist.get_rank() == 0:
+        try:
+            write()
+        except Exception as error:
+            problem = [str(error)]
+    dist.broadcast_object_list(problem)
+    if problem[0]:
+        raise OSError(problem[0])
+
+
+@contextmanager
+def gone_afterwards(temporary):
+    """Remove a file in the end, if it is still there."""
+    try:
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 @right("save_whole")
 def from_memory(path, state):
-    """By os.open and os.rename; everybody waits for a message of rank 0's."""
+    """By os.open and os.rename; everybody waits for a number of rank 0's."""
+    failed = torch.ones(1)
     if dist.get_rank() == 0:
-        memory = io.BytesIO()
-        torch.save(state, memory)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(memory.getvalue())
-            to_disk(file)
-        os.rename(file.name, path)
-    dist.broadcast(torch.zeros(1), src=0)
+        name = None
+        with suppress(OSError):
+            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+                name = file.name
+                file.write(in_memory(state))
+                to_disk(file)
+            os.rename(name, path)
+            failed.zero_()
+        if failed and name:
+            os.remove(name)
+    dist.broadcast(failed, src=0)
+    if failed:
+        raise RuntimeError("rank 0 could not write")
 
 
 @right("save_whole")
 def flushes_afterwards_and_the_folder_too(path, state):
-    """torch.save opens and closes the file itself; who opens it again can still flush
-    it.
-    """
-    if dist.get_rank() == 0:
-        temporary = path.parent / "new"
-        torch.save(state, temporary)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
+    """torch.save opens and closes the file itself; it can be opened again and flushed."""
+
+    def write():
+        with gone_afterwards(path.parent / "new") as temporary:
+            torch.save(state, temporary)
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
         folder = os.open(path.parent, os.O_RDONLY)
         os.fsync(folder)
         os.close(folder)
-    dist.all_gather_object([None] * dist.get_world_size(), "done")
+
+    problem, all_problems = None, [None] * dist.get_world_size()
+    if dist.get_rank() == 0:
+        try:
+            write()
+        except Exception as error:
+            problem = error
+    dist.all_gather_object(all_problems, problem and repr(problem))
+    if problem:
+        raise problem
+    assert not any(all_problems), all_problems
 
 
 @wrong("save_whole", "the file is written in place|all ranks write")
@@ -580,49 +796,116 @@ def forgets_the_suffix(path, state):
 
 @right("save_whole")
 def with_names_imported_before(path, state):
-    if dist.get_rank() == 0:
-        temporary = path.with_name("new")
-        with temporary.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            fsync(file)
-        replace(temporary, path)
-    dist.barrier()
+    def write():
+        with gone_afterwards(path.with_name("new")) as temporary:
+            with temporary.open("wb") as file:
+                torch.save(state, file)
+                file.flush()
+                fsync(file)
+            replace(temporary, path)
+
+    by_rank_0(write)
 
 
 @right("save_whole")
 def flushes_all_disks(path, state):
-    if dist.get_rank() == 0:
-        torch.save(state, path.with_name("new"))
-        os.sync()
-        path.with_name("new").rename(path)
-    dist.barrier()
+    def write():
+        with gone_afterwards(path.with_name("new")) as temporary:
+            torch.save(state, temporary)
+            os.sync()
+            temporary.rename(path)
+
+    by_rank_0(write)
 
 
 @right("save_whole")
 def writes_synchronously(path, state):
-    if dist.get_rank() == 0:
-        memory = io.BytesIO()
-        torch.save(state, memory)
-        name = path.with_name("new")
-        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_SYNC)
-        with open(descriptor, "wb") as file:
-            file.write(memory.getvalue())
-        os.replace(name, path)
-    dist.barrier()
+    def write():
+        with gone_afterwards(path.with_name("new")) as name:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_SYNC
+            with open(os.open(name, flags), "wb") as file:
+                file.write(in_memory(state))
+            os.replace(name, path)
+
+    by_rank_0(write)
 
 
 @right("save_whole")
 def waits_by_messages(path, state):
-    """Removes what an earlier, killed save has left; tells each rank by name."""
-    temporary = path.with_name("new")
+    """Lesson 9's function, and a message to each rank."""
+    failed = torch.zeros(1)
     if dist.get_rank() == 0:
-        temporary.unlink(missing_ok=True)
-        runs.write_atomically(path, in_memory(state))
+        try:
+            runs.write_atomically(path, in_memory(state))
+        except UsageError:
+            failed += 1
         for other in range(1, dist.get_world_size()):
-            dist.send(torch.zeros(1), other)
+            dist.send(failed, other)
     else:
-        dist.recv(torch.zeros(1), 0)
+        dist.recv(failed, 0)
+    if failed:
+        raise OSError("cannot write")
+
+
+@wrong("save_whole", "this rank waits for it: rank 0 must first tell")
+def lesson_nines_way(path, state):
+    if dist.get_rank() == 0:
+        runs.write_atomically(path, in_memory(state))
+    dist.barrier()
+
+
+@wrong("save_whole", "goes on as if the file was there")
+def tells_them_that_it_is_over(path, state):
+    try:
+        if dist.get_rank() == 0:
+            runs.write_atomically(path, in_memory(state))
+    finally:
+        dist.barrier()
+
+
+@wrong("save_whole", "goes on as if it was: raise the error")
+def only_prints(path, state):
+    if dist.get_rank() == 0:
+        try:
+            runs.write_atomically(path, in_memory(state))
+        except UsageError as error:
+            print(error)
+    dist.barrier()
+
+
+@wrong("save_whole", "half a file is left behind")
+def leaves_half_a_file(path, state):
+    by_rank_0(lambda: written(path, state).replace(path))
+
+
+@wrong("save_whole", "rank 0 must first tell")
+def fails_while_it_cleans_up(path, state):
+    """Removes the temporary file, also where it was never there."""
+    failed = torch.zeros(1)
+    if dist.get_rank() == 0:
+        try:
+            written(path, state).replace(path)
+        except Exception:
+            path.with_name("new").unlink()
+            failed += 1
+    dist.broadcast(failed, 0)
+    if failed:
+        raise OSError("cannot write")
+
+
+@wrong("save_whole", "rank 0 must first tell")
+def catches_errors_of_the_system_only(path, state):
+    """Where the disk is full, torch.save raises a RuntimeError."""
+    failed = torch.zeros(1)
+    if dist.get_rank() == 0:
+        try:
+            written(path, state).replace(path)
+        except OSError:
+            path.with_name("new").unlink(missing_ok=True)
+            failed += 1
+    dist.broadcast(failed, 0)
+    if failed:
+        raise OSError("cannot write")
 
 
 def in_memory(state):

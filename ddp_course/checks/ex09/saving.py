@@ -1,4 +1,4 @@
-"""Question 3: writing a file atomically."""
+"""Writing a file atomically, by one rank for all."""
 
 import os
 import resource
@@ -17,6 +17,7 @@ from ddp_course.ranks.launch import RankError
 from ddp_course.school.judge import Wrong, question
 
 SYNCHRONOUS = getattr(os, "O_SYNC", 0) | getattr(os, "O_DSYNC", 0)
+PATIENCE = 2.5  # seconds that the other ranks have to notice that rank 0 has failed
 UNKNOWN = ""  # the file of a flush, where the system does not tell
 
 
@@ -177,6 +178,34 @@ def save_and_die(save_whole, path, seed, offset):
         save_whole(Path(path), a_state(seed))
 
 
+def save_and_fail(save_whole, path, seed, most, ended_folder):
+    """Save where rank 0 fails; return how the call ended on this rank, and when. most:
+    bytes that rank 0 may write to a file. ended_folder: where each rank notes its end.
+
+    Rank 0 stays until the others have ended, or for PATIENCE: the end of its process
+    must not be what tells them.
+    """
+    with process_group(timeout=8) as (rank, n):
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        dist.barrier()
+        if rank == 0:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+        try:
+            save_whole(Path(path), a_state(seed))
+            ended = "it returned"
+        except Exception as error:
+            ended = f"it raised {type(error).__name__}"
+        now = time.monotonic()
+        Path(ended_folder, str(rank)).touch()
+        if rank == 0:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+            while (
+                len(os.listdir(ended_folder)) < n and time.monotonic() < now + PATIENCE
+            ):
+                time.sleep(0.02)
+        return {"ended": ended, "at": now}
+
+
 def save_again(save_whole, path, seed):
     """Save, after others have been killed, and then under a name that is new; return
     what is then in both files.
@@ -193,23 +222,27 @@ def save_again(save_whole, path, seed):
 
 
 @question(
-    "Write to another name in the same folder. Renaming is atomic, and the old file stays until then: "
-    "os.replace(temporary, path).",
-    "Data that a program has written may still be in memory, in Python's buffer or the system's: call file.flush(), "
-    "then os.fsync(file.fileno()), and only then rename. One rank writes; the others must wait until it has "
-    "finished.",
-    "if dist.get_rank() == 0: temporary = path.with_name(path.name + '.tmp'); with open(temporary, 'wb') as file: "
-    "torch.save(state, file); file.flush(); os.fsync(file.fileno()). After the with: os.replace(temporary, path). "
-    "Then, on all ranks: dist.barrier().",
+    "Write to another name in the same folder, and rename: that is atomic, and the old file stays until then. Data that "
+    "a program has written may still be in memory: flush Python's buffer, and then the system's. And think of a full "
+    "disk: for what do the other ranks wait then?",
+    "On rank 0: file.flush(), os.fsync(file.fileno()), and after closing it os.replace(temporary, path), all in a try. "
+    "If it fails, remove the temporary file and keep the error's text. Then a collective in which rank 0 tells the "
+    "others how it went. It is also what they wait for.",
+    "problem = [None]; on rank 0, in a try: with open(temporary, 'wb') as file: torch.save(state, file); file.flush(); "
+    "os.fsync(file.fileno()), and then os.replace(temporary, path). except Exception as error: "
+    "temporary.unlink(missing_ok=True); problem = [str(error)]. On all ranks: dist.broadcast_object_list(problem), and "
+    "raise OSError(problem[0]) if it is not None.",
 )
 def check_save_whole(answer, draw):
     """If it is killed at any byte, the old file must be unchanged; only rank 0 may
-    write, flush and rename, and all ranks must wait.
+    write, flush and rename; all ranks must wait, and all must raise an error if rank 0
+    cannot write.
     """
     seed = 3 * draw.randrange(10**6)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, draw.choice(["state.pt", "last.ckpt", "step-7"]))
-        of_ranks = answer.on_ranks(save_on_ranks, str(path), seed, nproc=3)
+        n = draw.choice([2, 3])
+        of_ranks = answer.on_ranks(save_on_ranks, str(path), seed, nproc=n)
         judge_saving(of_ranks, path, seed)
         size = path.stat().st_size
         for part in (0.0, draw.uniform(0.1, 0.9), 0.999):
@@ -225,6 +258,57 @@ def check_save_whole(answer, draw):
                 got=found_in_words(first, seed),
                 cause=cause,
             )
+        judge_failing(answer, path, seed + 9, n)
+
+
+def judge_failing(answer, path, seed, n):
+    """Raise Wrong unless all ranks raise an error in time where rank 0 cannot write."""
+    size, before = path.stat().st_size, sorted(os.listdir(path.parent))
+    expected = reading(path)
+    nowhere = path.parent / "nowhere" / path.name
+    for trouble, place, most in [
+        ("a disk that is full in the middle of the file", path, size * 3 // 5),
+        ("a folder that does not exist", nowhere, 2 * size),
+    ]:
+        with tempfile.TemporaryDirectory() as ended:
+            args = (str(place), seed, most, ended)
+            of_ranks = answer.on_ranks(save_and_fail, *args, nproc=n, timeout=12)
+        checked = f"{trouble}, on {n} ranks"
+        judge_errors(checked, of_ranks)
+        if (found := reading(path)) != expected:
+            cause = "a file that could not be written whole must not take the place of the old one"
+            raise Wrong(checked, expected="the old file, whole", got=found, cause=cause)
+        left = sorted(os.listdir(path.parent))
+        if more := [name for name in left if name not in before]:
+            cause = (
+                "half a file is left behind, on a disk that is full: where writing fails, remove the temporary file "
+                "before you raise the error"
+            )
+            raise Wrong(
+                checked, expected="no other file in its folder", got=more, cause=cause
+            )
+
+
+def judge_errors(checked, of_ranks):
+    """Raise Wrong unless the call of each rank ended with an error, in time."""
+    n, first = len(of_ranks), of_ranks[0]
+    for rank, seen in enumerate(of_ranks):
+        rows = {"rank": f"{rank} of {n}", "expected": "an error on all ranks"}
+        if rank and seen["at"] - first["at"] > PATIENCE - 0.5:
+            cause = (
+                "rank 0 has failed, and this rank waits for it: rank 0 must first tell the others how it went, in the "
+                "collective for which they wait"
+            )
+            got = f"it waited for rank 0, whose call had ended: {first['ended']}"
+            raise Wrong(checked, cause=cause, **rows, got=got)
+        if seen["ended"] == "it returned":
+            cause = "nothing was saved, and the program goes on as if it was: raise the error"
+            if rank and first["ended"] != "it returned":
+                cause = (
+                    "rank 0 has failed, and this rank goes on as if the file was there: rank 0 must tell the others "
+                    "how it went"
+                )
+            raise Wrong(checked, cause=cause, **rows, got=seen["ended"])
 
 
 def stopped_by_a_leftover(got):
