@@ -17,174 +17,171 @@ def line(step, warmup, first, peak):
     return first + (peak - first) * step / warmup
 
 
-def cosine(done, peak, last):
+@right("learning_rate")
+def by_torch(step, steps, warmup, decay, first, peak, last):
+    """Returns a tensor."""
+    ends = torch.tensor([first, peak, last], dtype=torch.float64)
+    if step < warmup:
+        return torch.lerp(ends[0], ends[1], step / warmup)
+    left = steps - 1 - step
+    return torch.lerp(ends[1], ends[2], math.sqrt(max(0, decay - left) / max(1, decay)))
+
+
+@right("learning_rate")
+def in_numpy(step, steps, warmup, decay, first, peak, last):
+    """The whole schedule, of which one rate is taken."""
+    rates = np.full(steps, peak)
+    rates[:warmup] = np.linspace(first, peak, warmup + 1)[:-1]
+    if decay:
+        rates[-decay:] += (last - peak) * np.sqrt(np.arange(1, decay + 1) / decay)
+    return rates[step]
+
+
+@right("learning_rate")
+def by_cases(step, steps, warmup, decay, first, peak, last):
+    match step:
+        case _ if step < warmup:
+            return line(step, warmup, first, peak)
+        case _ if step + decay < steps:
+            return peak
+        case _:
+            done = 1 - (steps - 1 - step) / decay
+            return peak - (peak - last) * done**0.5
+
+
+def schedule(rising=line, falling=math.sqrt, end=lambda peak, last: last, later=0):
+    """An answer with another warm-up, another decay, or another end."""
+
+    def learning_rate(step, steps, warmup, decay, first, peak, last):
+        held = steps - 1 - decay + later
+        if step < warmup:
+            return rising(step, warmup, first, peak)
+        if step <= held:
+            return peak
+        done = falling((step - held) / decay)
+        return peak + (end(peak, last) - peak) * done
+
+    return [learning_rate]
+
+
+@wrong("learning_rate", "updates count from 0: the first one has `first`", several=True)
+def one_too_early():
+    return schedule(rising=lambda n, w, first, peak: line(n + 1, w, first, peak))
+
+
+@wrong("learning_rate", "begins at `first`, not at 0", several=True)
+def from_zero():
+    return schedule(rising=lambda n, w, first, peak: peak * n / w)
+
+
+@wrong("learning_rate", "that is lesson 10's warm-up", several=True)
+def with_lesson_tens_warmup():
+    return schedule(rising=lambda n, w, first, peak: peak * (n + 1) / (w + 1))
+
+
+@wrong("learning_rate", "it is a straight line", several=True)
+def straight_down():
+    return schedule(falling=lambda done: done)
+
+
+@wrong("learning_rate", "it is a cosine", several=True)
+def down_a_cosine():
+    return schedule(falling=lambda done: (1 - math.cos(math.pi * done)) / 2)
+
+
+@wrong("learning_rate", "not its square", several=True)
+def squared():
+    return schedule(falling=lambda done: done**2)
+
+
+@wrong("learning_rate", "not of 1 - done", several=True)
+def root_of_the_rest():
+    return schedule(falling=lambda done: 1 - math.sqrt(1 - done))
+
+
+@wrong("learning_rate", "ends at `last`, not at 0", several=True)
+def down_to_zero():
+    return schedule(end=lambda peak, last: 0.0)
+
+
+@wrong("learning_rate", "need not be a tenth of the peak", several=True)
+def ends_at_a_tenth():
+    return schedule(end=lambda peak, last: peak / 10)
+
+
+@wrong("learning_rate", "yours would reach it one update later", several=True)
+def never_quite_there():
+    return schedule(later=1)
+
+
+@wrong("learning_rate", "yours keeps the peak for one update more")
+def one_update_short(step, steps, warmup, decay, first, peak, last):
+    if step < warmup:
+        return line(step, warmup, first, peak)
+    if step <= steps - decay:
+        return peak if decay else peak
+    return peak + (last - peak) * math.sqrt((step - steps + decay) / (decay - 1))
+
+
+@wrong("learning_rate", "the decay begins too early")
+def nothing_in_between(step, steps, warmup, decay, first, peak, last):
+    if step < warmup:
+        return line(step, warmup, first, peak)
+    done = (step - warmup) / max(1, steps - 1 - warmup)
+    return peak + (last - peak) * math.sqrt(done)
+
+
+@wrong("learning_rate", "that is a cosine over the whole run")
+def a_cosine(step, steps, warmup, decay, first, peak, last):
+    if step < warmup:
+        return line(step, warmup, first, peak)
+    done = (step - warmup) / max(1, steps - 1 - warmup)
     return last + (peak - last) * (1 + math.cos(math.pi * done)) / 2
 
 
-def share(step, steps, warmup):
-    return (step - warmup) / max(1, steps - 1 - warmup)
-
-
-@right("learning_rate")
-def by_torch(step, steps, warmup, first, peak, last):
-    """Returns a tensor, and draws the cosine from a sine."""
-    if step < warmup:
-        return torch.lerp(
-            torch.tensor(first, dtype=torch.float64),
-            torch.tensor(peak, dtype=torch.float64),
-            step / warmup,
-        )
-    done = torch.tensor(share(step, steps, warmup), dtype=torch.float64)
-    return last + (peak - last) * torch.cos(done * math.pi / 2) ** 2
-
-
-@right("learning_rate")
-def the_smaller_of_the_two(step, steps, warmup, first, peak, last):
-    if step >= warmup and steps - 1 <= warmup:
-        return peak
-    rising = line(step, warmup, first, peak) if warmup else math.inf
-    return min(rising, cosine(max(0.0, share(step, steps, warmup)), peak, last))
-
-
-@wrong("learning_rate", "updates count from 0: the first one has `first`")
-def one_too_early(step, steps, warmup, first, peak, last):
-    return (
-        line(step + 1, warmup, first, peak)
-        if step < warmup
-        else cosine(share(step, steps, warmup), peak, last)
-    )
-
-
-@wrong("learning_rate", "begins at `first`, not at 0")
-def from_zero(step, steps, warmup, first, peak, last):
-    return (
-        peak * step / warmup
-        if step < warmup
-        else cosine(share(step, steps, warmup), peak, last)
-    )
-
-
-@wrong("learning_rate", "the cosine begins at the end of the warm-up")
-def cosine_over_all(step, steps, warmup, first, peak, last):
-    return (
-        line(step, warmup, first, peak)
-        if step < warmup
-        else cosine(step / max(1, steps - 1), peak, last)
-    )
-
-
-@wrong("learning_rate", "the last update, number steps - 1, must have `last`")
-def never_quite_there(step, steps, warmup, first, peak, last):
-    return (
-        line(step, warmup, first, peak)
-        if step < warmup
-        else cosine((step - warmup) / (steps - warmup), peak, last)
-    )
-
-
-@wrong("learning_rate", "ends at `last`, not at 0")
-def down_to_zero(step, steps, warmup, first, peak, last):
-    return (
-        line(step, warmup, first, peak)
-        if step < warmup
-        else cosine(share(step, steps, warmup), peak, 0.0)
-    )
-
-
-@wrong("learning_rate", "it is a straight line")
-def straight_down(step, steps, warmup, first, peak, last):
-    if step < warmup:
-        return line(step, warmup, first, peak)
-    return peak + (last - peak) * share(step, steps, warmup)
-
-
-@wrong("learning_rate", "half a period, from cos")
-def a_quarter_of_a_period(step, steps, warmup, first, peak, last):
-    return (
-        line(step, warmup, first, peak)
-        if step < warmup
-        else cosine(share(step, steps, warmup) / 2, peak, last)
-    )
-
-
-@wrong("learning_rate", "after the warm-up it stays at `peak`")
-def no_decay(step, steps, warmup, first, peak, last):
+@wrong("learning_rate", "stays at `peak` to the end")
+def no_decay(step, steps, warmup, decay, first, peak, last):
     return line(step, warmup, first, peak) if step < warmup else peak
 
 
-@wrong("learning_rate", "ZeroDivisionError", "your code raised")
-def divides_by_what_may_be_zero(step, steps, warmup, first, peak, last):
-    rising = line(step, warmup, first, peak)
-    return rising if step < warmup else cosine(share(step, steps, warmup), peak, last)
-
-
-@wrong("learning_rate", "ZeroDivisionError[\\s\\S]*update 5 of 6", "your code raised")
-def forgets_the_single_update(step, steps, warmup, first, peak, last):
-    if step < warmup:
-        return line(step, warmup, first, peak)
-    return cosine((step - warmup) / (steps - 1 - warmup), peak, last)
-
-
-@right("learning_rate")
-def in_numpy(step, steps, warmup, first, peak, last):
-    known = [0, warmup] if warmup else [0]
-    if step <= warmup:
-        return np.interp(step, known, [first, peak] if warmup else [peak])
-    x = np.linspace(0, np.pi, steps - warmup)[step - warmup]
-    return np.float64((peak + last) / 2 + (peak - last) / 2 * np.cos(x))
-
-
-@wrong("learning_rate", "need not be a tenth of the peak")
-def ends_at_a_tenth(step, steps, warmup, first, peak, last):
-    """The end of lesson 10's schedule."""
-    return (
-        line(step, warmup, first, peak)
-        if step < warmup
-        else cosine(share(step, steps, warmup), peak, peak / 10)
-    )
-
-
-@wrong("learning_rate", "in the warm-up, the rate must be on a line|begins at `first`")
-def lesson_tens(step, steps, warmup, first, peak, last):
+@wrong("learning_rate", "lesson 10's warm-up|on a line|the rate is `peak`|cosine")
+def lesson_tens(step, steps, warmup, decay, first, peak, last):
     args = SimpleNamespace(learning_rate=peak, warmup=warmup)
     return lesson10.learning_rate(step, steps, args)
 
 
-@wrong("learning_rate", "on a line|after the warm-up")
-def counts_its_calls(step, steps, warmup, first, peak, last, calls=[-1]):  # noqa: B006
+@wrong("learning_rate", "ZeroDivisionError", "your code raised")
+def divides_by_no_warmup(step, steps, warmup, decay, first, peak, last):
+    rising = line(step, warmup, first, peak)
+    return (
+        rising
+        if step < warmup
+        else by_cases(step, steps, warmup, decay, first, peak, last)
+    )
+
+
+@wrong("learning_rate", "ZeroDivisionError", "your code raised")
+def divides_by_no_decay(step, steps, warmup, decay, first, peak, last):
+    done = (step - (steps - 1 - decay)) / decay
+    falling = peak + (last - peak) * math.sqrt(max(0, done))
+    return line(step, warmup, first, peak) if step < warmup else falling
+
+
+@wrong("learning_rate", "on a line|the rate is `peak`|in the decay")
+def counts_its_calls(step, steps, warmup, decay, first, peak, last, calls=[-1]):  # noqa: B006
     calls[0] = (calls[0] + 1) % steps
-    return the_smaller_of_the_two(calls[0], steps, warmup, first, peak, last)
+    return by_cases(calls[0], steps, warmup, decay, first, peak, last)
 
 
 # ---- parameter_groups ----
 
 
-@right("parameter_groups")
-def by_ndim_and_name(model, weight_decay):
-    """In another order, with generators, a third group that is empty, and no word of
-    decay where it is 0... said so.
-    """
-    named = {
-        name: value for name, value in model.named_parameters() if value.requires_grad
-    }
-    vectors = [value for value in named.values() if value.ndim < 2]
-    return [
-        {"params": vectors, "weight_decay": 0},
-        {
-            "params": [value for value in named.values() if value.ndim >= 2],
-            "weight_decay": weight_decay,
-        },
-        {"params": [], "weight_decay": 0.0},
-    ]
+def tables_of(model):
+    return {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
 
 
-@right("parameter_groups")
-def a_group_for_each(model, weight_decay):
-    return [
-        {"params": [value], "weight_decay": weight_decay * (value.dim() > 1)}
-        for value in model.parameters()
-        if value.requires_grad
-    ]
+def trained(model):
+    return [value for value in model.parameters() if value.requires_grad]
 
 
 def two_groups(parameters, decays, weight_decay):
@@ -195,39 +192,124 @@ def two_groups(parameters, decays, weight_decay):
     ]
 
 
-def trained(model):
-    return [value for value in model.parameters() if value.requires_grad]
+def rightly(model):
+    """Which parameters decay, as a function."""
+    tables = tables_of(model)
+    return lambda value: value.dim() >= 2 and id(value) not in tables
 
 
-@wrong("parameter_groups", "a bias, a norm's factor or a single number")
+@right("parameter_groups")
+def module_by_module(model, weight_decay):
+    """By modules, each parameter when it is met first; an empty third group."""
+    decays, others, seen = [], [], set()
+    embeddings = [m for m in model.modules() if isinstance(m, torch.nn.Embedding)]
+    for module in [*embeddings, *model.modules()]:
+        for value in module.parameters(recurse=False):
+            if value in seen or not value.requires_grad:
+                continue
+            seen.add(value)
+            is_table = isinstance(module, torch.nn.Embedding)
+            (others if is_table or value.ndim < 2 else decays).append(value)
+    groups = [{"params": others, "weight_decay": 0}, {"params": [], "weight_decay": 0}]
+    return [*groups, {"params": iter(decays), "weight_decay": weight_decay}]
+
+
+@right("parameter_groups")
+def a_group_for_each(model, weight_decay):
+    decays = rightly(model)
+    return [
+        {"params": [value], "weight_decay": weight_decay * decays(value)}
+        for value in trained(model)
+    ]
+
+
+@right("parameter_groups")
+def by_names_of_embeddings(model, weight_decay):
+    tables = {
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Embedding)
+    }
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    decays = [p for n, p in named if p.dim() > 1 and n not in tables]
+    others = [p for n, p in named if p.dim() <= 1 or n in tables]
+    return [
+        {"params": decays, "weight_decay": np.float64(weight_decay)},
+        {"params": others, "weight_decay": 0.0},
+    ]
+
+
+@wrong("parameter_groups", "this is the weight of an nn.Embedding")
+def embeddings_too(model, weight_decay):
+    """What lesson 10 does, without frozen parameters."""
+    return two_groups(trained(model), lambda value: value.dim() >= 2, weight_decay)
+
+
+@wrong(
+    "parameter_groups", "a frozen parameter has no gradient|weight of an nn.Embedding"
+)
+def lesson_tens_groups(model, weight_decay):
+    return lesson10.parameter_groups(model, weight_decay)
+
+
+@wrong(
+    "parameter_groups", "look at the module, not at its name|weight of an nn.Embedding"
+)
+def by_name(model, weight_decay):
+    tables = {id(p) for name, p in model.named_parameters() if "embedding" in name}
+    return two_groups(
+        trained(model), lambda p: p.dim() >= 2 and id(p) not in tables, weight_decay
+    )
+
+
+@wrong("parameter_groups", "this is the weight of an nn.Embedding")
+def of_exactly_that_type(model, weight_decay):
+    tables = {id(m.weight) for m in model.modules() if type(m) is torch.nn.Embedding}
+    return two_groups(
+        trained(model), lambda p: p.dim() >= 2 and id(p) not in tables, weight_decay
+    )
+
+
+@wrong("parameter_groups", "this is the weight of an nn.Embedding")
+def children_only(model, weight_decay):
+    """A tied embedding is met in the head, too."""
+    decays, others, seen = [], [], set()
+    for module in reversed(list(model.modules())):
+        for value in module.parameters(recurse=False):
+            if value in seen or not value.requires_grad:
+                continue
+            seen.add(value)
+            is_table = isinstance(module, torch.nn.Embedding)
+            (others if is_table or value.ndim < 2 else decays).append(value)
+    return [
+        {"params": decays, "weight_decay": weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+
+
+@wrong("parameter_groups", "a bias, a norm's factor or a single number|nn.Embedding")
 def everything_decays(model, weight_decay):
     return two_groups(trained(model), lambda value: True, weight_decay)
 
 
 @wrong("parameter_groups", "a frozen parameter has no gradient")
 def frozen_ones_too(model, weight_decay):
-    return two_groups(model.parameters(), lambda value: value.dim() >= 2, weight_decay)
+    return two_groups(model.parameters(), rightly(model), weight_decay)
 
 
 @wrong("parameter_groups", "a weight with two or more dimensions must be decayed")
 def only_matrices(model, weight_decay):
-    return two_groups(trained(model), lambda value: value.dim() == 2, weight_decay)
-
-
-@wrong("parameter_groups", "an embedding is a matrix, too|a norm's factor")
-def only_linear_layers(model, weight_decay):
-    linear = {
-        id(m.weight)
-        for name, m in model.named_modules()
-        if isinstance(m, torch.nn.Linear) and name != "head"
-    }
-    return two_groups(trained(model), lambda value: id(value) in linear, weight_decay)
+    decays = rightly(model)
+    return two_groups(
+        trained(model), lambda value: decays(value) and value.dim() == 2, weight_decay
+    )
 
 
 @wrong("parameter_groups", "it has no|gets AdamW's default")
 def says_nothing(model, weight_decay):
-    return [{"params": [p for p in trained(model) if p.dim() >= 2], "weight_decay": weight_decay},
-            {"params": [p for p in trained(model) if p.dim() < 2]}]  # fmt: skip
+    groups = two_groups(trained(model), rightly(model), weight_decay)
+    del groups[1]["weight_decay"]
+    return groups
 
 
 @wrong("parameter_groups", "in two groups, or twice in one")
@@ -237,34 +319,23 @@ def tied_ones_twice(model, weight_decay):
         for _, value in model.named_parameters(remove_duplicate=False)
         if value.requires_grad
     ]
-    return two_groups(named, lambda value: value.dim() >= 2, weight_decay)
+    return two_groups(named, rightly(model), weight_decay)
 
 
 @wrong("parameter_groups", "this parameter is in no group")
 def forgets_the_vectors(model, weight_decay):
-    return [
-        {
-            "params": [p for p in trained(model) if p.dim() >= 2],
-            "weight_decay": weight_decay,
-        }
-    ]
+    return two_groups(trained(model), rightly(model), weight_decay)[:1]
 
 
 @wrong("parameter_groups", "not copies of them")
 def of_a_copy(model, weight_decay):
-    return two_groups(
-        trained(copy.deepcopy(model)), lambda value: value.dim() >= 2, weight_decay
-    )
+    model = copy.deepcopy(model)
+    return two_groups(trained(model), rightly(model), weight_decay)
 
 
 @wrong("parameter_groups", "not the one that the function was given")
 def always_a_tenth(model, weight_decay):
-    return two_groups(trained(model), lambda value: value.dim() >= 2, 0.1)
-
-
-@wrong("parameter_groups", "a frozen parameter has no gradient")
-def lesson_tens_groups(model, weight_decay):
-    return lesson10.parameter_groups(model, weight_decay)
+    return two_groups(trained(model), rightly(model), 0.1)
 
 
 # ---- deal_out ----
