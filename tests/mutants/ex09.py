@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
-from ddp_course import UsageError, lesson09, runs
+from ddp_course import UsageError, runs
 from mutants import right, wrong
 
 # ---- newest_good ----
@@ -591,6 +591,8 @@ def seeds_the_global_generator(
 def lesson_nines_sampler(
     length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
 ):
+    from ddp_course import lesson09  # here, or all ranks of all candidates import it
+
     sampler = lesson09.ResumableSampler(range(length), ranks, rank, seed=seed)
     sampler.set_epoch(epoch)
     sampler.start = batches_done * batch_size

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from ddp_course import lesson10
 from mutants import right, wrong
 
 # ---- learning_rate ----
@@ -146,6 +145,8 @@ def no_decay(step, steps, warmup, decay, first, peak, last):
 
 @wrong("learning_rate", "lesson 10's warm-up|on a line|the rate is `peak`|cosine")
 def lesson_tens(step, steps, warmup, decay, first, peak, last):
+    from ddp_course import lesson10  # here, or all ranks of all candidates import it
+
     args = SimpleNamespace(learning_rate=peak, warmup=warmup)
     return lesson10.learning_rate(step, steps, args)
 
@@ -249,6 +250,8 @@ def embeddings_too(model, weight_decay):
     "parameter_groups", "a frozen parameter has no gradient|weight of an nn.Embedding"
 )
 def lesson_tens_groups(model, weight_decay):
+    from ddp_course import lesson10
+
     return lesson10.parameter_groups(model, weight_decay)
 
 
@@ -336,6 +339,189 @@ def of_a_copy(model, weight_decay):
 @wrong("parameter_groups", "not the one that the function was given")
 def always_a_tenth(model, weight_decay):
     return two_groups(trained(model), rightly(model), 0.1)
+
+
+# ---- predict_update ----
+
+
+def in_layer(width, heads, kv_heads, hidden):
+    return 2 * width**2 + 2 * width * kv_heads * (width // heads) + 3 * width * hidden
+
+
+def costs(per_layer=in_layer, norms=2, tables=2, flops=None, sent=None):
+    """An answer with some part of it different.
+
+    flops, sent: functions of a namespace with the arguments and what follows from them.
+    """
+
+    def predict_update(**case):
+        c = SimpleNamespace(**case)
+        c.layer = per_layer(c.width, c.heads, c.kv_heads, c.hidden)
+        c.table, c.tokens = c.vocabulary * c.width, c.windows * c.context
+        c.parameters = tables * c.table + c.layers * (c.layer + norms * c.width)
+        c.parameters += c.width
+        c.matrices = c.table + c.layers * c.layer
+        c.attention = 12 * c.layers * c.width * c.context
+        right_flops = c.tokens * (6 * c.matrices + c.attention)
+        right_sent = 8 * c.parameters * (c.ranks - 1) / c.ranks
+        return (
+            c.parameters,
+            flops(c) if flops else right_flops,
+            sent(c) if sent else right_sent,
+        )
+
+    return [predict_update]
+
+
+@right("predict_update", several=True)
+def by_parts():
+    return costs()
+
+
+@right("predict_update")
+def on_meta(
+    vocabulary, context, layers, width, heads, kv_heads, hidden, windows, ranks
+):
+    """Builds the matrices without memory and counts; NumPy numbers."""
+    from torch import nn
+
+    narrow = width // heads * kv_heads
+    with torch.device("meta"):
+        sizes = [(width, width), (width, narrow), (width, narrow), (width, width)]
+        sizes += [(width, hidden), (width, hidden), (hidden, width)]
+        block = [nn.Linear(a, b, bias=False) for a, b in sizes]
+        net = nn.ModuleList(block * 1)
+    one = sum(p.numel() for p in net.parameters())
+    total = np.int64(layers) * (one + 2 * width) + width + 2 * vocabulary * width
+    multiplied = layers * one + vocabulary * width
+    forward = 2 * multiplied + 4 * layers * width * context
+    return np.array(
+        [total, 3 * forward * windows * context, 4 * 2 * (ranks - 1) * (total / ranks)]
+    )
+
+
+@wrong("predict_update", "the head is not tied", several=True)
+def as_gpt2():
+    return costs(tables=1)
+
+
+@wrong("predict_update", "key and value have fewer heads", several=True)
+def all_heads():
+    return costs(per_layer=lambda w, h, kv, hidden: 4 * w**2 + 3 * w * hidden)
+
+
+@wrong("predict_update", "the MLP has three matrices", several=True)
+def two_matrices():
+    return costs(
+        per_layer=lambda w, h, kv, hidden: in_layer(w, h, kv, hidden) - w * hidden
+    )
+
+
+@wrong("predict_update", "each layer has two norms", several=True)
+def one_norm():
+    return costs(norms=1)
+
+
+@wrong("predict_update", "the MLP is `hidden` wide", several=True)
+def four_times_the_width():
+    return costs(per_layer=lambda w, h, kv, hidden: in_layer(w, h, kv, 4 * w))
+
+
+@wrong("predict_update", "one of them is missing|tied|fewer heads")
+def lesson_tens_model(
+    vocabulary, context, layers, width, heads, kv_heads, hidden, windows, ranks
+):
+    from ddp_course.scenery.models import GPT
+
+    with torch.device("meta"):
+        model = GPT(vocabulary, context, layers, heads, width)
+    count = sum(p.numel() for p in model.parameters())
+    flops = model.flops_per_token() * windows * context
+    return count, flops, 8 * count * (ranks - 1) / ranks
+
+
+@wrong("predict_update", "the embedding is a table", several=True)
+def six_per_parameter():
+    return costs(flops=lambda c: c.tokens * (6 * c.parameters + c.attention))
+
+
+@wrong("predict_update", "attention is missing", several=True)
+def without_attention():
+    return costs(flops=lambda c: 6 * c.tokens * c.matrices)
+
+
+@wrong("predict_update", "although half of it is masked", several=True)
+def causal_half():
+    return costs(flops=lambda c: c.tokens * (6 * c.matrices + c.attention / 2))
+
+
+@wrong("predict_update", "every head of the query attends", several=True)
+def attention_of_shared_heads():
+    return costs(
+        flops=lambda c: c.tokens * (6 * c.matrices + c.attention * c.kv_heads / c.heads)
+    )
+
+
+@wrong("predict_update", "that is 6 per parameter and token", several=True)
+def six_per_parameter_and_nothing_else():
+    return costs(flops=lambda c: 6 * c.tokens * c.parameters)
+
+
+@wrong("predict_update", "nothing is recomputed here", several=True)
+def with_checkpointing():
+    return costs(flops=lambda c: c.tokens * (8 * c.matrices + c.attention * 4 / 3))
+
+
+@wrong("predict_update", "not one for each head", several=True)
+def one_number_per_head():
+    return costs(
+        flops=lambda c: c.tokens * (6 * c.matrices + c.attention * c.heads / c.width)
+    )
+
+
+@wrong("predict_update", "backward takes twice as many", several=True)
+def forward_only():
+    return costs(flops=lambda c: c.tokens * (2 * c.matrices + c.attention / 3))
+
+
+@wrong("predict_update", "that is for one token", several=True)
+def per_token():
+    return costs(flops=lambda c: 6 * c.matrices + c.attention)
+
+
+@wrong("predict_update", "that is for all ranks together", several=True)
+def all_ranks():
+    return costs(flops=lambda c: c.ranks * c.tokens * (6 * c.matrices + c.attention))
+
+
+@wrong("predict_update", "a ring sends 2", several=True)
+def the_gradient_once():
+    return costs(sent=lambda c: 4 * c.parameters)
+
+
+@wrong("predict_update", "goes around the ring twice", several=True)
+def once_around():
+    return costs(sent=lambda c: 4 * c.parameters * (c.ranks - 1) / c.ranks)
+
+
+@wrong("predict_update", "these are numbers, not bytes", several=True)
+def numbers_for_bytes():
+    return costs(sent=lambda c: 2 * c.parameters * (c.ranks - 1) / c.ranks)
+
+
+@wrong("predict_update", "what all ranks send together", several=True)
+def of_all_ranks():
+    return costs(sent=lambda c: 8 * c.parameters * (c.ranks - 1))
+
+
+@wrong("predict_update", "a single rank has nobody", several=True)
+def a_rank_at_least():
+    return costs(sent=lambda c: 8 * c.parameters * max(1, c.ranks - 1) / c.ranks)
+
+
+@wrong("predict_update", "return three numbers")
+def two_of_them(vocabulary, width, **_):
+    return vocabulary * width, 6 * vocabulary * width
 
 
 # ---- deal_out ----
