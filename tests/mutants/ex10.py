@@ -1,6 +1,7 @@
 """Exercise 10: pretraining a GPT."""
 
 import copy
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -531,98 +532,303 @@ def pair(stream, start, context):
     return stream[start : start + context], stream[start + 1 : start + context + 1]
 
 
+def rounds(documents, size, start, more=1, keep=True):
+    """The tokens of each round, and `more` that follow it, as soon as they are there.
+
+    keep: whether what is left of a document goes on in the next.
+    """
+    kept = torch.empty(0, dtype=torch.int64)
+    for document in documents:
+        done = min(start, len(document))
+        start -= done
+        kept = torch.cat([kept if keep else kept[:0], document[done:]])
+        while len(kept) >= size + more:
+            yield kept[: size + more]
+            kept = kept[size:]
+
+
 @right("deal_out")
-def all_windows_first(stream, context, rank, ranks):
-    """As a matrix; a rank's are every ranks-th row."""
+def as_lists(documents, context, rank, ranks, start):
+    """Token by token, in lists."""
+    tokens = itertools.chain.from_iterable(map(torch.Tensor.tolist, documents))
+    tokens = itertools.islice(tokens, start, None)
+    last = list(itertools.islice(tokens, 1))
+    while len(more := list(itertools.islice(tokens, ranks * context))) == (
+        ranks * context
+    ):
+        round_ = last + more
+        yield pair(round_, rank * context, context)
+        last = round_[-1:]
+
+
+@right("deal_out")
+def a_window_at_a_time(documents, context, rank, ranks, start):
+    """Cuts all windows, and holds back this rank's until the round is complete."""
+    mine = None
+    for number, window in enumerate(rounds(documents, context, start)):
+        if number % ranks == rank:
+            mine = window[:-1].clone(), window[1:].clone()
+        if number % ranks == ranks - 1:
+            yield mine
+
+
+@right("deal_out")
+def one_document_ahead(documents, context, rank, ranks, start):
+    """In NumPy; knows the next document before it works on this one."""
+    kept, size = np.empty(0, dtype=np.int64), ranks * context
+    following = next(documents, None)
+    while following is not None:
+        document, following = following.numpy(), next(documents, None)
+        kept = np.concatenate([kept, document[start:]])
+        start = max(0, start - len(document))
+        for _ in range((len(kept) - 1) // size):
+            yield map(torch.from_numpy, pair(kept, rank * context, context))
+            kept = kept[size:]
+
+
+@right("deal_out")
+def counts_places(documents, context, rank, ranks, start):
+    """By the absolute place of each window; `offset` is that of the first kept token."""
+    kept, offset, begin = torch.empty(0, dtype=torch.int64), 0, start
+    for document in documents:
+        kept = torch.hstack([kept, document])
+        while offset + len(kept) > begin + ranks * context:
+            yield pair(kept, begin + rank * context - offset, context)
+            begin += ranks * context
+        drop = min(len(kept), max(0, begin - offset))
+        kept, offset = kept[drop:], offset + drop
+
+
+@wrong("deal_out", "yield a window as soon as its round is complete")
+def joins_the_corpus(documents, context, rank, ranks, start):
+    stream = torch.cat([torch.empty(0, dtype=torch.int64), *documents])[start:]
     count = (len(stream) - 1) // context // ranks * ranks
-    tokens = stream[: count * context].view(count, context)
-    targets = stream[1 : count * context + 1].view(count, context)
-    return list(zip(tokens[rank::ranks], targets[rank::ranks]))
+    for number in range(rank, count, ranks):
+        yield pair(stream, number * context, context)
 
 
-@right("deal_out")
-def one_by_one(stream, context, rank, ranks):
-    windows, start = [], 0
-    while start + ranks * context < len(stream):
-        windows.append(pair(stream, start + rank * context, context))
-        start += ranks * context
-    return windows
+@wrong("deal_out", "yield a window as soon as its round is complete")
+def torchs_sampler(documents, context, rank, ranks, start):
+    """Lesson 10's windows, with torch's sampler."""
+    from torch.utils.data import DistributedSampler
+
+    from ddp_course.scenery.text import Windows
+
+    stream = torch.cat([torch.empty(0, dtype=torch.int64), *documents])[start:]
+    windows = Windows(stream.numpy(), context)
+    sampler = DistributedSampler(windows, ranks, rank, shuffle=False, drop_last=True)
+    return [windows[index] for index in sampler]
 
 
-@wrong("deal_out", "both of them `context` long|needs one more token")
-def without_the_last_target(stream, context, rank, ranks):
-    count = len(stream) // context // ranks * ranks
-    return [
-        pair(stream, start, context)
-        for start in range(rank * context, count * context, ranks * context)
-    ]
+@wrong("deal_out", "TypeError|no len|not subscriptable", "your code raised")
+def lesson_tens_windows(documents, context, rank, ranks, start):
+    from ddp_course.scenery.text import Windows
+
+    windows = Windows(documents, context)
+    return [windows[index] for index in range(rank, len(windows), ranks)]
+
+
+@wrong("deal_out", "yield a window as soon as its round is complete")
+def reads_in_batches(documents, context, rank, ranks, start):
+    while some := list(itertools.islice(documents, 50)):
+        joined = iter([torch.cat(some)])
+        yield from a_window_at_a_time(joined, context, rank, ranks, start)
+        start = max(0, start - sum(map(len, some)))
+
+
+@wrong("deal_out", "too small for a whole corpus")
+def keeps_everything(documents, context, rank, ranks, start):
+    kept, begin = torch.empty(0, dtype=torch.int64), start
+    for document in documents:
+        kept = torch.cat([kept, document])
+        while len(kept) > begin + ranks * context:
+            yield pair(kept, begin + rank * context, context)
+            begin += ranks * context
+
+
+@wrong("deal_out", "too small for a whole corpus")
+def keeps_a_list(documents, context, rank, ranks, start):
+    kept, begin = [], start
+    for document in documents:
+        kept.extend(document.tolist())
+        while len(kept) > begin + ranks * context:
+            yield map(torch.tensor, pair(kept, begin + rank * context, context))
+            begin += ranks * context
+
+
+@wrong("deal_out", "yield a window only when its round is complete|before its round")
+def as_soon_as_it_is_there(documents, context, rank, ranks, start):
+    for number, window in enumerate(rounds(documents, context, start)):
+        if number % ranks == rank:
+            yield window[:-1], window[1:]
+
+
+@wrong("deal_out", "tokens for one more round|both of them `context` long")
+def without_the_last_target(documents, context, rank, ranks, start):
+    for round_ in rounds(documents, ranks * context, start, more=0):
+        yield pair(round_, rank * context, context)
+
+
+@wrong("deal_out", "tokens for one more round")
+def waits_for_two_tokens(documents, context, rank, ranks, start):
+    for round_ in rounds(documents, ranks * context, start, more=2):
+        yield pair(round_, rank * context, context)
 
 
 @wrong("deal_out", "there is nothing to predict")
-def no_shift(stream, context, rank, ranks):
-    return [(tokens, tokens) for tokens, _ in one_by_one(stream, context, rank, ranks)]
-
-
-@wrong("deal_out", "two ranks have the same window, or one rank has it twice")
-def everybody_all(stream, context, rank, ranks):
-    return one_by_one(stream, context, 0, 1)
-
-
-@wrong("deal_out", "windows overlap")
-def sliding(stream, context, rank, ranks):
-    count = (len(stream) - context) // ranks
-    return [pair(stream, rank + ranks * number, context) for number in range(count)]
-
-
-@wrong("deal_out", "would wait for the others in its last update")
-def uneven(stream, context, rank, ranks):
-    count = (len(stream) - 1) // context
-    return [
-        pair(stream, number * context, context) for number in range(rank, count, ranks)
-    ]
-
-
-@wrong("deal_out", "tokens are lost")
-def a_token_between(stream, context, rank, ranks):
-    """Takes context + 1 tokens for each window, and begins the next one behind them."""
-    count = len(stream) // (context + 1) // ranks * ranks
-    return [
-        pair(stream, number * (context + 1), context)
-        for number in range(rank, count, ranks)
-    ]
-
-
-@wrong("deal_out", "tokens are lost")
-def drops_one_too_many(stream, context, rank, ranks):
-    return one_by_one(stream[:-1], context, rank, ranks)
+def no_shift(documents, context, rank, ranks, start):
+    for tokens, _ in a_window_at_a_time(documents, context, rank, ranks, start):
+        yield tokens, tokens
 
 
 @wrong("deal_out", "one place later")
-def the_other_way(stream, context, rank, ranks):
-    return [
-        (targets, tokens)
-        for tokens, targets in one_by_one(stream, context, rank, ranks)
-    ]
+def the_other_way(documents, context, rank, ranks, start):
+    for tokens, targets in a_window_at_a_time(documents, context, rank, ranks, start):
+        yield targets, tokens
+
+
+@wrong("deal_out", "two ranks have the same window, or one rank has it twice")
+def everybody_all(documents, context, rank, ranks, start):
+    yield from a_window_at_a_time(documents, context, 0, 1, start)
+
+
+@wrong("deal_out", "windows overlap|first `start` tokens")
+def sliding(documents, context, rank, ranks, start):
+    for round_ in rounds(documents, ranks, start, more=context):
+        yield pair(round_, rank, context)
+
+
+@wrong("deal_out", "tokens between two windows are lost")
+def a_token_between(documents, context, rank, ranks, start):
+    """Takes context + 1 tokens for each window, and begins the next one behind them."""
+    for round_ in rounds(documents, ranks * (context + 1), start, more=0):
+        yield pair(round_, rank * (context + 1), context)
+
+
+@wrong("deal_out", "tokens between two windows are lost|first `start`|one more round")
+def document_by_document(documents, context, rank, ranks, start):
+    """What is left of a document is dropped."""
+    for round_ in rounds(documents, ranks * context, start, keep=False):
+        yield pair(round_, rank * context, context)
+
+
+@wrong("deal_out", "lost|two ranks|in turn|round|`start`|adjacent")
+def deals_documents(documents, context, rank, ranks, start):
+    """As split_dataset_by_node does with a streaming dataset: every ranks-th example."""
+    mine = itertools.islice(documents, rank, None, ranks)
+    for round_ in rounds(mine, context, start):
+        yield round_[:-1], round_[1:]
+
+
+@wrong("deal_out", "first `start` tokens of the whole stream")
+def from_the_beginning(documents, context, rank, ranks, start):
+    yield from a_window_at_a_time(documents, context, rank, ranks, 0)
+
+
+@wrong("deal_out", "first `start` tokens of the whole stream|not windows")
+def leaves_out_windows(documents, context, rank, ranks, start):
+    yield from a_window_at_a_time(documents, context, rank, ranks, start * context)
+
+
+@wrong("deal_out", "not those of each document|nor of each|are adjacent|are left out")
+def leaves_out_of_each_document(documents, context, rank, ranks, start):
+    cut = (document[start:] for document in documents)
+    yield from a_window_at_a_time(cut, context, rank, ranks, 0)
 
 
 @wrong("deal_out", "a block of neighbouring windows")
-def in_blocks(stream, context, rank, ranks):
-    windows = all_windows_first(stream, context, 0, 1)
+def in_blocks(documents, context, rank, ranks, start):
+    windows = list(a_window_at_a_time(documents, context, 0, 1, start))
     each = len(windows) // ranks
-    return windows[rank * each : (rank + 1) * each]
+    yield from windows[rank * each : (rank + 1) * each]
 
 
 @wrong("deal_out", "not in the order of the text")
-def backwards(stream, context, rank, ranks):
-    return one_by_one(stream, context, rank, ranks)[::-1]
+def backwards(documents, context, rank, ranks, start):
+    windows = a_window_at_a_time(documents, context, rank, ranks, start)
+    yield from list(windows)[::-1]
 
 
 @wrong("deal_out", "they were not dealt in turn")
-def there_and_back(stream, context, rank, ranks):
+def there_and_back(documents, context, rank, ranks, start):
     """Snakes through the ranks: 0, 1, 2, 2, 1, 0."""
-    count = (len(stream) - 1) // context // ranks
-    order = [
-        number * ranks + (ranks - 1 - rank if number % 2 else rank)
-        for number in range(count)
-    ]
-    return [pair(stream, window * context, context) for window in order]
+    for number, round_ in enumerate(rounds(documents, ranks * context, start)):
+        place = ranks - 1 - rank if number % 2 else rank
+        yield pair(round_, place * context, context)
+
+
+@wrong("deal_out", "must not change|both of them|one place later|same window")
+def in_a_buffer(documents, context, rank, ranks, start):
+    """Yields views of one buffer, which the next round overwrites."""
+    buffer = torch.empty(ranks * context + 1, dtype=torch.int64)
+    for round_ in rounds(documents, ranks * context, start):
+        buffer.copy_(round_)
+        yield pair(buffer, rank * context, context)
+
+
+@wrong("deal_out", "does something remain from an earlier call")
+def goes_on_where_the_last_call_ended(
+    documents,
+    context,
+    rank,
+    ranks,
+    start,
+    kept=[],  # noqa: B006
+):
+    for document in documents:
+        kept += document[start:].tolist()
+        start = max(0, start - len(document))
+        while len(kept) > ranks * context:
+            yield pair(kept, rank * context, context)
+            del kept[: ranks * context]
+
+
+@wrong("deal_out", "a tensor of whole numbers with one dimension")
+def in_floats(documents, context, rank, ranks, start):
+    """torch.empty(0) is a tensor of float32."""
+    documents = itertools.chain([torch.empty(0)], documents)
+    for round_ in rounds(documents, ranks * context, start):
+        yield pair(round_.float(), rank * context, context)
+
+
+@wrong("deal_out", "a tensor of whole numbers with one dimension")
+def without_targets(documents, context, rank, ranks, start):
+    for round_ in rounds(documents, ranks * context, start):
+        yield round_[rank * context :][: context + 1]
+
+
+@wrong("deal_out", "enough for several rounds")
+def a_round_per_document(documents, context, rank, ranks, start):
+    kept, size = torch.empty(0, dtype=torch.int64), ranks * context
+    for document in documents:
+        done = min(start, len(document))
+        start -= done
+        kept = torch.cat([kept, document[done:]])
+        if len(kept) > size:
+            yield pair(kept, rank * context, context)
+            kept = kept[size:]
+
+
+@wrong("deal_out", "tokens between two windows are lost")
+def takes_off_the_last_target(documents, context, rank, ranks, start):
+    for round_ in rounds(documents, ranks * context + 1, start, more=0):
+        yield pair(round_, rank * context, context)
+
+
+@wrong("deal_out", "the first `start` tokens of the whole stream")
+def divides_the_start(documents, context, rank, ranks, start):
+    yield from counts_places(documents, context, rank, ranks, start // 2)
+
+
+@right("deal_out")
+def all_rounds_of_a_document(documents, context, rank, ranks, start):
+    kept, size = torch.zeros(0, dtype=torch.long), ranks * context
+    for document in documents:
+        kept = torch.cat((kept, document[start:]))
+        start = max(0, start - len(document))
+        many = max(0, len(kept) - 1) // size
+        tokens = kept[: many * size].view(many, ranks, context)
+        targets = kept[1 : many * size + 1] if many else kept[:0]
+        targets = targets.view(many, ranks, context)
+        yield from zip(tokens[:, rank], targets[:, rank])
+        kept = kept[many * size :].clone()

@@ -75,15 +75,16 @@ class Products(TorchDispatchMode):
         return result
 
 
-def measured(predict_update, cases):
-    """What the answer predicts for each case, and what DDP does here in an update."""
+def measured(predict_update, small, large):
+    """What the answer predicts for all cases, and what DDP does here in an update of the
+    small one.
+    """
+    predicted = []
+    for case in [small, *large]:
+        with trying(in_words(case)):
+            predicted.append(numbers(predict_update(**case)))
     with process_group(timeout=10) as (_, n):
-        seen = []
-        for case in cases:
-            with trying(in_words(case)):
-                predicted = numbers(predict_update(**case))
-            seen.append([predicted, measure(case, n)])
-        return seen
+        return predicted, measure(small, n)
 
 
 def measure(case, n):
@@ -107,14 +108,6 @@ def measure(case, n):
 
 
 SHAPE = ["vocabulary", "layers", "width", "heads", "kv_heads", "hidden"]
-
-
-def only_predicted(predict_update, cases):
-    predicted = []
-    for case in cases:
-        with trying(in_words(case)):
-            predicted.append(numbers(predict_update(**case)))
-    return predicted
 
 
 def numbers(returned):
@@ -152,16 +145,13 @@ def check_predict_update(answer, draw):
     """Parameters, operations and bytes are compared with those of real ranks, and with
     the published size of a large model.
     """
-    ranks = 3
-    cases = [a_case(draw, ranks) for _ in range(2)]
-    of_ranks = answer.on_ranks(measured, cases, nproc=ranks, timeout=12)
-    for rank, seen in enumerate(of_ranks):
-        for case, (predicted, really) in zip(cases, seen):
-            judge_prediction(case, predicted, really, f"{rank} of {ranks}")
-    cases = [LLAMA_3_8B, LLAMA_3_8B | {"ranks": 1}]
-    [seen] = answer.on_ranks(only_predicted, cases)
-    for case, predicted in zip(cases, seen):
-        judge_prediction(case, predicted, truth(**case))
+    n = 3
+    small, large = a_case(draw, n), [LLAMA_3_8B, LLAMA_3_8B | {"ranks": 1}]
+    of_ranks = answer.on_ranks(measured, small, large, nproc=n, timeout=12)
+    for rank, (predicted, really) in enumerate(of_ranks):
+        judge_prediction(small, predicted[0], really, f"{rank} of {n}")
+        for case, got in zip(large, predicted[1:]):
+            judge_prediction(case, got, truth(**case))
 
 
 def a_case(draw, ranks):
