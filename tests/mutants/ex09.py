@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 import time
 from contextlib import contextmanager, suppress
 from os import fsync, replace
@@ -249,6 +250,21 @@ def remembers(folder, seen=[]):  # noqa: B006
     return max(seen, key=number_of, default=None)
 
 
+@wrong("newest_good", "by its name alone")
+def its_name_only(folder):
+    found = next(filter(good, by_number(folder)), None)
+    return found and found.name
+
+
+@wrong("newest_good", "as texts|it was refused|there is a whole checkpoint|newer one")
+def the_lessons_own(folder):
+    """Lesson 9 writes all numbers with eight digits."""
+    from ddp_course.scenery import checkpoints
+
+    found = reversed(checkpoints.finished(folder))
+    return next(filter(checkpoints.is_whole, found), None)
+
+
 # ---- plan_checkpoints ----
 
 
@@ -378,6 +394,32 @@ def averages_in_float32():
 @wrong("plan_checkpoints", "these are numbers, not bytes", several=True)
 def numbers_for_bytes():
     return [planned(lambda model: 3 * sum(p.numel() for p in model.parameters()))]
+
+
+@wrong("plan_checkpoints", "it has one pair of averages", several=True)
+def averages_of_both_names():
+    def size_of(model):
+        named = model.named_parameters(remove_duplicate=False)
+        averages = 2 * bytes_of(value for _, value in named if value.requires_grad)
+        return bytes_of(state_of(model).values()) + averages
+
+    return [planned(size_of)]
+
+
+@wrong("plan_checkpoints", "nobody keeps a copy in float32", several=True)
+def master_weights():
+    def size_of(model):
+        trained = [value for value in model.parameters() if value.requires_grad]
+        more = sum(4 * v.numel() for v in trained if v.element_size() == 2)
+        averages = 8 * sum(value.numel() for value in trained)
+        return bytes_of(state_of(model).values()) + averages + more
+
+    return [planned(size_of)]
+
+
+@wrong("plan_checkpoints", "bytes come first")
+def seconds_first(model, disk_speed, machine_mtbf, machines):
+    return from_the_state(model, disk_speed, machine_mtbf, machines)[::-1]
 
 
 def every(rule):
@@ -584,6 +626,18 @@ def seeds_the_global_generator(
 ):
     torch.manual_seed(seed + epoch)
     order = torch.randperm(length).tolist()
+    return order[old_ranks * batches_done * batch_size :][rank::ranks]
+
+
+@wrong("rest_of_epoch", "dropout draws from torch's global generator")
+def seeds_it_again(
+    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
+):
+    """The seed comes back, and the state does not."""
+    before = torch.initial_seed()
+    torch.manual_seed(seed + epoch)
+    order = torch.randperm(length).tolist()
+    torch.manual_seed(before)
     return order[old_ranks * batches_done * batch_size :][rank::ranks]
 
 
@@ -1017,3 +1071,41 @@ def expects_an_older_file(path, state):
         os.stat(path)
         temporary.replace(path)
     dist.barrier()
+
+
+@right("save_whole")
+def hidden_and_as_text(path, state):
+    """A hidden file by its name, which torch.save opens; all ranks get all errors."""
+    error, path = None, str(path)
+    if dist.get_rank() == 0:
+        folder, name = os.path.split(path)
+        temporary = os.path.join(folder, f".{name}")
+        try:
+            torch.save(state, temporary)
+            descriptor = os.open(temporary, os.O_RDWR)
+            os.fsync(descriptor)
+            os.close(descriptor)
+            os.rename(temporary, path)
+        except Exception as raised:
+            error = repr(raised)
+            if os.path.exists(temporary):
+                os.remove(temporary)
+    errors = [None] * dist.get_world_size()
+    dist.all_gather_object(errors, error)
+    assert not any(errors), errors
+
+
+@wrong("save_whole", "rank 0 must write the state")
+def in_a_thread(path, state):
+    if dist.get_rank() == 0:
+        threading.Thread(target=lambda: written(path, state).replace(path)).start()
+    dist.barrier()
+
+
+@wrong("save_whole", "this rank continues before the file exists")
+def waits_until_a_file_is_there(path, state):
+    """The old one is there already."""
+    if dist.get_rank() == 0:
+        written(path, state).replace(path)
+    while not path.exists():
+        time.sleep(0.01)

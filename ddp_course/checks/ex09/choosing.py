@@ -107,9 +107,14 @@ def found_in(newest_good, cases, seed):
 
 def name_in(folder, answer):
     """A path as text, relative to the folder where it is inside of it."""
-    if isinstance(answer, Path | str) and Path(answer).is_relative_to(folder):
+    if not isinstance(answer, Path | str):
+        return answer
+    if Path(answer).is_relative_to(folder):
         return str(Path(answer).relative_to(folder))
-    return str(answer) if isinstance(answer, Path | str) else answer
+    return str(answer) if Path(answer).is_absolute() else f"{answer}{NO_FOLDER}"
+
+
+NO_FOLDER = ", without its folder"
 
 
 def listing(folder):
@@ -207,6 +212,8 @@ CAUSES = {
 def cause_of_choice(got, files, whole, damaged):
     """The likely cause of a wrong choice."""
     names = {f"step-{number}": why for number, why in damaged.items()}
+    if isinstance(got, str) and got.endswith(NO_FOLDER):
+        return "return the whole path, folder / name: by its name alone, nobody finds the checkpoint"
     if got in names:
         return CAUSES[names[got]]
     if got in ("step-999999.tar", "notes.txt"):

@@ -153,6 +153,13 @@ def judge_plan(words, model, run, got, measured):
         )
     size, seconds = got
     true_size = measured or model.file
+    if near(seconds, true_size):
+        raise Wrong(
+            words,
+            expected="two numbers: bytes, and seconds",
+            got=f"{size:,.2f}, and {seconds:,.0f}",
+            cause="bytes come first, and seconds second",
+        )
     if not near(size, true_size):
         raise Wrong(
             f"the checkpoint of {words}",
@@ -190,12 +197,16 @@ def cause_of_size(size, model):
         (saved + model.others, "a buffer with persistent=False is not in model.state_dict()"),
         (saved + 2 * model.buffers, "buffers are not trained: the optimizer keeps nothing for them"),
         (saved + model.tied, "a tied parameter has two names in the state_dict, but it is one tensor: it is saved once"),
+        (saved + 2 * model.tied, "a tied parameter has two names, but it is one tensor: it has one pair of averages"),
         (saved + 3 * model.tied, "a tied parameter has two names, but it is one tensor: it is saved once, and has one "
          "pair of averages"),
         (kept + model.buffers + 8 * model.count, "torch's AdamW keeps its averages in the dtype of the parameter, here "
          "bf16: two bytes per number"),
+        (kept + model.buffers + 12 * model.count, "nobody keeps a copy in float32 here, and AdamW keeps its averages "
+         "in the dtype of the parameter"),
         (12 * model.count, "not every number has 4 bytes: use element_size(), or nbytes"),
         (saved / 4, "these are numbers, not bytes: a number in float32 has 4 bytes"),
+        (saved / 2**20, "these are megabytes (MiB), not bytes"),
         (saved / 2, "these are numbers, not bytes: a number in bf16 has 2 bytes"),
     ]  # fmt: skip
     for value, cause in looks:

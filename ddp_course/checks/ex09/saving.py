@@ -240,7 +240,7 @@ def check_save_whole(answer, draw):
     """
     seed = 3 * draw.randrange(10**6)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, draw.choice(["state.pt", "last.ckpt", "step-7"]))
+        path = Path(folder, draw.choice(["state.pt", "last.ckpt", "step-7.pt"]))
         n = draw.choice([2, 3])
         of_ranks = answer.on_ranks(save_on_ranks, str(path), seed, nproc=n)
         judge_saving(of_ranks, path, seed)
@@ -383,7 +383,7 @@ def judge_waiting(of_ranks, path, seed):
                 "with dist.barrier() at the end"
             )
         if rank == 0:
-            cause = "rank 0 must write the state with torch.save, and rename the file to `path`"
+            cause = "rank 0 must write the state with torch.save, and rename the file to `path`, before save_whole returns"
         if seen["found"] == "a file with other weights":
             cause = "the file must hold the whole state, with the numbers as they are"
         raise Wrong(
