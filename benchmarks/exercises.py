@@ -53,7 +53,9 @@ def solutions():
             question = exercises.question(number, task)
             found[question.title] = (
                 question,
-                exercises.answers(task, exercises.answer_of(task.cell.source)),
+                exercises.answers(
+                    task, exercises.Written(exercises.answer_of(task.cell.source))
+                ),
             )
     return found
 

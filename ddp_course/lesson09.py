@@ -11,6 +11,7 @@ import io
 import itertools
 import json
 import logging
+import os
 import time
 from functools import partial
 
@@ -184,9 +185,24 @@ def resume(folder, settings, restore):
         raise UsageError(f"no checkpoint in {folder} can be used: {fix}")
 
 
-def was_restarted():
-    """Whether torchrun has started this process in place of one that failed."""
-    return whole_number("TORCHELASTIC_RESTART_COUNT", 0) > 0
+def goes_on(out):
+    """Whether torchrun has started this process to go on with the run in its folder.
+
+    torchrun counts the restarts on each machine for itself, and counts none when a
+    machine joins. So it is enough if one rank was restarted, or if the run belongs to
+    this job. All ranks return the same.
+    """
+    restarted = whole_number("TORCHELASTIC_RESTART_COUNT", 0) > 0
+    note = out / "job"
+    owner = note.read_bytes().decode(errors="replace") if note.is_file() else "none"
+    signs = [None] * dist.get_world_size()
+    dist.all_gather_object(signs, restarted or owner == job() != "none")
+    return any(signs)
+
+
+def job():
+    """The id of torchrun's job, from --rdzv-id or --standalone; without, it is none."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "none")
 
 
 # ---- the program ----
@@ -251,10 +267,12 @@ def train(args, rank, world_size, device):
     settings = settings_of(args, train_set, world_size)
     folder, losses, seconds = args.out / "checkpoints", [], 0.0
     found = None
-    if args.resume or was_restarted():
+    if args.resume or goes_on(args.out):
         found = resume(folder, settings, partial(restore, parts, device))
     elif rank == 0:
         remove_all(folder)  # of an earlier run
+    if rank == 0:
+        runs.write_atomically(args.out / "job", job())
     if found:
         losses, seconds = list(found[1]["losses"].to(device)), found[0]["seconds"]
         if len(losses) > updates:

@@ -256,13 +256,15 @@ def train(args, rank, world_size, device):
     parts = {"model": network, "optimizer": optimizer}
     settings = settings_of(args, fingerprint, train_set, world_size)
     folder, losses, looks, seconds = args.out / "checkpoints", [], {}, 0.0
-    if args.resume or lesson09.was_restarted():
+    if args.resume or lesson09.goes_on(args.out):
         restore = partial(lesson09.restore, parts, device)
         if found := lesson09.resume(folder, settings, restore):
             losses = list(found[1]["losses"].to(device))
             looks, seconds = found[0]["looks"], found[0]["seconds"]
     elif rank == 0:
         runs.empty_folder(folder)
+    if rank == 0:
+        runs.write_atomically(args.out / "job", lesson09.job())
     if len(losses) > steps:
         problem = f"the checkpoints are {len(losses)} updates into their run"
         raise UsageError(f"{problem}; --epochs {args.epochs} has only {steps}")

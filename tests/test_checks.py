@@ -12,7 +12,9 @@ import time
 from pathlib import Path
 
 import mutants
+import numpy as np
 import pytest
+import torch
 from conftest import THOROUGH
 
 from ddp_course import checks
@@ -20,7 +22,7 @@ from ddp_course.checks import ex03
 from ddp_course.ranks.launch import launch
 from ddp_course.school import hints
 from ddp_course.school import judge as judge_module
-from ddp_course.school.judge import Source
+from ddp_course.school.judge import Source, Wrong, plain
 
 for module in pkgutil.iter_modules(mutants.__path__):
     importlib.import_module(f"mutants.{module.name}")
@@ -101,10 +103,8 @@ class Code:
     def __reduce__(self):
         return exec, ("import ddp_course.school.judge as j; j.Verdict = lambda *_: j.PASSED",)
 
-judge.plain = lambda value: Code()
-
 def average_gradients(module):
-    pass
+    judge.plain = lambda value: Code()
 """
 
 
@@ -130,19 +130,67 @@ def test_an_answer_that_prints_without_end_fills_neither_memory_nor_disk():
     assert len(str(verdict)) < 5000
 
 
-def test_a_line_of_python_may_begin_with_a_percent_sign():
-    split_lines = "def average_gradients(module):\n    x = (7\n        % 4)\n    raise NotImplementedError"
-    verdict = ex03.check_average_gradients.judge(
-        Source("average_gradients", "", split_lines)
-    )
-    assert verdict.status == "not attempted"
-    with_magic = (
-        "%time\n!ls\ndef average_gradients(module):\n    raise NotImplementedError"
-    )
-    verdict = ex03.check_average_gradients.judge(
-        Source("average_gradients", "", with_magic)
-    )
-    assert verdict.status == "not attempted"
+TRIED = """%%time
+%matplotlib inline
+import matplotlib.pyplot as plt
+from ddp_course.ranks.launch import launch
+from ddp_course import checks
+files = !ls
+dist.all_reduce?
+
+def average_gradients(module):
+    x = (7
+        % 4)
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= SIZES[-1]()
+
+SIZES = [None]
+SIZES.append(dist.get_world_size)
+checks.ex03.check_average_gradients(average_gradients)
+result = launch(average_gradients, None, nproc=2)
+plt.plot([1, 2]).of_nothing
+await nothing
+dist.barrier()
+"""
+
+
+def test_a_cell_that_tries_itself_is_judged_as_in_the_notebook():
+    source = Source("average_gradients", "import torch.distributed as dist", TRIED)
+    verdict = ex03.check_average_gradients.judge(source)
+    assert str(verdict) == "03 average_gradients: passed"
+
+
+def test_an_error_in_a_cell_with_magics_names_the_learners_line():
+    cell = "%time\n!ls\ndef average_gradients(module):\n    raise ValueError('mine')"
+    verdict = ex03.check_average_gradients.judge(Source("average_gradients", "", cell))
+    assert verdict.status == "your code raised" and "line 4" in str(verdict)
+    assert "raise ValueError('mine')" in str(verdict)
+
+
+def test_numbers_of_numpy_are_plain_numbers():
+    given = [np.int64(3), np.float32(0.5), np.bool_(True), np.str_("x"), 2]
+    values = plain(given)
+    assert values == [3, 0.5, True, "x", 2]
+    assert [type(value) for value in values] == [int, float, bool, str, int]
+
+
+@pytest.mark.parametrize(
+    "expected, got",
+    [
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0000002])),
+        (torch.zeros(9), torch.tensor([0.0] * 8 + [1])),
+        (torch.ones(2), torch.ones(2).double()),
+        ("a" * 500 + "b", "a" * 500 + "c"),
+        (True, "True"),
+        ([1] * 300, [1] * 299 + [2]),
+    ],
+)
+def test_expected_and_got_never_print_alike(expected, got):
+    rows = Wrong("x", cause="y", expected=expected, got=got).rows
+    assert rows["expected"] != rows["got"]
+    assert max(map(len, rows.values())) < 500
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 from conftest import COURSE, THOROUGH, python
 
 from ddp_course import UsageError
-from ddp_course.school import command, exercises, progress
+from ddp_course.school import command, exercises, handed_in, progress
 from ddp_course.school.judge import Verdict
 
 NUMBERS = sorted(exercises.notebooks("solutions"))
@@ -148,7 +148,7 @@ def test_unsolved_each_question_says_so_and_no_cell_but_its_check_needs_it(numbe
     tasks = exercises.tasks(released)
     for task in tasks:
         verdict = exercises.question(number, task).judge(
-            *exercises.answers(task, task.cell.source)
+            *exercises.answers(task, exercises.Written(task.cell.source))
         )
         assert verdict.status == ("failed" if given[task.name] else "not attempted"), (
             str(verdict)
@@ -167,25 +167,38 @@ def test_unsolved_each_question_says_so_and_no_cell_but_its_check_needs_it(numbe
             }
 
 
-def test_unsolved_in_a_kernel_it_fails_at_its_gaps_and_only_there(course):
-    number = "03"
-    path = course / "exercises" / exercises.notebooks("exercises")[number].name
+def half_solved(course, number):
+    """Solve an exercise but for its last question; return its path, and the places of
+    the checks among the code cells.
+    """
+    solve(course, number)
+    [path] = (course / "exercises").glob(f"{number}_*")
     notebook = exercises.read(path)
-    reference = {task.check.id: task.check for task in solution_tasks(number)}
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    for count, cell in enumerate(cells, 1):
-        cell.execution_count = count
-        if cell.id in reference:
-            cell.outputs = reference[cell.id].outputs
+    exercises.tasks(notebook)[-1].cell.source = exercises.cleared(
+        solution_tasks(number)[-1].cell.source
+    )
     nbformat.write(notebook, path)
-    done = nbval(path)
-    gaps = [f"Cell {place}" for place, cell in enumerate(cells) if cell.id in reference]
-    failed = [
-        line.split("::")[1].split(" -")[0]
-        for line in done.stdout.splitlines()
-        if line.startswith("FAILED")
-    ]
-    assert sorted(failed) == sorted(gaps), done.stdout[-3000:]
+    checks = [task.check.id for task in exercises.tasks(notebook)]
+    code = [cell.id for cell in notebook.cells if cell.cell_type == "code"]
+    return path, [code.index(check) for check in checks]
+
+
+@pytest.mark.parametrize("strictly", [True, False])
+def test_under_nbval_the_questions_fail_that_have_not_passed_and_no_others(
+    strictly, course
+):
+    path, checks = half_solved(course, "03")
+    option = [] if strictly else ["--nbval-lax"]
+    done = nbval(path, *option)
+    failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    assert len(failed) == 1 and f"Cell {checks[-1]} " in failed[0], done.stdout[-3000:]
+
+
+def test_under_papermill_a_question_that_has_not_passed_fails(course):
+    path, checks = half_solved(course, "03")
+    done = python("-m", "papermill", "--no-progress-bar", path, course / "out.ipynb")
+    assert done.returncode == 1 and "NotPassed: 03 bucketed" in done.stderr
+    assert f'"In [{checks[-1] + 1}]"' in done.stderr
 
 
 @each_exercise
@@ -195,7 +208,7 @@ def test_our_answers_pass(number):
     """
     for task in solution_tasks(number):
         verdict = exercises.question(number, task).judge(
-            *exercises.answers(task, task.cell.source)
+            *exercises.answers(task, exercises.Written(task.cell.source))
         )
         assert verdict.status == "passed", str(verdict)
 
@@ -350,7 +363,7 @@ def test_reset_brings_back_the_exercise_and_keeps_a_backup(course):
         (["solution", "x"], "there is no exercise 0x"),
         (["reset", "77"], "there is no exercise 77"),
         (["grade", "nowhere"], "there is nothing at nowhere"),
-        (["grade", "ddp_course"], "no exercise notebooks"),
+        (["grade", "ddp_course"], "ddp_course is a link: give the folder"),
     ],
 )
 def test_what_cannot_be_done_gives_one_line(arguments, line, course):
@@ -428,24 +441,105 @@ def stored_without_ids(path, minor, in_metadata):
     path.write_text(json.dumps(notebook))
 
 
+def written_in(path):
+    """What a notebook has for the questions of exercise 03: {question: source}."""
+    given = solution_tasks("03")
+    found = exercises.answer_cells(handed_in.read(path), given)
+    names = {task.cell.id: task.name for task in given}
+    return {names[key]: written.cell for key, written in found.items()}
+
+
 @pytest.mark.parametrize("minor", [4, 5])
 @pytest.mark.parametrize("in_metadata", [False, True])
-def test_answers_are_found_in_notebooks_without_cell_ids(
-    minor, in_metadata, course, recwarn
-):
+def test_answers_are_found_in_notebooks_without_cell_ids(minor, in_metadata, course):
     solve(course, "03")
-    path, given = mine("03"), solution_tasks("03")
-    expected = exercises.answer_cells(exercises.read(path), given)
-    assert list(expected) == [task.cell.id for task in given]
+    path = mine("03")
+    expected = written_in(path)
+    assert list(expected) == [task.name for task in solution_tasks("03")]
     stored_without_ids(path, minor, in_metadata)
-    notebook = exercises.read(path)
-    assert exercises.answer_cells(notebook, given) == expected
-    assert not [warning for warning in recwarn if "id field" in str(warning.message)]
-    del notebook.cells[
-        [cell.source for cell in notebook.cells].index(expected["ex03-overlapped"])
+    assert written_in(path) == expected
+    notebook = json.loads(path.read_text())
+    notebook["cells"] = [
+        cell
+        for cell in notebook["cells"]
+        if "".join(cell["source"]) != expected["overlapped"]
     ]
-    known = {"ex03-average-gradients", "ex03-bucketed"} if in_metadata else set()
-    assert set(exercises.answer_cells(notebook, given)) == known
+    path.write_text(json.dumps(notebook))
+    assert set(written_in(path)) == {"average_gradients", "bucketed"}
+
+
+def edited(path, change):
+    """Change a stored notebook's list of cells."""
+    notebook = json.loads(path.read_text())
+    change(notebook["cells"])
+    path.write_text(json.dumps(notebook))
+
+
+def verdict_on(path, name):
+    """The verdict of `ddp-course check` on a question of exercise 03."""
+    [task] = [task for task in solution_tasks("03") if task.name == name]
+    written = exercises.answer_cells(handed_in.read(path), solution_tasks("03"))
+    check = exercises.question("03", task)
+    return check.judge(*exercises.answers(task, written[task.cell.id]))
+
+
+def index_of(cells, name):
+    return [cell.get("id") for cell in cells].index(name)
+
+
+def test_what_a_learner_spreads_over_several_cells_counts_as_in_the_notebook(course):
+    solve(course, "03")
+
+    def spread(cells):
+        place = index_of(cells, "ex03-average-gradients")
+        answer = "".join(cells[place]["source"])
+        renamed = answer.replace("def average_gradients(", "def mine(")
+        cells[place]["source"] = "def average_gradients(module):\n    mine(module)"
+        new = {"cell_type": "code", "metadata": {}, "outputs": []}
+        cells.insert(place + 1, new | {"source": renamed, "id": "x"})
+        cells.insert(place, new | {"source": "unfinished = (", "id": "y"})
+
+    edited(mine("03"), spread)
+    assert str(verdict_on(mine("03"), "average_gradients")) == (
+        "03 average_gradients: passed"
+    )
+
+
+def test_of_two_cells_with_one_id_the_later_one_counts_as_in_the_notebook(course):
+    stub = json.loads(mine("03").read_text())["cells"]
+    solve(course, "03")
+
+    def doubled(cells):
+        place = index_of(cells, "ex03-average-gradients")
+        cells.insert(place, stub[index_of(stub, "ex03-average-gradients")])
+
+    edited(mine("03"), doubled)
+    assert verdict_on(mine("03"), "average_gradients").status == "passed"
+
+
+def test_an_answer_in_a_new_cell_in_place_of_the_given_one_is_found(course):
+    solve(course, "03")
+
+    def replaced(cells):
+        cells[index_of(cells, "ex03-overlapped")]["id"] = "another"
+        del cells[index_of(cells, "another")]["metadata"]["tags"]
+
+    edited(mine("03"), replaced)
+    assert "class Overlapped" in written_in(mine("03"))["overlapped"]
+
+
+def test_a_byte_order_mark_and_cells_without_metadata_do_no_harm(course):
+    solve(course, "03")
+    path = mine("03")
+    expected = written_in(path)
+
+    def without_metadata(cells):
+        for cell in cells:
+            del cell["metadata"]
+
+    edited(path, without_metadata)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert written_in(path) == expected
 
 
 def test_a_check_finds_answers_without_cell_ids(course):

@@ -4,50 +4,60 @@ another from being graded.
 
 import json
 import os
+import shutil
+import signal
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
+import attacks
 import nbformat
 import psutil
 import pytest
 import yaml
-from conftest import COURSE, THOROUGH, python, wait_until
+from conftest import COURSE, THOROUGH, descendants, python, wait_until
 from test_exercises import course, ddp_course, solution_tasks  # noqa: F401
 
 from ddp_course import UsageError
-from ddp_course.school import exercises, grading
+from ddp_course.school import doctor, exercises, grading, handed_in, sandbox
 
 QUESTIONS = ["average_gradients", "overlapped", "bucketed"]
 PATCHES = """
-import ddp_course.checks.ex03 as ex03, ddp_course.school.judge as judge, builtins
-print("03 average_gradients: passed")
-for name in QUESTIONS:
-    setattr(ex03, f"check_{name}", lambda *_: print("passed"))
-judge.Question.__call__ = judge.Question.judge = lambda self, *_: judge.Verdict(self.title, "passed", {})
-judge.Wrong.__init__ = lambda self, *_, **__: None
-ex03.compare_gradient = ex03.compare_with_joined = lambda *_: None
-
 def average_gradients(module):
-    pass
+    import ddp_course.checks.ex03 as ex03, ddp_course.school.judge as judge, builtins
+    print("03 average_gradients: passed")
+    for name in QUESTIONS:
+        setattr(ex03, f"check_{name}", lambda *_: print("passed"))
+    judge.Question.__call__ = judge.Question.judge = lambda self, *_: judge.Verdict(self.title, "passed", {})
+    judge.Wrong.__init__ = lambda self, *_, **__: None
+    ex03.compare_gradient = ex03.compare_with_joined = lambda *_: None
 """.replace("QUESTIONS", str(QUESTIONS))
 FORKS = """
-import os, subprocess, time
-subprocess.Popen(["sleep", "SECONDS"], env={}, start_new_session=True)
-for _ in range(3):
-    if os.fork() == 0:
-        os.setsid()
-        time.sleep(600)
-
 class Overlapped:
-    pass
+    import os, subprocess, time
+    subprocess.Popen(["sleep", "SECONDS"], env={}, start_new_session=True)
+    for _ in range(3):
+        if os.fork() == 0:
+            os.setsid()
+            time.sleep(600)
 """
 SECONDS = str(10**6 + os.getpid())  # no other process has it among its arguments
 
 
-def grade(path, **options):
-    return python(
-        "-m", "ddp_course.school.command", "grade", path, timeout=500, **options
-    )
+needs_bwrap = pytest.mark.skipif(sandbox.why_not() is not None, reason=str(sandbox.why_not()))  # fmt: skip
+
+
+def grade(path, *flags, sandboxed=False, **options):
+    flags = [*flags] if sandboxed else ["--without-a-sandbox", *flags]
+    command = ["-m", "ddp_course.school.command", "grade", path, *flags]
+    return python(*command, timeout=900, **options)
+
+
+def results(folder, submission="a", number="03"):
+    """{question: result} of the report in a folder."""
+    report = json.loads((folder / "report.json").read_text())
+    return report["submissions"][submission][number]
 
 
 def submit(folder, edits, change=None):
@@ -85,6 +95,7 @@ def forge(notebook):
     notebook.cells.remove(checks[2])
 
 
+@needs_bwrap
 def test_a_right_a_half_done_a_cheating_and_a_hanging_submission_in_one_call(course):  # noqa: F811
     ours = {
         task.name: exercises.answer_of(task.cell.source)
@@ -99,19 +110,26 @@ def test_a_right_a_half_done_a_cheating_and_a_hanging_submission_in_one_call(cou
     )
     submit(
         there / "cheating",
-        {"average_gradients": PATCHES, "overlapped": "import os\nos._exit(0)"},
+        {
+            "average_gradients": PATCHES,
+            "overlapped": "class Overlapped:\n    import os\n    os._exit(0)",
+        },
         forge,
     )
     submit(
         there / "hanging",
         {
-            "average_gradients": "while True:\n    pass",
+            "average_gradients": attacks.HANGS,
             "overlapped": FORKS.replace("SECONDS", SECONDS),
             "bucketed": ours["bucketed"],
         },
     )
     summary = course / "summary.md"
-    done = grade("submissions", env=os.environ | {"GITHUB_STEP_SUMMARY": str(summary)})
+    done = grade(
+        "submissions",
+        sandboxed=True,
+        env=os.environ | {"GITHUB_STEP_SUMMARY": str(summary)},
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     report = json.loads((course / "report.json").read_text())
     statuses = {
@@ -154,9 +172,12 @@ def test_a_right_a_half_done_a_cheating_and_a_hanging_submission_in_one_call(cou
 
 LATE_ONCE = """
 import pathlib, time
-if not pathlib.Path(MARKER).exists():
-    pathlib.Path(MARKER).touch()
-    time.sleep(600)
+
+def average_gradients(module):
+    if not pathlib.Path(MARKER).exists():
+        pathlib.Path(MARKER).touch()
+        time.sleep(600)
+    ours(module)
 """
 
 
@@ -164,12 +185,11 @@ def test_a_right_answer_that_was_late_once_gets_another_try(course):  # noqa: F8
     """As one that is graded beside others on a busy machine."""
     [ours] = [task for task in solution_tasks("03") if task.name == "average_gradients"]
     late = LATE_ONCE.replace("MARKER", repr(str(course / "marker")))
-    submit(course / "late", {ours.name: late + exercises.answer_of(ours.cell.source)})
+    answer = exercises.answer_of(ours.cell.source)
+    answer = answer.replace("def average_gradients(", "def ours(")
+    submit(course / "late", {ours.name: late + answer})
     done = grade("late")
-    report = json.loads((course / "report.json").read_text())
-    assert report["submissions"]["late"]["03"][ours.name]["status"] == "passed", (
-        done.stdout
-    )
+    assert results(course, "late")[ours.name]["status"] == "passed", done.stdout
     assert (course / "marker").exists()
 
 
@@ -200,23 +220,23 @@ def test_what_is_no_exercise_is_left_out_and_stops_nobody(course, capsys):  # no
     ours = exercises.notebooks()["03"].name
     touch(course / "all" / "a", ours, "99_my_notes.ipynb", "notes.ipynb")
     touch(course / "all" / "a" / ".ipynb_checkpoints", ours)
-    assert grading.submissions("all") == {"a": {"03": Path("all", "a", ours)}}
+    assert handed_in.submissions("all") == {"a": {"03": Path("all", "a", ours)}}
     assert (
         capsys.readouterr().err
         == "left out: all/a/99_my_notes.ipynb, there is no exercise 99\n"
     )
     with pytest.raises(UsageError, match="there is no exercise 99"):
-        grading.submissions("all/a/99_my_notes.ipynb")
+        handed_in.submissions("all/a/99_my_notes.ipynb")
     (course / "all" / "a" / ours).unlink()
     with pytest.raises(UsageError, match="no exercise notebooks"):
-        grading.submissions("all")
+        handed_in.submissions("all")
 
 
 def test_of_two_notebooks_for_one_exercise_the_one_named_as_ours_counts(course, capsys):  # noqa: F811
     ours = exercises.notebooks()["03"].name
     touch(course / "all" / "a", ours, "03_a.ipynb", ours.replace(".", "-Copy1."))
     touch(course / "all" / "b", "03_x.ipynb", "03_x_v2.ipynb")
-    found = grading.submissions("all")
+    found = handed_in.submissions("all")
     assert {name: notebooks["03"].name for name, notebooks in found.items()} == {
         "a": ours,
         "b": "03_x.ipynb",
@@ -233,18 +253,18 @@ def test_who_has_handed_in_nothing_is_named(course, monkeypatch):  # noqa: F811
     touch(course / "all" / "a" / "exercises", ours)
     touch(course / "all" / "b" / "notes", "thoughts.md")
     touch(course / "all" / ".git")
-    found = grading.submissions("all")
+    found = handed_in.submissions("all")
     assert list(found) == ["a/exercises", "b"] and found["b"] == {}
-    assert list(grading.submissions("all/a/exercises")) == ["exercises"]
+    assert list(handed_in.submissions("all/a/exercises")) == ["exercises"]
     touch(course / "all" / "a" / "exercises" / "figures")
-    assert list(grading.submissions("all/a/exercises")) == ["exercises"]
+    assert list(handed_in.submissions("all/a/exercises")) == ["exercises"]
 
-    passed = {"status": "passed", "points": 1, "seconds": 1.0, "details": {}}
+    passed = {"status": "passed", "seconds": 1.0, "details": {}}
     monkeypatch.setattr(grading, "grade_one", lambda *_: passed)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(course / "summary.md"))
-    done = ddp_course("grade", "all/a")
+    done = ddp_course("grade", "--without-a-sandbox", "all/a")
     assert done.returncode == 0, done.stderr
-    done = ddp_course("grade", "all")
+    done = ddp_course("grade", "--without-a-sandbox", "all")
     assert done.returncode == 1
     report = json.loads((course / "report.json").read_text())
     assert (
@@ -259,10 +279,10 @@ def test_a_report_that_has_no_folder_is_refused_before_anything_is_graded(
     course,  # noqa: F811
     monkeypatch,
 ):
-    monkeypatch.setattr(grading, "grade", lambda _: pytest.fail("graded"))
+    monkeypatch.setattr(grading, "grade", lambda *_: pytest.fail("graded"))
     done = ddp_course("grade", "exercises", "--report", "nowhere/x.json")
     assert done.returncode == 2
-    assert done.stderr == "ddp-course: there is no folder nowhere for the report\n"
+    assert done.stderr == "ddp-course: there is no folder nowhere for x.json\n"
 
 
 def test_answers_without_cell_ids_are_graded(course, monkeypatch):  # noqa: F811
@@ -270,9 +290,10 @@ def test_answers_without_cell_ids_are_graded(course, monkeypatch):  # noqa: F811
     monkeypatch.setattr(
         grading,
         "grade_one",
-        lambda _reference, _number, _task, answer, _damage: {"status": answer},
+        lambda job, *_: {"status": job.written.cell},
     )
-    answers = grading.grade("a")["a"]["03"]
+    *_, report = grading.grade(grading.jobs_in("a"), grading.Rules())
+    answers = report["submissions"]["a"]["03"]
     assert list(answers) == QUESTIONS and answers["bucketed"]["status"] == "mine = 1"
 
 
@@ -282,44 +303,272 @@ def test_a_grader_that_cannot_run_says_so_and_takes_no_points_away_in_silence(co
     assert done.returncode == 2 and "the grader's own error" in done.stdout
 
 
+# ---- strangers ----
+
+
+@needs_bwrap
+def test_an_answer_reaches_nothing_and_ends_nobody(course):  # noqa: F811
+    """Not the judge, the course, the instructor's home, other submissions, the network;
+    one that kills all it can, and one that takes all memory, cost their own question.
+    """
+    probe = attacks.PROBE.replace("SUBMISSIONS", str(course / "all"))
+    edits = {
+        "average_gradients": probe.replace("HOME", str(Path.home())),
+        "overlapped": attacks.KILLS_ALL,
+        "bucketed": attacks.TAKES_MEMORY,
+    }
+    submit(course / "all" / "a", edits)
+    before = set(Path("/dev/shm").iterdir())
+    line = ["all", "--patience", "5"]  # a busy machine is no excuse
+    done = grade(*line, sandboxed=True, env=os.environ | {"SECRET": "1"})
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = results(course)
+    assert [found[name]["status"] for name in QUESTIONS] == ["your code raised"] * 3
+    where = [found[name]["details"]["where"] for name in QUESTIONS]
+    assert "ValueError: reached: []" in where[0]
+    assert "ended the process" in where[1] or "was killed by" in where[1]
+    assert "GB of memory" in where[2] or "MemoryError" in where[2]
+    assert set(Path("/dev/shm").iterdir()) <= before
+
+
+@pytest.mark.skipif(not THOROUGH, reason="takes minutes: make thorough")
+@needs_bwrap
+def test_thirty_submissions_in_one_call(course):  # noqa: F811
+    """Right, half done, broken, hostile and hanging ones."""
+    ours = {
+        task.name: exercises.answer_of(task.cell.source)
+        for task in solution_tasks("03")
+    }
+    average = ours["average_gradients"]
+    there, expected = course / "all", {}
+    for number in range(6):
+        submit(
+            there / f"right{number}", ours if number == 0 else {QUESTIONS[0]: average}
+        )
+        expected[f"right{number}"] = 3 if number == 0 else 1
+    for number in range(6):
+        submit(there / f"half{number}", {"overlapped": ours["overlapped"]})
+        expected[f"half{number}"] = 1
+    for number, source in enumerate(attacks.HOSTILE):
+        submit(there / f"hostile{number}", {QUESTIONS[0]: source})
+        expected[f"hostile{number}"] = 0
+    for number in range(3):
+        submit(there / f"hanging{number}", {QUESTIONS[0]: attacks.HANGS})
+        expected[f"hanging{number}"] = 0
+    for name, make in UNREADABLE.items():
+        (there / name).mkdir()
+        make(there / name / exercises.notebooks()["03"].name)
+        expected[name] = 0
+    assert len(expected) >= 30
+    begun = set(Path(tempfile.gettempdir()).glob("ddp-course-*"))
+    done = grade("all", "--seed", "7", "-j", "2", sandboxed=True)
+    assert done.returncode == 1, done.stdout[-3000:] + done.stderr
+    report = json.loads((course / "report.json").read_text())
+    points = {name: points for name, (points, _) in report["totals"].items()}
+    assert points == expected
+    assert report["complete"] and report["seed"] == 7
+    statuses = {r["status"] for n in expected for r in results(course, n).values()}
+    assert "the grader's own error" not in statuses
+    assert set(Path(tempfile.gettempdir()).glob("ddp-course-*")) <= begun
+
+
+def test_without_bubblewrap_only_ones_own_answers_are_graded(course, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(sandbox, "why_not", lambda: "bubblewrap is not installed: X")
+    submit(course / "all" / "a", {})
+    done = ddp_course("grade", "all")
+    assert done.returncode == 2 and done.stderr == (
+        "ddp-course: other people's answers run in a sandbox, but bubblewrap is not "
+        "installed: X. --without-a-sandbox runs them with your rights\n"
+    )
+    assert not grading.must_be_shut_in(Path("exercises"), without_a_sandbox=False)
+    finding = doctor.grading()
+    assert finding.found.endswith("bubblewrap is not installed: X") and not finding.fix
+
+
+# ---- read as data ----
+
+
+def deep(path):
+    path.write_text("[" * 10**6 + "]" * 10**6)
+
+
+def huge(path):
+    with path.open("wb") as file:
+        file.truncate(handed_in.LARGEST + 1)
+
+
+UNREADABLE = {
+    "link": lambda path: path.symlink_to(exercises.notebooks("solutions")["03"]),
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "folder": Path.mkdir,
+    "deep": deep,
+    "huge": huge,
+    "bytes": lambda path: path.write_bytes(b"\xff\xfe\x00"),
+    "missing": lambda path: path.symlink_to("nowhere"),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_what_is_no_file_of_a_notebook_is_told_in_one_line(kind, course):  # noqa: F811
+    name = exercises.notebooks()["03"].name
+    (course / "all" / "a").mkdir(parents=True)
+    UNREADABLE[kind](course / "all" / "a" / name)
+    submit(course / "all" / "b", {})
+    jobs = grading.jobs_in("all")
+    assert all(job.written for job in jobs["b"])
+    for job in jobs["a"]:
+        assert job.written is None and job.damage.startswith(f"all/a/{name} is not ")
+        assert "\n" not in job.damage
+
+
+def test_links_to_folders_are_left_out_and_odd_names_do_no_harm(course, capsys):  # noqa: F811
+    submit(course / "all" / "a", {})
+    (course / "all" / "b").mkdir()
+    (course / "all" / "b" / "exercises").symlink_to(course / "solutions")
+    odd = os.fsdecode(b"\xff\n=1")
+    submit(course / "all" / odd, {})
+    assert list(handed_in.submissions("all")) == ["a", "b", "\ufffd\ufffd=1"]
+    assert "left out: all/b/exercises, it is a link\n" == capsys.readouterr().err
+    with pytest.raises(UsageError, match="is a link"):
+        handed_in.submissions("all/b/exercises")
+
+
+# ---- what an instructor gets ----
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Grading in no time: an answer passes if "right" is in it. Returns the list of
+    the questions that were graded.
+    """
+    asked = []
+
+    def grade_one(job, _folder, rules, _running):
+        asked.append((job.submission, job.task.name, rules.seed))
+        passed = job.written and "right" in job.written.cell
+        rows = {} if passed else {"likely cause": "a <b> | c", "got": "x\ny"}
+        status = "passed" if passed else "failed"
+        return {"status": status, "seconds": 0.1, "details": rows}
+
+    monkeypatch.setattr(grading, "grade_one", grade_one)
+    return asked
+
+
+def test_points_have_weights_and_go_to_a_gradebook_and_a_page_for_each(course, quick):  # noqa: F811
+    submit(course / "all" / "a", {"bucketed": "right", "overlapped": "right"})
+    submit(course / "all" / "=b", {"bucketed": "wrong"})
+    (course / "weights.json").write_text('{"03 bucketed": 2.5}')
+    flags = ["--weights", "weights.json", "--csv", "grades.csv", "--feedback", "pages"]
+    done = ddp_course("grade", "--without-a-sandbox", "all", *flags)
+    assert done.returncode == 1, done.stderr
+    assert "a: 3.5 of 4.5" in done.stdout
+    assert "a  03 bucketed: passed, 2.5 of 2.5" in done.stdout
+    assert (course / "grades.csv").read_text().splitlines() == [
+        "submission,points,of,03 average_gradients,03 bucketed,03 overlapped",
+        "'=b,0,4.5,0,0,0",
+        "a,3.5,4.5,0,2.5,1",
+    ]
+    page = (course / "pages" / "=b.md").read_text()
+    assert "| 03 | bucketed | failed | 0 of 2.5 | a &lt;b> \\| c |" in page
+    assert "Got:\n\n    x\n    y\n" in page
+    (course / "weights.json").write_text('{"03 bucket": 2}')
+    report = json.loads((course / "report.json").read_text())
+    assert grading.exit_code(report, attempted=True) == 1
+    report["submissions"]["=b"] = {}
+    assert grading.exit_code(report) == 1
+    refused = ddp_course("grade", "all", *flags)
+    assert refused.returncode == 2 and "no question 03 bucket" in refused.stderr
+
+
+def test_an_interrupted_grading_is_resumed_with_its_seed(course, quick, monkeypatch):  # noqa: F811
+    submit(course / "all" / "a", {"bucketed": "right"})
+    submit(course / "all" / "b", {"bucketed": "right", "overlapped": "wrong"})
+    written = exercises.write_text
+
+    def interrupted(path, text):
+        written(path, text)
+        if text.count('"status"') == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(exercises, "write_text", interrupted)
+    line = ["grade", "--without-a-sandbox", "all", "-j", "1"]
+    done = ddp_course(*line)
+    assert done.returncode == 2 and "--resume goes on" in done.stderr
+    report = json.loads((course / "report.json").read_text())
+    assert not report["complete"] and len(quick) < 6 + 1
+    monkeypatch.setattr(exercises, "write_text", written)
+    quick.clear()
+    done = ddp_course(*line, "--resume")
+    assert done.returncode == 1 and len(quick) == 2
+    assert {seed for _, _, seed in quick} == {report["seed"]}
+    shutil.rmtree(course / "all" / "b")
+    submit(course / "all" / "b", {"bucketed": "right", "overlapped": "right"})
+    quick.clear()
+    ddp_course(*line, "--resume")
+    assert [graded[:2] for graded in quick] == [("b", "overlapped"), ("b", "bucketed")]
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_grader_that_is_killed_leaves_nothing_behind(end, course):  # noqa: F811
+    if end == signal.SIGTERM and not THOROUGH:
+        pytest.skip("the harder one is tried: make thorough")
+    marker = course / "begun"
+    hangs = f"def average_gradients(module):\n    open({str(marker)!r}, 'w')\n    while True:\n        pass"
+    submit(course / "all" / "a", {"average_gradients": hangs})
+    folder = course / "tmp"
+    folder.mkdir()
+    line = [sys.executable, "-m", "ddp_course.school.command", "grade", "all"]
+    grader = subprocess.Popen(
+        [*line, "--without-a-sandbox"],
+        env=os.environ | {"TMPDIR": str(folder)},
+        start_new_session=True,
+    )
+    assert wait_until(marker.exists, 200)
+    started = descendants(grader.pid)
+    grader.send_signal(end)
+    grader.wait(60)
+    assert wait_until(lambda: not any(p.is_running() for p in started), 30)
+    assert wait_until(lambda: not list(folder.glob("ddp-course-grade-*")))
+
+
+# ---- in CI ----
+
+
 @pytest.fixture
 def workflow():
     return yaml.safe_load((COURSE / ".github/workflows/grade.yml").read_text())
 
 
+@needs_bwrap
 def test_the_workflows_own_commands_grade_a_submission(workflow, tmp_path):
     if not (COURSE / ".venv" / "installed").exists():
         pytest.skip("not installed by make setup")
     (tmp_path / "course").mkdir()
-    for part in (
-        "Makefile",
-        "pyproject.toml",
-        "constraints.txt",
-        ".venv",
-        "ddp_course",
-        "lessons",
-        "solutions",
-    ):
+    parts = ["Makefile", "pyproject.toml", "constraints.txt", ".venv", "ddp_course"]
+    for part in [*parts, "lessons", "solutions"]:
         (tmp_path / "course" / part).symlink_to(COURSE / part)
     submit(tmp_path / "submission" / "exercises", {})
-    commands = [
-        step["run"] for step in workflow["jobs"]["grade"]["steps"] if "run" in step
-    ]
+    steps = {step.get("name"): step for step in workflow["jobs"]["grade"]["steps"]}
+    assert "install -qq -y bubblewrap" in steps["The sandbox"]["run"]
     environment = os.environ | {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
-    codes = [
-        subprocess.run(line, shell=True, cwd=tmp_path, env=environment).returncode
-        for line in commands
-    ]
-    assert codes == [
-        0,
-        2,
-    ]  # make's own code for a recipe that ended with 1: nothing has passed
+    for name in ("Set up", "Grade"):
+        line = f"set -e; {steps[name]['run']}"
+        done = subprocess.run(line, shell=True, cwd=tmp_path, env=environment)
+        assert done.returncode == 0
     report = json.loads((tmp_path / "course" / "report.json").read_text())
-    assert report["totals"] == {"exercises": [0, 3]}
+    assert report["totals"] == {"exercises": [0, 3]} and report["sandbox"]
     assert "## exercises: 0 of 3" in (tmp_path / "summary.md").read_text()
-    [keep] = [
+    kept = steps["Keep the report"]["with"]["path"].split()
+    assert steps["Keep the report"]["if"] == "always()"
+    assert all((tmp_path / path).exists() for path in kept)
+
+
+def test_the_workflow_leaves_no_token_where_answers_could_read_it(workflow):
+    checkouts = [
         step
         for step in workflow["jobs"]["grade"]["steps"]
-        if "upload-artifact" in step.get("uses", "")
+        if step.get("uses", "").startswith("actions/checkout")
     ]
-    assert keep["with"]["path"] == "course/report.json" and keep["if"] == "always()"
+    assert len(checkouts) == 2
+    assert not any(step["with"]["persist-credentials"] for step in checkouts)

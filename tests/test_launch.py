@@ -565,6 +565,7 @@ def test_a_failed_launch_does_not_disturb_the_next():
 
 
 def test_a_run_leaves_no_process_and_no_file(tmp_path, monkeypatch):
+    launch(sum_of_ones)  # the fork server, which stays, has a folder of its own
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     launch(sum_of_ones)
     assert not living_ranks()
@@ -572,6 +573,28 @@ def test_a_run_leaves_no_process_and_no_file(tmp_path, monkeypatch):
         launch(divide_by_zero)
     assert not living_ranks()
     assert not list(tmp_path.iterdir())
+
+
+ADDS = """
+import torch, torch.distributed as dist
+from ddp_course.ranks.environment import process_group
+from ddp_course.ranks.launch import launch
+def add():
+    with process_group():
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        return ones.item()
+print(launch(add))
+"""
+
+
+def test_a_temporary_folder_with_a_long_name_does_no_harm(tmp_path):
+    """A socket's address has a hundred characters at most; TMPDIR may have more."""
+    long = tmp_path / ("job_" + "x" * 100)
+    long.mkdir()
+    done = python("-c", ADDS, env=os.environ | {"TMPDIR": str(long)})
+    assert done.stdout == "[2.0, 2.0]\n", done.stderr
+    assert not [path for path in long.iterdir() if "torch" not in path.name]
 
 
 def test_what_a_rank_has_started_ends_with_it():

@@ -190,10 +190,10 @@ def test_the_cost_line_finds_the_line_that_is_there():
 def test_messages_and_all_reduces_are_timed_for_each_size(nproc):
     def measure():
         with process_group():
-            sizes = [1024, 4 * 2**20]
+            sizes = [1024, 32 * 2**20]  # so far apart that no busy machine swaps them
             return (
-                lesson02.time_messages(sizes, rounds=5),
-                lesson02.time_all_reduce(sizes, rounds=5),
+                lesson02.time_messages(sizes, rounds=20),
+                lesson02.time_all_reduce(sizes, rounds=20),
             )
 
     outcomes = launch(measure, nproc=nproc)
@@ -209,12 +209,12 @@ def test_on_a_pretend_network_the_cost_line_finds_its_latency_and_bandwidth():
     def measure():
         with process_group():
             sizes = [1024, 2**20]
-            return lesson02.time_all_reduce(sizes, rounds=3)
+            return lesson02.time_all_reduce(sizes, rounds=10)
 
     for small, large in launch(measure, network=(latency, bandwidth)):
         for size, seconds in ((1024, small), (2**20, large)):
             least = lesson02.ring_seconds(size, 2, latency, 1 / bandwidth)
-            assert least <= seconds < 3 * least + 0.02
+            assert least <= seconds < 3 * least + 0.1
 
 
 def test_two_ranks_pay_the_same_by_star_and_tree_and_less_by_ring():

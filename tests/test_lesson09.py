@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -76,9 +77,9 @@ def run(out, *options, before=lambda out: None, make_network=small_network):
     return lesson09.main([*DIGITS, *options, "--out", str(out)])
 
 
-def launched(out, *options, attempt=0, nproc=2, **more):
+def launched(out, *options, attempt=0, nproc=2, before=lambda out: None, **more):
     return launch(
-        run,
+        partial(run, before=before),
         out,
         *options,
         nproc=nproc,
@@ -866,6 +867,60 @@ def test_torchrun_restarts_a_killed_job_by_itself_and_it_ends_bit_for_bit_the_sa
     assert len(ranks) == 2
     assert len(re.findall("resuming from step-", (out / "train.log").read_text())) == 1
     assert outcome(out) == outcome(tmp_path / "whole")
+
+
+ALL_UPDATES = list(range(1, 13))
+
+
+def counting_restarts_of_one(restarted):
+    """Give one rank, which is in the process group already, a restart to its count, as
+    torchrun does, which counts on each machine for itself.
+    """
+
+    def before(out):
+        load_images = lesson09.load_images
+
+        def count_and_load(*args):
+            count = int(dist.get_rank() == restarted)
+            os.environ["TORCHELASTIC_RESTART_COUNT"] = str(count)
+            return load_images(*args)
+
+        lesson09.load_images = count_and_load
+
+    return before
+
+
+@pytest.mark.parametrize("restarted", [0, 1])
+def test_it_is_enough_if_one_rank_was_restarted(restarted, tmp_path):
+    """Where one machine has been replaced. Otherwise some rank would wait for others."""
+    launched(tmp_path, "--epochs", "1")
+    launched(tmp_path, before=counting_restarts_of_one(restarted), timeout=60)
+    assert steps_of(tmp_path) == ALL_UPDATES
+
+
+def of_job(name):
+    return lambda out: os.environ.update(TORCHELASTIC_RUN_ID=name)
+
+
+def test_a_machine_that_joins_a_job_deletes_no_checkpoints(tmp_path):
+    """torchrun does not count that as a restart; the job's id is the same."""
+    launched(tmp_path, "--epochs", "1", before=of_job("a"))
+    there = sorted((tmp_path / "checkpoints").rglob("*"))
+    with pytest.raises(RankError, match="was made with ranks 2, not 3"):
+        launched(tmp_path, before=of_job("a"), nproc=3)
+    assert sorted((tmp_path / "checkpoints").rglob("*")) == there
+    launched(tmp_path, before=of_job("a"))
+    # it is the job's own now that another one has taken the run over
+    launched(tmp_path, "--resume", before=of_job("b"))
+    launched(tmp_path, before=of_job("b"))
+    assert steps_of(tmp_path) == ALL_UPDATES
+
+
+@pytest.mark.parametrize("first, second", [("a", "b"), ("none", "none")])
+def test_another_job_begins_anew(first, second, tmp_path):
+    launched(tmp_path, "--epochs", "1", before=of_job(first))
+    launched(tmp_path, before=of_job(second))
+    assert steps_of(tmp_path) == [1, 2, 3] + ALL_UPDATES
 
 
 # ---- torch's own checkpoints ----

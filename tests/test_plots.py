@@ -27,7 +27,14 @@ from tornado.websocket import websocket_connect
 
 from ddp_course import lesson02
 from ddp_course.notebook import plots
-from ddp_course.notebook.plots import display, drawing, film, pipeline_film, style
+from ddp_course.notebook.plots import (
+    axes,
+    display,
+    drawing,
+    film,
+    pipeline_film,
+    style,
+)
 from ddp_course.notebook.plots.collectives import name_of
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import launch
@@ -418,6 +425,27 @@ def illegible(table):
         for color in colors
         if contrast(background, color) < 4.5
     ]
+
+
+@style.styled
+def test_a_long_title_beside_long_labels_stays_inside_the_figure():
+    figure, axis = axes.chart(2)
+    axes.rows_down(axis, ["a row with a rather long label", "another one"])
+    axis.set_title(
+        "Eight micro-batches on 2 ranks, on a network of 1 gigabit per second"
+    )
+    display.settle(figure)
+    extent = axis._left_title.get_window_extent()
+    assert figure.bbox.x0 <= extent.x0 < axis.bbox.x0
+    assert axis.bbox.x1 - 20 < extent.x1 <= figure.bbox.x1
+
+
+@style.styled
+def test_a_title_with_enough_room_begins_at_its_axis():
+    figure, axis = axes.chart(2)
+    axis.set_title("Short")
+    display.settle(figure)
+    assert axis._left_title.get_window_extent().x0 == pytest.approx(axis.bbox.x0, abs=2)
 
 
 def test_all_pairs_of_text_and_background_have_enough_contrast():

@@ -122,7 +122,7 @@ def test_the_commands_of_a_docstring_run_one_after_the_other(path, workplace, no
             flags += ["--train-samples", "192"]
         if "--batch-size" not in flags and path.stem != "lesson02":
             flags += ["--batch-size", "16"]
-        results = launch(lesson.main, flags, nproc=nproc, timeout=120)
+        results = launch(lesson.main, flags, nproc=nproc, timeout=240)
         assert [result["world_size"] for result in results] == [nproc] * nproc
         stored = json.loads(
             (workplace / "runs" / path.stem / "result.json").read_text()

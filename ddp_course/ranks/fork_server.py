@@ -8,6 +8,7 @@ import multiprocessing.forkserver
 import multiprocessing.util
 import os
 import sys
+import tempfile
 import threading
 from contextlib import contextmanager
 
@@ -34,7 +35,7 @@ def start_server(*more):
             [*PRELOADED, *more]
         )
         prepare_environment()
-        with main_module_hidden(), _spawned_apart():
+        with main_module_hidden(), _spawned_apart(), _sockets_with_short_names():
             multiprocessing.forkserver.ensure_running()
 
 
@@ -64,6 +65,24 @@ def prepare_environment():
     gpus = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
     if sys.platform == "linux" and not any(map(os.path.exists, gpus)):
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+
+LONGEST_FOLDER = 65  # characters: a socket has 103 on macOS, 107 on Linux, see unix(7)
+
+
+@contextmanager
+def _sockets_with_short_names():
+    """Let multiprocessing put its sockets into /tmp where TMPDIR has a long name, as
+    clusters give to each job: in there, the server's socket could not be opened.
+    """
+    before = tempfile.tempdir
+    if len(tempfile.gettempdir()) > LONGEST_FOLDER:
+        tempfile.tempdir = "/tmp"
+    try:
+        multiprocessing.util.get_temp_dir()  # multiprocessing keeps what it finds first
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 _one_start_at_a_time = threading.Lock()

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from ddp_course import UsageError
 from ddp_course.ranks.launch import start_server
-from ddp_course.school import exercises
+from ddp_course.school import exercises, handed_in
 from ddp_course.school import progress as state
 
 console = Console(highlight=False)
@@ -22,7 +22,7 @@ def check(number):
     worst, chosen = 0, exercises.learners(number)
     for key, path in chosen.items():
         try:
-            notebook = exercises.read(path)
+            cells = handed_in.read(path.resolve())
         except UsageError as error:
             if number is not None:
                 raise
@@ -30,16 +30,15 @@ def check(number):
             worst = 2
             continue
         tasks = exercises.questions_of(key)
-        cells = exercises.answer_cells(notebook, tasks)
+        written = exercises.answer_cells(cells, tasks)
         for task in tasks:
-            passed = check_one(key, task, cells.get(task.cell.id), chosen)
+            passed = check_one(key, task, written.get(task.cell.id), chosen)
             worst = max(worst, not passed)
     return int(worst)
 
 
 def check_one(number, task, answer, chosen):
-    """Check the answer to one question, a cell's source or None; return whether it
-    passed.
+    """Check the answer to one question, a Written or None; return whether it passed.
 
     chosen: the notebooks that are being checked.
     """

@@ -255,48 +255,60 @@ def grade(
         help="a notebook, a folder of them, or a folder of such folders"
     ),
     report: Path = typer.Option(Path("report.json"), help="the file for the report"),
+    resume: bool = typer.Option(
+        False,
+        "--resume",
+        help="keep what the report has of answers that have not changed",
+    ),
+    workers: int = typer.Option(
+        None, "-j", "--workers", min=1, help="how many answers are graded at once"
+    ),
+    weights: Path = typer.Option(
+        None, help='a JSON file with points other than 1: {"03 bucketed": 3}'
+    ),
+    table: Path = typer.Option(None, "--csv", help="a CSV file for a gradebook"),
+    feedback: Path = typer.Option(None, help="a folder for one page per submission"),
+    seed: int = typer.Option(
+        None, help="of the checks' random choices; default: drawn, and in the report"
+    ),
+    seconds: int = typer.Option(300, min=10, help="at most for one question"),
+    patience: float = typer.Option(
+        1.0, min=0.1, help="a factor for the checks' time limits, on a slow machine"
+    ),
+    memory: float = typer.Option(4.0, min=1.0, help="GB at most for one answer"),
+    attempted: bool = typer.Option(
+        False, "--attempted", help="exit with 0 if all that was attempted has passed"
+    ),
+    without_a_sandbox: bool = typer.Option(
+        False,
+        "--without-a-sandbox",
+        help="run answers with your rights: only on a machine that holds nothing of yours",
+    ),
 ):
-    """Grade submissions: only their solution cells count. Exit code 0: all passed; 1:
-    not all; 2: could not grade.
+    """Grade submissions: only their answers count. Exit code 0: all passed; 1: not all;
+    2: could not grade.
     """
-    import json
-
     from ddp_course.school import grading
 
-    if not report.parent.is_dir():
-        raise UsageError(f"there is no folder {report.parent} for the report")
-    outcome = grading.grade(path)
-    table = Table("submission", "exercise", "question", "verdict", "points")
-    for submission, numbers in outcome.items():
-        for number, results in numbers.items():
-            for name, result in results.items():
-                color = checking.STYLES.get(result["status"], "red")
-                row = (
-                    escape(submission),
-                    number,
-                    name,
-                    f"[{color}]{result['status']}[/]",
-                    str(result["points"]),
-                )
-                table.add_row(*row)
-    console.print(table)
-    totals = grading.totals(outcome)
-    for submission, (points, questions) in totals.items():
-        console.print(f"{submission}: {grading.score(points, questions)}", markup=False)
-    exercises.write_text(
-        report, json.dumps({"totals": totals, "submissions": outcome}, indent=2) + "\n"
+    for file in (report, table):
+        if file and not file.parent.is_dir():
+            raise UsageError(f"there is no folder {file.parent} for {file.name}")
+    earlier = grading.report_in(report) if resume else {}
+    chosen = {"seconds": seconds, "patience": patience, "memory": memory}
+    if workers:
+        chosen["workers"] = workers
+    rules = grading.Rules(
+        seed=next(
+            each
+            for each in (seed, earlier.get("seed"), grading.new_seed())
+            if each is not None
+        ),
+        weights=grading.weights_in(weights) if weights else {},
+        sandboxed=grading.must_be_shut_in(path, without_a_sandbox),
+        **chosen,
     )
-    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        with open(summary, "a") as file:
-            file.write(grading.markdown(outcome))
-    statuses = {
-        r["status"]
-        for numbers in outcome.values()
-        for results in numbers.values()
-        for r in results.values()
-    }
-    all_passed = statuses == {"passed"} and all(outcome.values())
-    raise typer.Exit(2 if grading.GRADER_ERROR in statuses else int(not all_passed))
+    outcome = grading.run(path, rules, earlier, report, table, feedback)
+    raise typer.Exit(grading.exit_code(outcome, attempted))
 
 
 @app.command()

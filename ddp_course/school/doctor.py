@@ -41,6 +41,7 @@ def examine():
     yield devices()
     yield backends()
     yield images()
+    yield grading()
     yield ranks_by_launch()
     yield ranks_by_torchrun()
 
@@ -230,6 +231,15 @@ def images():
             "data", str(error).rpartition(": ")[0], str(error).rpartition(": ")[2]
         )
     return Finding("data", f"digits, and MNIST in {folder}, verified")
+
+
+def grading():
+    """A learner needs no sandbox: without one there is a note, and no problem."""
+    from ddp_course.school import sandbox
+
+    if reason := sandbox.why_not():
+        return Finding("sandbox", f"none, and only graders need one: {reason}")
+    return Finding("sandbox", "bubblewrap, in which other people's answers are graded")
 
 
 def sum_of_ranks():

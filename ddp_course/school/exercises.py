@@ -5,7 +5,9 @@ grading.
 notebook holds, for each question, a cell tagged `solution` with the answer
 between `### BEGIN SOLUTION: task` and `### END SOLUTION` (nbgrader's markers), and
 after it a check cell tagged `nbval-check-output`, which is one call:
-`checks.ex03.check_average_gradients(average_gradients)`.
+`checks.ex03.check_average_gradients(average_gradients)`. In the exercise, nbval compares
+no outputs (`nbval-ignore-output`), and the check cell is tagged `check`: a question that
+has not passed fails by an error.
 
 python -m ddp_course.school.exercises
 """
@@ -23,6 +25,7 @@ from pathlib import Path
 from ddp_course import UsageError, project_folder
 from ddp_course.school import folders
 
+COMPARED, NOT_COMPARED, CHECK = "nbval-check-output", "nbval-ignore-output", "check"
 BEGIN, GIVEN, END = "### BEGIN SOLUTION", "### GIVEN", "### END SOLUTION"
 
 
@@ -171,7 +174,7 @@ def tasks(notebook):
                     f"the solution cell {waiting.id} has no check after it"
                 )
             waiting = cell
-        elif tagged(cell, "nbval-check-output"):
+        elif tagged(cell, COMPARED) or tagged(cell, CHECK):
             if not waiting:
                 raise UsageError(f"the check {cell.id} has no solution cell before it")
             call = ast.parse(cell.source).body[0].value
@@ -245,6 +248,14 @@ def answer_of(source):
     return "\n".join(kept)
 
 
+def compare_no_output(cell):
+    """Let nbval compare no output of this cell: in an exercise, only errors count, and
+    a question that has not passed is one.
+    """
+    tags = [CHECK if tag == COMPARED else tag for tag in cell.metadata.get("tags", [])]
+    cell.metadata["tags"] = [*tags, NOT_COMPARED]
+
+
 def released(solution):
     """The exercise notebook of a solution notebook: answers cleared, nothing
     executed.
@@ -258,47 +269,101 @@ def released(solution):
     for cell in exercise.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
+            compare_no_output(cell)
             if tagged(cell, "solution"):
                 cell.source = cleared(cell.source)
     return exercise
 
 
-def untouched(task, answer):
-    """Whether a learner's cell is still the exercise's own."""
-    return answer.strip() == cleared(task.cell.source).strip()
-
-
-def answer_cells(notebook, tasks):
-    """What a notebook holds in the cells of these Tasks: {id of the Task's cell:
-    source}.
-
-    A cell is known by its id, or by the `id` in its metadata, where some tools keep it.
-    Older formats have no ids, and reading them may add new ones: where no cell is
-    known, those tagged `solution` are taken in order, if none is missing.
+@dataclass(frozen=True)
+class Written:
+    """What a learner wrote for a question. cell: the source of the answer's cell;
+    before, after: of their other code cells, before it, and between it and the check.
     """
-    wanted, found = [task.cell.id for task in tasks], {}
-    known = [(cell.get("id"), cell.source) for cell in notebook.cells]
-    known += [(cell.metadata.get("id"), cell.source) for cell in notebook.cells]
-    for name, source in known:
-        if name in wanted:
-            found.setdefault(name, source)
-    in_order = [
-        cell.source
-        for cell in notebook.cells
-        if cell.cell_type == "code" and tagged(cell, "solution")
-    ]
-    if not found and len(in_order) == len(wanted):
-        return dict(zip(wanted, in_order))
+
+    cell: str
+    before: tuple = ()
+    after: tuple = ()
+
+
+def untouched(task, written):
+    """Whether a learner's cell is still the exercise's own, and no other cell has the
+    answer.
+    """
+    elsewhere = "\n".join([*written.before, *written.after])
+    return written.cell.strip() == cleared(task.cell.source).strip() and not any(
+        re.search(rf"\b(def|class)\s+{name}\b|(?m:^{name}\s*=)", elsewhere)
+        for name in task.names
+    )
+
+
+def answer_cells(cells, tasks):
+    """What a learner wrote for these Tasks: {id of the Task's cell: Written}.
+
+    cells: of the learner's notebook, see handed_in.cells_of. A cell is known by its id,
+    or by the `id` in its metadata, where some tools keep it. Older formats have no ids:
+    if no cell is known, those tagged `solution` are taken in order, if none is missing.
+    A cell that replaces a deleted one is known by its place before the check.
+    """
+    code = [cell for cell in cells if cell.cell_type == "code"]
+    places = {task.cell.id: place_of(task, code) for task in tasks}
+    if set(places.values()) == {None}:
+        in_order = [i for i, cell in enumerate(code) if tagged(cell, "solution")]
+        if len(in_order) == len(tasks):
+            places = dict(zip(places, in_order))
+    found, own = {}, [not is_given(cell, tasks) for cell in code]
+    for task in tasks:
+        place, check = places[task.cell.id], check_of(task, code)
+        if place is None and check and own[check - 1]:
+            place = check - 1
+        if place is None:
+            continue
+        before = [i for i in range(place) if own[i]]
+        after = [i for i in range(place + 1, check or 0) if own[i]]
+        around = [tuple(code[i].source for i in part) for part in (before, after)]
+        found[task.cell.id] = Written(code[place].source, *around)
     return found
 
 
-def answers(task, cell):
-    """The learner's cell as text for the ranks to run, which is passed to a check. See
-    `judge.Source`.
+def is_given(cell, tasks):
+    """Whether a learner's cell is one of the exercise's own, unchanged."""
+    text = cell.source.strip()
+    if any(text in task.preamble for task in tasks):
+        return True
+    own = [task.check.source for task in tasks]
+    own += [cleared(task.cell.source) for task in tasks]
+    return text in [source.strip() for source in own]
+
+
+def known_as(cell, name):
+    return name in (cell.get("id"), cell.metadata.get("id"))
+
+
+def place_of(task, code):
+    """The index of a Task's answer among the code cells, or None."""
+    known = (i for i, cell in enumerate(code) if known_as(cell, task.cell.id))
+    return next(known, None)
+
+
+def check_of(task, code):
+    """The index of a Task's check among the code cells, or None."""
+    source = task.check.source.strip()
+    same = (
+        i
+        for i, cell in enumerate(code)
+        if known_as(cell, task.check.id) or cell.source.strip() == source
+    )
+    return next(same, None)
+
+
+def answers(task, written):
+    """What a learner wrote as text for the ranks to run, which is passed to a check.
+    See `judge.Source`.
     """
     from ddp_course.school.judge import Source
 
-    return [Source(name, task.preamble, cell) for name in task.names]
+    around = (written.before, written.after)
+    return [Source(name, task.preamble, written.cell, *around) for name in task.names]
 
 
 def question(number, task):

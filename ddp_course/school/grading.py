@@ -1,171 +1,359 @@
 """Grading of submissions: each answer gets a verdict and points.
 
-Only the solution cells are taken from a submission. Each one is put, as text, into the
-course's own notebook, with the reference output of its check, and pytest's nbval runs
-that notebook. Each question has its own notebook, process and ranks, and only the ranks
-run the learner's code, so no answer can disturb another. Editing a stored output or a
-check, or patching a module, gains nothing.
+Only what a learner wrote is taken from a submission, as text. Each answer is put into
+the course's own notebook, with the reference output of its check, and pytest's nbval
+runs that notebook. Each question has its own notebook, process and ranks. Only the
+ranks run the learner's code, and those of strangers do so in a sandbox: sandbox.py.
+Editing a stored output or a check, or patching a module, gains nothing.
 """
 
 import ctypes
+import hashlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import nbformat
 import psutil
 
 from ddp_course import UsageError
-from ddp_course.school import exercises
-from ddp_course.school.judge import GRADER_ERROR, NOT_ATTEMPTED, PASSED, TIMED_OUT
+from ddp_course.school import exercises, handed_in, reports, sandbox
+from ddp_course.school.cleaning import end_those_in, workplace
+from ddp_course.school.judge import (
+    GRADER_ERROR,
+    NOT_ATTEMPTED,
+    PASSED,
+    PATIENCE,
+    SEED,
+    TIMED_OUT,
+    VERDICT,
+)
 
-MOST_SECONDS = 90  # for one question, all told; a check itself ends within ten
 
+@dataclass(frozen=True)
+class Rules:
+    """How a grading is done.
 
-def submissions(path):
-    """The notebooks to grade under a path: {submission: {"01": notebook path}}.
-
-    path: a notebook, a folder of notebooks, or a folder with one folder per person. A
-    person's folder without notebooks has handed in nothing: {}. Hidden folders do not
-    count. Raises UsageError if nothing is found.
+    seed: of the checks' random choices, the same for everybody; weights: the points of
+    questions that give more or less than one, {"03 bucketed": 3}; seconds: the most for
+    one question, all told; patience: a factor for the checks' own time limits; memory:
+    GB for one answer's ranks together; sandboxed: whether answers are shut in; workers:
+    how many answers are graded at once.
     """
-    path = Path(path)
-    if not path.exists():
-        raise UsageError(f"there is nothing at {path}")
-    if path.is_file():
-        number = path.name[:2]
-        if number not in exercises.notebooks("solutions"):
-            raise UsageError(f"{path}: there is no exercise {number}")
-        return {path.parent.name or "submission": {number: path}}
-    inner = [
-        folder
-        for folder in sorted(path.rglob("*"))
-        if folder.is_dir() and not hidden(folder, path)
-    ]
-    found = {folder: notebooks_in(folder) for folder in [path, *inner]}
-    full = [folder for folder, notebooks in found.items() if notebooks]
-    if not full:
-        raise UsageError(f"no exercise notebooks (NN_*.ipynb) in {path}")
-    people = (
-        [] if found[path] else [folder for folder in inner if folder.parent == path]
-    )
-    empty = [
-        folder
-        for folder in people
-        if not any(other.is_relative_to(folder) for other in full)
-    ]
-    return {
-        str(folder.relative_to(path))
-        if folder != path
-        else folder.resolve().name: notebooks
-        for folder, notebooks in found.items()
-        if notebooks or folder in empty
+
+    seed: int = 0
+    weights: dict = field(default_factory=dict)
+    seconds: int = 300
+    patience: float = 1.0
+    memory: float = 4.0
+    sandboxed: bool = True
+    workers: int = max(1, min(4, (os.cpu_count() or 1) // 2))
+
+
+class Job(NamedTuple):
+    """One answer to grade. written: an exercises.Written, or None; damage: why the
+    notebook could not be read, a line, or "".
+    """
+
+    submission: str
+    number: str
+    task: exercises.Task
+    written: exercises.Written | None
+    damage: str
+
+    @property
+    def title(self):
+        return f"{self.number} {self.task.name}"
+
+    @property
+    def digest(self):
+        """What tells whether the answer has changed since a grading."""
+        text = repr((self.written, self.damage))
+        return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
+
+
+def must_be_shut_in(path, without_a_sandbox):
+    """Whether answers under this path are shut in. Raises UsageError if they must be,
+    and cannot.
+    """
+    if without_a_sandbox:
+        return False
+    problem = sandbox.why_not()
+    if problem and not handed_in.is_own(path):
+        raise UsageError(
+            f"other people's answers run in a sandbox, but {problem}. "
+            "--without-a-sandbox runs them with your rights"
+        )
+    return not problem
+
+
+def new_seed():
+    return secrets.randbelow(10**6)
+
+
+def weights_in(file):
+    """The weights in a JSON file, {"03 bucketed": 3}. Raises UsageError."""
+    known = {
+        f"{number} {task.name}"
+        for number in exercises.notebooks("solutions")
+        for task in exercises.questions_of(number)
     }
+    try:
+        weights = json.loads(file.read_text())
+        numbers = [float(weight) >= 0 for weight in weights.values()]
+    except (OSError, ValueError, TypeError, AttributeError):
+        numbers = [False]
+    if not all(numbers):
+        raise UsageError(f'{file} is no JSON file such as {{"03 bucketed": 3}}')
+    if unknown := set(weights) - known:
+        raise UsageError(f"{file}: there is no question {min(unknown)}")
+    return weights
 
 
-def hidden(folder, path):
-    """Whether a folder, or one between it and the path, belongs to a program and not to
-    a person: Jupyter's .ipynb_checkpoints, a Mac's __MACOSX.
+def report_in(file):
+    """An earlier report; {} if there is none. Raises UsageError if it is damaged."""
+    try:
+        report = json.loads(file.read_text())
+        for numbers in report["submissions"].values():
+            for results in numbers.values():
+                for result in results.values():
+                    result["answer"], result["status"], result["details"]
+        int(report["seed"])
+        return report
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UsageError(
+            f"{file} is no report to resume: delete it, or leave out --resume"
+        ) from None
+
+
+def run(path, rules, earlier, file, table, pages):
+    """Grade all submissions under a path, and print each result as it comes; return the
+    report.
+
+    earlier: a report to resume. The report is saved in `file` after each question; at
+    the end, `table` is the CSV file, and `pages` the folder with a page for each
+    submission. Both may be None.
     """
-    return any(part.startswith((".", "__")) for part in folder.relative_to(path).parts)
+    jobs = jobs_in(path)
+    with ended_by_sigterm():
+        with closing(grade(jobs, rules, earlier, tell=print_result)) as reports_so_far:
+            for report in reports_so_far:
+                exercises.write_text(file, json.dumps(report, indent=2) + "\n")
+    for submission, (points, most) in report["totals"].items():
+        print(f"{submission}: {reports.score(points, most)}")
+    if table:
+        exercises.write_text(table, reports.gradebook(report))
+    if pages:
+        write_pages(pages, report)
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        with open(summary, "a") as page:
+            page.write(reports.markdown(report))
+    return report
 
 
-def notebooks_in(folder):
-    """The exercise notebooks directly in a folder, {"01": path}. One line on stderr
-    names each that is left out.
-
-    If several have the same number, the one with the course's own name counts, or else
-    the first by name.
+def exit_code(report, attempted=False):
+    """0 if all has passed, or with `attempted` all that was attempted; 1 if not; 2 if
+    something could not be graded.
     """
-    course, found = exercises.notebooks("solutions"), {}
-    ours = {exercises.exercise_name(path) for path in course.values()}
-    files = sorted(
-        folder.glob("[0-9][0-9]_*.ipynb"),
-        key=lambda file: (file.name not in ours, file.name),
-    )
-    for file in files:
-        number = file.name[:2]
-        if number not in course:
-            print(f"left out: {file}, there is no exercise {number}", file=sys.stderr)
-        elif number in found:
-            print(f"left out: {file}, {found[number].name} counts", file=sys.stderr)
-        else:
-            found[number] = file
-    return dict(sorted(found.items()))
+    own = [list(reports.results_of(report, name)) for name in report["totals"]]
+    statuses = {result["status"] for results in own for _, _, result in results}
+    if GRADER_ERROR in statuses:
+        return 2
+    if attempted:
+        return int(not statuses <= {PASSED, NOT_ATTEMPTED})
+    return int(statuses != {PASSED} or not all(own))
 
 
-def grade(path, workers=None):
-    """Grade all submissions under a path; return the report, a dict (see
-    `report.json`).
-    """
-    references = {
-        number: exercises.read(file)
-        for number, file in exercises.notebooks("solutions").items()
-    }
+def print_result(job, result):
+    given = reports.score(result["points"], result["of"] or 1)
+    print(f"{job.submission}  {job.title}: {result['status']}, {given}", flush=True)
+
+
+def write_pages(folder, report):
+    """Write the page for each submission. Raises UsageError if that fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make {folder}: {error.strerror}") from None
+    names = {}
+    for submission in report["totals"]:
+        name = handed_in.unused(submission.replace("/", "_").replace("\\", "_"), names)
+        names[name] = submission
+        text = reports.feedback(report, submission)
+        exercises.write_text(folder / f"{name}.md", text)
+
+
+@contextmanager
+def ended_by_sigterm():
+    """Let SIGTERM end the grading as Ctrl-C does, so that nothing is left behind."""
+
+    def leave(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise UsageError(
+            "interrupted: --resume goes on from what the report has"
+        ) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def jobs_in(path):
+    """The Jobs of all submissions under a path: {submission: [Job, ...]}."""
+    references = exercises.notebooks("solutions")
     if not references:
         raise UsageError(
             "the course's solutions/ are not here: run this in the course's folder"
         )
-    jobs, report = [], {}
-    for submission, notebooks in submissions(path).items():
-        report[submission] = {}
+    jobs = {}
+    for submission, notebooks in handed_in.submissions(path).items():
+        jobs[submission] = []
         for number, file in notebooks.items():
-            report[submission][number] = {}
-            tasks, cells, damage = exercises.tasks(references[number]), {}, ""
+            tasks, written, damage = exercises.questions_of(number), {}, ""
             try:
-                cells = exercises.answer_cells(exercises.read(file), tasks)
+                written = exercises.answer_cells(handed_in.read(file), tasks)
             except UsageError as error:
                 damage = str(error)
             for task in tasks:
-                jobs.append((submission, number, task, cells.get(task.cell.id), damage))
+                answer = written.get(task.cell.id)
+                jobs[submission].append(Job(submission, number, task, answer, damage))
+    return jobs
 
-    def grade_job(job):
-        return grade_one(references[job[1]], *job[1:])
 
-    with inheriting_orphans():
-        with ThreadPoolExecutor(workers or min(4, os.cpu_count() or 1)) as pool:
-            results = list(pool.map(grade_job, jobs))
-        # beside other answers, or on a slow machine, a right answer may take too long:
-        # it gets another try, alone
-        for place, job in enumerate(jobs):
-            if results[place]["status"] == TIMED_OUT:
-                results[place] = grade_job(job)
-    for (submission, number, task, *_), result in zip(jobs, results):
-        report[submission][number][task.name] = result
+def grade(jobs, rules, earlier=None, tell=lambda job, result: None):
+    """Grade the jobs; yield the report after each of them, a dict (see `report.json`).
+
+    earlier: the report of an earlier grading, of which results are kept where the
+    answer is the same. tell: called with each Job and its result.
+    """
+    report = {"seed": rules.seed, "sandbox": rules.sandboxed, "complete": False}
+    report |= {"totals": {}, "submissions": {name: {} for name in jobs}}
+    waiting = []
+    for job in [job for each in jobs.values() for job in each]:
+        questions = report["submissions"][job.submission].setdefault(job.number, {})
+        if result := result_in(earlier or {}, job):
+            questions[job.task.name] = valued(job, result, rules)
+        else:
+            waiting.append(job)
+    with workplace() as folder, inheriting_orphans():
+        for job, result in graded(waiting, folder, rules):
+            result = valued(job, result, rules)
+            report["submissions"][job.submission][job.number][job.task.name] = result
+            tell(job, result)
+            yield with_totals(report, jobs, rules)
+    report["complete"] = True
+    yield with_totals(report, jobs, rules)
+
+
+def graded(jobs, folder, rules):
+    """Yield (job, result) as they come. What was late gets another try at the end,
+    alone: beside others, or on a slow machine, a right answer may take too long.
+    """
+    late, running = [], Running()
+    pool = ThreadPoolExecutor(rules.workers)
+    try:
+        futures = {
+            pool.submit(grade_one, job, folder, rules, running): job for job in jobs
+        }
+        for future in as_completed(futures):
+            job, result = futures[future], future.result()
+            if result["status"] == TIMED_OUT:
+                late.append(job)
+            yield job, result
+        for job in late:
+            yield job, grade_one(job, folder, rules, running)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        running.stop()
+        pool.shutdown()
+
+
+class Running:
+    """The processes that grade now, so that all can be stopped."""
+
+    def __init__(self):
+        self.processes, self.stopped, self.lock = set(), False, threading.Lock()
+
+    def start(self, *arguments, **options):
+        with self.lock:
+            if self.stopped:
+                raise RuntimeError("the grading is being stopped")
+            process = subprocess.Popen(*arguments, **options)
+            self.processes.add(process)
+        return process
+
+    def stop(self):
+        with self.lock:
+            self.stopped = True
+            for process in self.processes:
+                with suppress(ProcessLookupError):
+                    process.kill()
+
+
+def result_in(earlier, job):
+    """The result of a Job in an earlier report, None if it must be graded (again)."""
+    found = earlier.get("submissions", {}).get(job.submission, {}).get(job.number, {})
+    result = found.get(job.task.name)
+    again = (GRADER_ERROR, TIMED_OUT)
+    if result and result["answer"] == job.digest and result["status"] not in again:
+        return result
+    return None
+
+
+def valued(job, result, rules):
+    """A result with its points, and with what tells whether the answer has changed."""
+    most = rules.weights.get(job.title, 1)
+    points = most if result["status"] == PASSED else 0
+    return result | {"points": points, "of": most, "answer": job.digest}
+
+
+def with_totals(report, jobs, rules):
+    """The report with the points of each submission, and the most it could have:
+    {submission: (points, most)}.
+    """
+    for submission, own in jobs.items():
+        numbers = report["submissions"][submission].values()
+        points = sum(r["points"] for results in numbers for r in results.values())
+        most = sum(rules.weights.get(job.title, 1) for job in own)
+        report["totals"][submission] = (points, most)
     return report
 
 
-def grade_one(reference, number, task, answer, damage):
-    """The result for one question: {"status", "points", "seconds", "details"}. answer:
-    the learner's cell, or None.
-    """
+def grade_one(job, folder, rules, running):
+    """The result for one question: {"status", "seconds", "details"}."""
     begin = time.monotonic()
-    if damage or answer is None:
-        verdict = {
-            "status": NOT_ATTEMPTED,
-            "rows": {"where": damage or "its cell is not in the notebook"},
-        }
-    elif exercises.untouched(task, answer):
+    if job.written is None:
+        where = job.damage or "its cell is not in the notebook"
+        verdict = {"status": NOT_ATTEMPTED, "rows": {"where": where}}
+    elif exercises.untouched(job.task, job.written):
         verdict = {"status": NOT_ATTEMPTED, "rows": {}}
     else:
-        with tempfile.TemporaryDirectory(prefix="ddp-course-grade-") as folder:
-            verdict = run_nbval(Path(folder), merged(reference, task, answer))
+        with tempfile.TemporaryDirectory(prefix="", dir=folder) as own:
+            verdict = run_nbval(Path(own), job, rules, running)
     return {
         "status": verdict["status"],
-        "points": int(verdict["status"] == PASSED),
         "seconds": round(time.monotonic() - begin, 1),
         "details": verdict["rows"],
     }
 
 
-def merged(reference, task, answer):
+def merged(reference, task, written):
     """The course's notebook for one question, with the learner's answer, and the
     check's reference output.
     """
@@ -173,64 +361,101 @@ def merged(reference, task, answer):
     for cell in reference.cells:
         if cell.cell_type == "code" and cell.id == task.check.id:
             break
-        if cell.cell_type == "code" and not {"solution", "nbval-check-output"} & set(
+        if cell.cell_type == "code" and not {"solution", exercises.COMPARED} & set(
             cell.metadata.get("tags", [])
         ):
             notebook.cells.append(nbformat.v4.new_code_cell(cell.source, id=cell.id))
     lines = ["from ddp_course.school.judge import Source"]
-    for name in task.names:
-        lines.append(
-            f"{name} = Source({name!r}, preamble={task.preamble!r}, cell={answer!r})"
-        )
+    for source in exercises.answers(task, written):
+        lines.append(f"{source.name} = {source!r}")
     notebook.cells.append(nbformat.v4.new_code_cell("\n".join(lines), id=task.cell.id))
     notebook.cells.append(task.check)
     return notebook
 
 
-def run_nbval(folder, notebook):
-    """Run a notebook under nbval in a process of its own; return the verdict,
-    {"status", "rows"}.
+def run_nbval(folder, job, rules, running):
+    """Run the notebook of a Job under nbval in a process of its own; return the
+    verdict, {"status", "rows"}.
+
+    folder: a new one. Of what is in it, an answer in a sandbox sees `shared` only.
     """
-    nbformat.write(notebook, folder / "question.ipynb")
-    verdict_file = folder / "verdict.json"
-    environment = os.environ | {
-        "DDP_COURSE_VERDICT": str(verdict_file),
-        "TMPDIR": str(folder),
-        "NO_COLOR": "1",
-    }
-    options = [
-        "--nbval-lax",
-        "--nbval-current-env",
-        f"--nbval-cell-timeout={MOST_SECONDS - 30}",
-        "--noconftest",
-    ]
-    options += [
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "-p",
-        "no:timeout",
-        f"--rootdir={folder}",
-    ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", *options, "question.ipynb"],
-        cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
+    judge, shared = folder / "judge", folder / "shared"
+    judge.mkdir()
+    shared.mkdir()
+    path = exercises.notebooks("solutions")[job.number]
+    notebook = merged(exercises.read(path), job.task, job.written)
+    nbformat.write(notebook, judge / "question.ipynb")
+    (judge / "pytest.ini").write_text("[pytest]\n")
+    process = running.start(
+        [sys.executable, "-m", "pytest", *nbval_options(rules), "question.ipynb"],
+        cwd=judge,
+        env=os.environ | environment(judge, shared, path, rules),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    limit_memory(process, rules)
     try:
-        output, _ = process.communicate(timeout=MOST_SECONDS)
+        output, _ = process.communicate(timeout=rules.seconds)
     except subprocess.TimeoutExpired:
-        output = f"it took longer than {MOST_SECONDS} s"
+        output = f"it took longer than {rules.seconds} s"
     finally:
         end_all_of(process, folder)
     try:
-        verdict = json.loads(verdict_file.read_text())
+        verdict = json.loads((judge / "verdict.json").read_text())
     except (OSError, ValueError):
         return {"status": GRADER_ERROR, "rows": {"where": output[-2000:]}}
     if verdict["status"] == PASSED and process.returncode != 0:
         return {"status": GRADER_ERROR, "rows": {"where": output[-2000:]}}
     return verdict
+
+
+def nbval_options(rules):
+    options = ["--nbval-lax", "--nbval-current-env", "--noconftest", "-q"]
+    options += [f"--nbval-cell-timeout={max(rules.seconds - 30, 5)}"]
+    options += ["-c", "pytest.ini", "--rootdir=."]  # no other pytest.ini counts
+    return [*options, "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:timeout"]
+
+
+def environment(judge, shared, reference, rules):
+    """The environment variables of the process that judges: nothing of the instructor's
+    own Jupyter and IPython counts there.
+    """
+    variables = {
+        VERDICT: str(judge / "verdict.json"),
+        SEED: str(rules.seed),
+        PATIENCE: str(rules.patience),
+        "TMPDIR": str(judge),
+        "NO_COLOR": "1",
+    }
+    for name in ("CONFIG_DIR", "DATA_DIR", "RUNTIME_DIR"):
+        variables[f"JUPYTER_{name}"] = str(judge / "jupyter" / name)
+    variables["IPYTHONDIR"] = str(judge / "ipython")
+    if rules.sandboxed:
+        variables[sandbox.SETTINGS] = json.dumps(
+            {
+                "shared": str(shared),
+                "preloads": exercises.preloads(reference),
+                "memory": int(rules.memory * 1e9),
+            }
+        )
+        # no fork server outside, whose socket an answer could reach
+        variables["DDP_COURSE_START_METHOD"] = "spawn"
+    return variables
+
+
+def limit_memory(process, rules):
+    """Bound what the judging process, too, may allocate: an answer's tensors come to
+    it.
+    """
+    if sys.platform == "linux":
+        import resource
+
+        limit = int(max(rules.memory, 4.0) * 1e9)
+        with suppress(ProcessLookupError):
+            resource.prlimit(process.pid, resource.RLIMIT_DATA, (limit, limit))
 
 
 @contextmanager
@@ -265,46 +490,7 @@ def end_all_of(process, folder):
     """
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    for other in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            if other.environ().get("TMPDIR") == str(folder):
-                other.kill()
+    end_those_in(folder)
     process.wait()
     if process.stdout:
         process.stdout.close()
-
-
-def totals(report):
-    """The points of each submission, and the number of its questions: {submission:
-    (points, questions)}.
-    """
-    rows = {}
-    for submission, numbers in report.items():
-        results = [
-            result for questions in numbers.values() for result in questions.values()
-        ]
-        rows[submission] = (sum(result["points"] for result in results), len(results))
-    return rows
-
-
-def score(points, questions):
-    """A submission's total in words."""
-    return f"{points} of {questions}" if questions else "nothing handed in"
-
-
-def markdown(report):
-    """The report as Markdown, for a page of CI."""
-    lines = []
-    for submission, (points, questions) in totals(report).items():
-        lines += [f"## {submission}: {score(points, questions)}", ""]
-        if not questions:
-            continue
-        lines += ["| exercise | question | verdict | why |", "|---|---|---|---|"]
-        for number, results in report[submission].items():
-            for name, result in results.items():
-                details = result["details"]
-                why = details.get("likely cause") or details.get("where", "")
-                why = " ".join(why.split()).replace("|", "\\|")[:200]
-                lines.append(f"| {number} | {name} | {result['status']} | {why} |")
-        lines.append("")
-    return "\n".join(lines)

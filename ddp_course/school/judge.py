@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cloudpickle
+import numpy as np
 import torch
 
 from ddp_course.ranks.launch import SYMPTOMS, RankError, RankTimeout, launch_untrusted
-from ddp_course.school import boxes, progress
+from ddp_course.school import boxes, progress, sandbox
+from ddp_course.school.cells import run_everything, run_what_defines
 
 PASSED, FAILED, NOT_ATTEMPTED = "passed", "failed", "not attempted"
 RAISED, TIMED_OUT, GRADER_ERROR = (
@@ -31,6 +33,12 @@ RAISED, TIMED_OUT, GRADER_ERROR = (
     "timed out",
     "the grader's own error",
 )
+# environment variables that the grader sets: the file for the verdict, the seed of the
+# checks' random choices, and a factor for their time limits
+VERDICT, SEED, PATIENCE = (
+    f"DDP_COURSE_{name}" for name in ("VERDICT", "SEED", "PATIENCE")
+)
+MOST_TEXT = 10_000  # characters of a row that a grader keeps
 COLORS = {PASSED: "46, 160, 67", FAILED: "248, 81, 73", NOT_ATTEMPTED: "140, 140, 140"}
 
 
@@ -53,6 +61,8 @@ class Wrong(Exception):
         self.rows = {
             name: _short(value) for name, value in rows.items() if value is not ...
         }
+        if expected is not ... and self.rows["expected"] == self.rows.get("got"):
+            self.rows |= _told_apart(expected, got)
 
 
 @dataclass(frozen=True)
@@ -90,15 +100,20 @@ class Verdict:
         return boxes.box(title, rows + boxes.folded(self.hints), color)
 
     def show(self):
-        """Display the verdict, and then its picture if a person is reading."""
-        boxes.show(str(self), self.to_html())
-        if self.picture:
-            from ddp_course.notebook import plots
-            from ddp_course.notebook.reader import reader_is_there
+        """Display the verdict, and then its picture if a person is reading. In a
+        notebook that nobody reads, raise NotPassed instead of a picture.
+        """
+        from ddp_course.notebook.reader import reader_is_there
 
-            name, arguments = self.picture
-            if reader_is_there():
+        boxes.show(str(self), self.to_html())
+        if reader_is_there():
+            if self.picture:
+                from ddp_course.notebook import plots
+
+                name, arguments = self.picture
                 getattr(plots, name)(**arguments)
+        elif self.status != PASSED and hasattr(boxes.shell(), "kernel"):
+            raise NotPassed(str(self))
 
 
 class Question:
@@ -117,14 +132,15 @@ class Question:
 
     def __call__(self, *objects, seed=None):
         Question.latest = self.lesson
-        graded = os.environ.get("DDP_COURSE_VERDICT")
+        graded = os.environ.get(VERDICT)
         if graded:  # the verdict if the answer ends this process
             rows = {"where": "your code ended, or held up, the process that judges it"}
             Path(graded).write_text(json.dumps({"status": RAISED, "rows": rows}))
         verdict = self.judge(*objects, seed=seed)
         if graded:
+            rows = {name: text[:MOST_TEXT] for name, text in verdict.rows.items()}
             Path(graded).write_text(
-                json.dumps({"status": verdict.status, "rows": verdict.rows})
+                json.dumps({"status": verdict.status, "rows": rows})
             )
         else:
             progress.record(verdict)
@@ -134,8 +150,10 @@ class Question:
         """The Verdict on these answers. seed: of the check's random choices; a failing
         verdict shows it.
         """
-        seed = secrets.randbelow(10**6) if seed is None else seed
+        if seed is None:
+            seed = int(os.environ.get(SEED, secrets.randbelow(10**6)))
         answer = None
+        sandbox.share_temporary_files()
         try:
             answer = Answer(objects)
             with one_thread():
@@ -193,7 +211,7 @@ def _without_our_frames(story):
     communication.
     """
     ours = re.compile(
-        r"ddp_course/(school/judge\.py, line|\S+\.py, line \d+, in __torch_dispatch__)"
+        r"ddp_course/(school/(judge|cells)\.py, line|\S+\.py, line \d+, in __torch_dispatch__)"
     )
     return "\n".join(line for line in story.splitlines() if not ours.search(line))
 
@@ -265,6 +283,14 @@ def question(*hints):
     return lambda body: Question(body, hints)
 
 
+class NotPassed(Exception):
+    """Fails the check's cell where nobody reads it: under nbval, papermill, nbconvert."""
+
+    def _render_traceback_(self):
+        """IPython's hook: the verdict is above, and our frames explain nothing."""
+        return [f"NotPassed: {self}"]
+
+
 class CannotBeSent(Exception):
     """An answer that cannot be sent to the ranks, such as one with an open file."""
 
@@ -293,17 +319,22 @@ class Answer:
         observe: a function of the check's module, which runs the answer and returns
         what it observed.
         """
+        timeout *= float(os.environ.get(PATIENCE, 1))
+        call = (_on_a_rank, self.payload, observe, args)
+        if sandbox.settings():
+            try:
+                results, printed = sandbox.launch_inside(
+                    *call, nproc=nproc, timeout=timeout
+                )
+            except sandbox.Printed as failed:
+                self.printed += failed.printed
+                raise failed.error from None
+            self.printed += printed
+            return results
         output = io.StringIO()
         try:
             with redirect_stdout(output), redirect_stderr(output):
-                return launch_untrusted(
-                    _on_a_rank,
-                    self.payload,
-                    observe,
-                    args,
-                    nproc=nproc,
-                    timeout=timeout,
-                )
+                return launch_untrusted(*call, nproc=nproc, timeout=timeout)
         finally:
             self.printed += output.getvalue()
 
@@ -338,6 +369,8 @@ def plain(value):
     for kind in (int, float, str):
         if isinstance(value, kind):
             return kind(value)
+    if isinstance(value, np.generic):  # np.int64(3), which is no int
+        return plain(value.item())
     if isinstance(value, torch.Tensor):
         return torch.Tensor.clone(torch.Tensor.detach(value)).as_subclass(torch.Tensor)
     if isinstance(value, list | tuple):
@@ -352,12 +385,15 @@ class Source:
     """An answer as text, which only the ranks run. Submissions are graded in this form.
 
     preamble: the cells that the course gave before it, imports for one; cell: the
-    learner's; name: what it defines.
+    learner's; name: what it defines; before, after: the learner's other cells, before
+    this one, and between it and the check.
     """
 
     name: str
     preamble: str
     cell: str
+    before: tuple = ()
+    after: tuple = ()
 
     @property
     def file(self):
@@ -373,25 +409,17 @@ class Source:
         )
 
     def load(self):
+        """What the cell defines under the name, as a notebook would send it to the
+        ranks.
+        """
         namespace = {"__name__": "__main__"}
-        exec(
-            compile(_without_magics(self.preamble), "<the exercise>", "exec"), namespace
-        )
-        exec(compile(_without_magics(self.cell), self.file, "exec"), namespace)
+        with redirect_stdout(io.StringIO()):  # what the learner printed counts
+            run_everything(self.preamble, "<the exercise>", namespace)
+        around = (self.before, self.after)
+        run_what_defines(self.name, self.cell, self.file, namespace, *around)
         if self.name not in namespace:
             raise NameError(f"the cell defines no {self.name}")
         return namespace[self.name]
-
-
-def _without_magics(text):
-    """A cell without the lines that only IPython understands; line numbers do not
-    change.
-    """
-    try:
-        compile(text, "<cell>", "exec", dont_inherit=True)
-        return text  # plain Python, in which a line may begin with %
-    except (SyntaxError, ValueError):
-        return re.sub(r"(?m)^\s*[%!].*$", "", text)
 
 
 def _short(value):
@@ -409,3 +437,34 @@ def _short(value):
         if "\n" not in str(value)
         else str(value)
     )
+
+
+def _told_apart(expected, got):
+    """The rows of two values that print alike: with all digits, from the first place
+    where they differ; or else with their types.
+    """
+    tensors = isinstance(expected, torch.Tensor) and isinstance(got, torch.Tensor)
+    if tensors and expected.shape == got.shape and expected.numel():
+        apart = (expected != got) & ~(expected.isnan() & got.isnan())
+        different = apart.flatten().nonzero().flatten().tolist()
+        if different:
+            place = different[0]
+            texts = [
+                f"{tensor.flatten()[place].item()!r} at place {place} of the flattened "
+                f"tensor, and {len(different)} of {tensor.numel()} numbers differ"
+                for tensor in (expected, got)
+            ]
+            return dict(zip(("expected", "got"), texts))
+    kinds = [
+        str(getattr(value, "dtype", type(value).__name__)) for value in (expected, got)
+    ]
+    texts = [str(expected), str(got)]
+    if texts[0] != texts[1]:
+        place = len(os.path.commonprefix(texts))
+        begin = max(0, place - 60)
+        texts = [f"{'... ' * bool(begin)}{text[begin : place + 100]}" for text in texts]
+    elif kinds[0] != kinds[1]:
+        texts = [f"{_short(text)} ({kind})" for text, kind in zip(texts, kinds)]
+    else:
+        return {"expected": _short(expected), "got": "something that prints alike"}
+    return dict(zip(("expected", "got"), texts))

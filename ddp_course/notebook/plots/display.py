@@ -10,6 +10,7 @@ import html
 import io
 
 from IPython.display import display
+from matplotlib.text import Text
 from PIL import Image
 
 from ddp_course.notebook.plots import drawing
@@ -79,6 +80,16 @@ def settle(figure):
     figure.set_layout_engine("none")
     for axis in figure.axes:
         axis.set_position([round(part, 6) for part in axis.get_position().bounds])
+        keep_title_inside(axis)
+
+
+def keep_title_inside(axis):
+    """Move a title to the left that would be cut off at the figure's right edge."""
+    title = axis.get_title(loc="left")
+    for text in axis.get_children():
+        if isinstance(text, Text) and title and text.get_text() == title:
+            outside = text.get_window_extent().x1 - axis.figure.bbox.x1
+            text.set_x(min(0, round(-outside / axis.bbox.width - 0.01, 6)))
 
 
 def as_svg(figure, alt):

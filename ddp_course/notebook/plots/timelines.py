@@ -37,7 +37,10 @@ def step_timelines(recordings):
         axis.set_title(label)
         axes.rows_down(axis, ["computes", "all_reduce"])
     lanes[-1].set_xlabel("time since the step began (ms)")
-    legend = [axes.swatch(color, row) for row, color in STEP_COLORS.items()]
+    drawn = {
+        row for rows in recordings.values() for row, spans in rows.items() if spans
+    }
+    legend = [axes.swatch(STEP_COLORS[row], row) for row in STEP_COLORS if row in drawn]
     axes.legend_below(figure, legend)
     told = [f"{label}: {in_words(rows)}" for label, rows in recordings.items()]
     display_figure(figure, f"One training step in time. {'; '.join(told)}.")

@@ -1,0 +1,282 @@
+"""Strangers' answers, shut in: their ranks run under bubblewrap, the judge outside.
+
+https://github.com/containers/bubblewrap makes the namespaces. Inside, there is a
+read-only file system with Python, its packages and the course, but without solutions,
+submissions and homes; processes of its own; a network with nothing but loopback; and
+/tmp and /dev/shm in memory. There in_sandbox.py launches the ranks. What they observed
+comes out through one pipe, as plain values.
+"""
+
+import atexit
+import importlib.util
+import io
+import json
+import os
+import select
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import cloudpickle
+import psutil
+
+from ddp_course.ranks.endings import RankError, RankTimeout
+from ddp_course.school.folders import PACKAGE
+
+SETTINGS = "DDP_COURSE_SANDBOX"  # the environment variable with the settings, as JSON
+PROCESSES = 400  # at most
+SIZE = 512 * 2**20  # bytes of /tmp and of /dev/shm, and of the shared folder
+LARGEST_REPLY = 512 * 2**20
+START, REPLY = 180, 30  # seconds: to import torch there; for a reply after its timeout
+SYSTEM = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64"]
+SYSTEM += ["/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/etc/hosts"]
+SYSTEM += ["/sys/devices/system"]  # the CPUs
+INSTALL = "sudo apt-get install bubblewrap (dnf, pacman and zypper have it, too)"
+
+
+@cache
+def why_not():
+    """Why no answer can be shut in here, one line; None if one can."""
+    if sys.platform != "linux":
+        return "bubblewrap needs Linux (on Windows: WSL 2)"
+    if not shutil.which("bwrap"):
+        return f"bubblewrap is not installed: {INSTALL}"
+    with tempfile.TemporaryDirectory() as folder:
+        line = [*namespaces(), *mounts(folder), "true"]
+        done = subprocess.run(line, capture_output=True, text=True)
+    if done.returncode == 0:
+        return None
+    words = (done.stderr.strip().splitlines() or ["bwrap: failed"])[-1]
+    return (
+        f"bubblewrap cannot make namespaces here ({words}); on Ubuntu: "
+        "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
+    )
+
+
+def namespaces():
+    return [
+        "bwrap", "--unshare-user", "--uid", "1000", "--gid", "1000", "--cap-drop", "ALL",
+        "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts",
+        "--unshare-cgroup-try", "--hostname", "localhost", "--new-session",
+        "--die-with-parent",
+    ]  # fmt: skip
+
+
+def mounts(shared):
+    """bwrap's options for the file system. shared: a folder that the judge and the
+    ranks both see, for what a check has its ranks write.
+    """
+    options = [option for path in SYSTEM for option in ("--ro-bind-try", path, path)]
+    options += ["--proc", "/proc", "--dev", "/dev"]
+    # who is root outside owns the kernel's settings inside, too
+    for path in sorted(Path("/proc").iterdir()):
+        if not path.name.isdecimal() and not path.is_symlink():
+            options += ["--ro-bind-try", str(path), str(path)]
+    for path in ("/dev/shm", "/tmp"):
+        options += ["--size", str(SIZE), "--tmpfs", path]
+    options += ["--dir", "/tmp/home"]
+    for path in python_folders():
+        options += ["--ro-bind", str(path.resolve()), str(path)]
+    options += ["--ro-bind", str(PACKAGE), str(PACKAGE)]
+    if (PACKAGE / "school" / "course").is_dir():  # a wheel has the solutions there
+        options += ["--tmpfs", str(PACKAGE / "school" / "course")]
+    options += ["--bind", str(shared), str(shared), "--chdir", "/tmp"]
+    return [*options, "--remount-ro", "/"]
+
+
+def python_folders():
+    """The folders with Python and its packages, outer ones first."""
+    given = [sys.prefix, sys.exec_prefix, sys.base_prefix, packages()]
+    paths = {path for text in given for path in (Path(text), Path(text).resolve())}
+    outside = [path for path in paths if not path.is_relative_to("/usr")]
+    return sorted(outside, key=lambda path: len(path.parts))
+
+
+def packages():
+    """The folder in which torch is installed."""
+    return Path(importlib.util.find_spec("torch").origin).parents[1]
+
+
+def environment():
+    """All environment variables inside: no token of the instructor's is among them."""
+    kept = ("LANG", "OMP_NUM_THREADS", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_")
+    own = {
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "PYTHONPATH": f"{PACKAGE.parent}:{packages()}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HOME": "/tmp/home",
+        "USER": "learner",
+        "TMPDIR": "/tmp",
+        "CUDA_VISIBLE_DEVICES": "",
+        "DS_ACCELERATOR": "cpu",
+        "HF_HUB_OFFLINE": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # no warnings about names without a DNS
+    }
+    return {name: os.environ[name] for name in kept if name in os.environ} | own
+
+
+def settings():
+    """What the grader asks for, {"shared", "preloads", "memory"}; None if answers are
+    not shut in.
+    """
+    return json.loads(os.environ[SETTINGS]) if SETTINGS in os.environ else None
+
+
+def share_temporary_files():
+    """Let the ranks see what a check makes with tempfile, where they are shut in."""
+    if settings():
+        tempfile.tempdir = settings()["shared"]
+
+
+class Sandbox:
+    """One sandbox, in which one question's ranks are launched, one call after another.
+
+    memory: bytes for all its processes together.
+    """
+
+    def __init__(self, shared, preloads, memory):
+        self.shared, self.memory, self.broken = Path(shared), memory, ""
+        program = [sys.executable, "-m", "ddp_course.school.in_sandbox"]
+        self.said = tempfile.TemporaryFile()
+        self.process = subprocess.Popen(
+            [*namespaces(), *mounts(shared), *program, str(memory), *preloads],
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.said,
+        )
+        atexit.register(self.process.kill)
+        threading.Thread(target=self._watch, daemon=True).start()
+        try:
+            if self._read(8, time.monotonic() + START) != READY:
+                raise EOFError
+        except (EOFError, TimeoutError):
+            self.process.kill()
+            self.said.seek(0)
+            words = self.said.read().decode(errors="replace")
+            raise RuntimeError(f"the sandbox did not start\n{words}") from None
+
+    def launch(self, fn, *args, nproc, timeout):
+        """As launch_untrusted; returns also what the ranks printed."""
+        job = cloudpickle.dumps((fn, args, nproc, timeout))
+        try:
+            self.process.stdin.write(struct.pack(">Q", len(job)) + job)
+            self.process.stdin.flush()
+            deadline = time.monotonic() + timeout + REPLY
+            return self._results(*self._reply(deadline), nproc)
+        except (OSError, EOFError, ValueError, TypeError, KeyError, RecursionError):
+            # nothing of ours can have failed here: it is the answer's doing
+            self.process.kill()
+            message = self.broken or "your code ended the process that starts its ranks"
+            raise RankError(message, None, message) from None
+
+    def _reply(self, deadline):
+        """The two parts of a reply: a JSON text, and the values, as bytes."""
+        sizes = struct.unpack(">QQ", self._read(16, deadline))
+        if sum(sizes) > LARGEST_REPLY:
+            raise ValueError("too large")
+        return [self._read(size, deadline) for size in sizes]
+
+    def _results(self, header, values, nproc):
+        """What the ranks returned, and what they printed; or raise what went wrong."""
+        import torch
+
+        from ddp_course.school.judge import plain
+
+        header = json.loads(header)
+        printed = str(header["printed"])
+        if header["error"]:
+            kind, text, rank, message = header["error"]
+            error = RankTimeout if kind == "RankTimeout" else RankError
+            raise Printed(printed, error(str(text), rank, str(message)))
+        try:
+            results = plain(torch.load(io.BytesIO(values), weights_only=True))
+        except Exception:
+            raise ValueError("no plain values") from None
+        if not isinstance(results, list) or len(results) != nproc:
+            raise ValueError("not one value per rank")
+        return results, printed
+
+    def _read(self, size, deadline):
+        """So many bytes from the pipe."""
+        found, pipe = bytearray(), self.process.stdout.fileno()
+        while len(found) < size:
+            patience = max(0, deadline - time.monotonic())
+            if not select.select([pipe], [], [], patience)[0]:
+                raise TimeoutError("no reply")
+            part = os.read(pipe, min(size - len(found), 2**20))
+            if not part:
+                raise EOFError
+            found += part
+        return bytes(found)
+
+    def _watch(self):
+        """End the sandbox as soon as it takes too much of the machine."""
+        while self.process.poll() is None and not self.broken:
+            time.sleep(0.2)
+            with suppress(psutil.Error):
+                inside = psutil.Process(self.process.pid).children(recursive=True)
+                if len(inside) > PROCESSES:
+                    self.broken = f"your code started more than {PROCESSES} processes"
+                elif sum(map(resident, inside)) > self.memory:
+                    if sum(map(proportional, inside)) > self.memory:
+                        limit = f"{self.memory / 1e9:g} GB"
+                        self.broken = f"your code used more than {limit} of memory"
+            if size_of(self.shared) > SIZE:
+                self.broken = f"your code wrote more than {SIZE // 2**20} MB of files"
+        self.process.kill()
+
+
+READY = b"sandbox!"
+
+
+class Printed(Exception):
+    """An error of the ranks, with what they printed before."""
+
+    def __init__(self, printed, error):
+        self.printed, self.error = printed, error
+
+
+def resident(process):
+    with suppress(psutil.Error):
+        return process.memory_info().rss
+    return 0
+
+
+def proportional(process):
+    """A process's memory; of what several share, its part."""
+    with suppress(psutil.Error):
+        return process.memory_full_info().pss
+    return resident(process)
+
+
+def size_of(folder):
+    """The bytes of all files in a folder, without following links."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_size
+    return total
+
+
+_current = None  # the sandbox of this process
+
+
+def launch_inside(fn, *args, nproc, timeout):
+    """launch_untrusted in the sandbox that the settings ask for, which is started where
+    none runs.
+
+    Returns what the ranks returned, and what they printed. Raises Printed, RankError.
+    """
+    global _current
+    if _current is None or _current.process.poll() is not None:
+        _current = Sandbox(**settings())
+    return _current.launch(fn, *args, nproc=nproc, timeout=timeout)

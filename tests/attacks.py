@@ -1,0 +1,135 @@
+"""Answers that try to reach the judge, the course, other people's work or the machine."""
+
+# Lists all that an answer should not be able to reach, in an error.
+PROBE = r"""
+def average_gradients(module):
+    import glob, os, pathlib, socket, sys
+    import ddp_course.school.judge, torch
+
+    reached = []
+
+    def probe(name, attempt):
+        try:
+            if attempt():
+                reached.append(name)
+        except Exception:
+            pass
+
+    def written(path):
+        with open(path, "a") as file:
+            file.write("x")
+        return True
+
+    course = pathlib.Path(ddp_course.school.judge.__file__).parents[2]
+    lines = [open(f"/proc/{p}/cmdline").read() for p in os.listdir("/proc") if p.isdigit()]
+    probe("solutions", lambda: list(course.glob("solutions/*")))
+    probe("tests", lambda: list(course.glob("tests/*")))
+    probe("submissions", lambda: os.listdir("SUBMISSIONS"))
+    leads_to_python = {name for folder in sys.path + [sys.base_prefix] for name in folder.split("/")}
+    probe("home", lambda: set(os.listdir("HOME")) - leads_to_python)
+    probe("kernel", lambda: [line for line in lines if "kernel" in line or "pytest" in line])
+    probe("pid 1", lambda: "bwrap" not in open("/proc/1/cmdline").read())
+    probe("secret", lambda: "SECRET" in os.environ)
+    probe("network", lambda: [n for _, n in socket.if_nameindex() if n != "lo"])
+    probe("judge.py", lambda: written(ddp_course.school.judge.__file__))
+    probe("torch", lambda: written(torch.__file__))
+    probe("/", lambda: written("/x"))
+    probe("/usr", lambda: written("/usr/x"))
+    probe("/etc", lambda: written("/etc/x"))
+    for path in ("sys/kernel/hostname", "sysrq-trigger", "mtrr"):
+        probe(path, lambda: os.access(f"/proc/{path}", os.W_OK))
+    probe("shadow", lambda: open("/etc/shadow").read())
+    for folder in glob.glob("/tmp/ddp-course-grade-*/*"):
+        probe(folder, lambda: os.listdir(folder + "/judge") or written(folder + "/x"))
+    open("/dev/shm/left", "w").write("x" * 10**6)
+    raise ValueError(f"reached: {reached}")
+"""
+
+KILLS_ALL = """
+class Overlapped:
+    def __init__(self, module):
+        import os, signal
+        for pid in (os.getppid(), 2, 1, -1):
+            try:
+                os.kill(pid, signal.SIGSTOP if pid == 2 else signal.SIGKILL)
+            except OSError:
+                pass
+"""
+
+TAKES_MEMORY = """
+class Bucketed:
+    def __init__(self, *_, **__):
+        kept = []
+        while True:
+            kept.append(bytearray(10**8))
+"""
+
+FORK_BOMB = """
+def average_gradients(module):
+    import os
+    while True:
+        os.fork()
+"""
+
+FILLS_THE_DISK = """
+def average_gradients(module):
+    import glob, itertools
+    shared = glob.glob("/tmp/ddp-course-grade-*/*/shared")[0]
+    for number in itertools.count():
+        with open(f"{shared}/{number}", "wb") as file:
+            file.write(bytes(5 * 10**7))
+"""
+
+WRITES_FOR_LATER = """
+def average_gradients(module):
+    import os, pathlib
+    import ddp_course.school.judge as judge
+    startup = pathlib.Path.home() / ".ipython/profile_default/startup"
+    for path in (judge.__file__, startup / "00-first.py", "/tmp/pytest.ini", "/tmp/sitecustomize.py"):
+        try:
+            pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "a") as file:
+                file.write("\\nPASSED = FAILED = 'passed'\\n")
+        except OSError:
+            pass
+"""
+
+READS_THE_SOLUTION = """
+def average_gradients(module):
+    import json, pathlib
+    import ddp_course
+    for path in pathlib.Path(ddp_course.__file__).parents[1].glob("**/03_solution*.ipynb"):
+        for cell in json.load(open(path))["cells"]:
+            source = "".join(cell["source"])
+            if "def average_gradients" in source:
+                namespace = dict(globals())
+                exec(source, namespace)
+                namespace["average_gradients"](module)
+"""
+
+SENDS_NONSENSE = """
+def average_gradients(module):
+    import os, struct
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            if "pipe" in os.readlink(f"/proc/{pid}/fd/{number}"):
+                try:
+                    pipe = os.open(f"/proc/{pid}/fd/{number}", os.O_WRONLY | os.O_NONBLOCK)
+                    os.write(pipe, struct.pack(">QQ", 40, 2**40) + b"\\x80" * 100)
+                except OSError:
+                    pass
+"""
+
+EXITS = "def average_gradients(module):\n    import os\n    os._exit(0)"
+HANGS = "def average_gradients(module):\n    while True:\n        pass"
+CRASHES = "def average_gradients(module):\n    import ctypes\n    ctypes.string_at(0)"
+
+HOSTILE = [
+    FORK_BOMB,
+    FILLS_THE_DISK,
+    WRITES_FOR_LATER,
+    READS_THE_SOLUTION,
+    SENDS_NONSENSE,
+    EXITS,
+    CRASHES,
+]
