@@ -23,7 +23,7 @@ from conftest import COURSE, THOROUGH, descendants, python, wait_until
 from test_exercises import course, ddp_course, solution_tasks  # noqa: F401
 
 from ddp_course import UsageError
-from ddp_course.checks import ex09
+from ddp_course.checks.ex09 import saving
 from ddp_course.ranks.launch import RankError
 from ddp_course.school import (
     cleaning,
@@ -504,12 +504,12 @@ def test_whatever_an_answer_leaves_in_a_folder_is_removed(tmp_path):
 
 
 def test_the_judge_waits_for_no_pipe_and_follows_no_link(tmp_path):
-    torch.save({"step": 3}, tmp_path / "state.pt")
+    torch.save(saving.a_state(3), tmp_path / "state.pt")
     (tmp_path / "link").symlink_to("state.pt")
     os.mkfifo(tmp_path / "pipe")
-    assert ex09.reading(tmp_path / "state.pt") == 3
+    assert saving.reading(tmp_path / "state.pt") == 3
     for name in ("link", "pipe"):
-        assert "Error" in str(ex09.reading(tmp_path / name))
+        assert "Error" in str(saving.reading(tmp_path / name))
 
 
 def test_an_error_that_a_sandbox_tells_is_cut():

@@ -3,15 +3,23 @@
 import hashlib
 import io
 import json
+import math
 import os
+import re
 import shutil
 import tempfile
+import threading
+import time
+from contextlib import contextmanager, suppress
+from os import fsync, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
+from ddp_course import UsageError, runs
 from mutants import right, wrong
 
 # ---- newest_good ----
@@ -24,7 +32,11 @@ def number_of(checkpoint):
 
 def by_number(folder):
     return sorted(
-        (path for path in folder.glob("step-*") if path.is_dir()),
+        (
+            path
+            for path in folder.glob("step-*")
+            if path.is_dir() and number_of(path) >= 0
+        ),
         key=number_of,
         reverse=True,
     )
@@ -37,7 +49,7 @@ def good(checkpoint):
             hashlib.sha256((checkpoint / name).read_bytes()).hexdigest() == expected
             for name, expected in manifest.items()
         )
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):
         return False
 
 
@@ -49,16 +61,14 @@ def first_of_those_that_are(folder):
 @right("newest_good")
 def the_largest_of_all_good_ones(folder):
     """Looks at all, and returns text."""
-    found = [path for path in folder.iterdir() if path.is_dir() and good(path)]
+    found = [path for path in by_number(folder) if good(path)]
     return str(max(found, key=number_of)) if found else None
 
 
 @wrong("newest_good", "as texts, step-9 comes after step-10")
 def sorts_as_text(folder):
     return next(
-        filter(
-            good, sorted((p for p in folder.glob("step-*") if p.is_dir()), reverse=True)
-        ),
+        filter(good, sorted((p for p in by_number(folder)), reverse=True, key=str)),
         None,
     )
 
@@ -86,11 +96,11 @@ def looks_at_names_only(folder):
             manifest = json.loads((checkpoint / "manifest.json").read_text())
             if all((checkpoint / name).exists() for name in manifest):
                 return checkpoint
-        except (OSError, ValueError):
+        except (OSError, ValueError, AttributeError, TypeError):
             pass
 
 
-@wrong("newest_good", "one file is right, but another is not")
+@wrong("newest_good", "the other files are right, but one is not")
 def compares_one_file(folder):
     for checkpoint in by_number(folder):
         try:
@@ -102,7 +112,7 @@ def compares_one_file(folder):
                     == expected
                 ):
                     return checkpoint
-        except (OSError, ValueError):
+        except (OSError, ValueError, AttributeError, TypeError):
             pass
 
 
@@ -128,6 +138,333 @@ def trusts_every_manifest(folder):
 @wrong("newest_good", "IndexError|StopIteration", "your code raised")
 def fails_where_there_is_none(folder):
     return [path for path in by_number(folder) if good(path)][0]
+
+
+@right("newest_good")
+def in_chunks(folder):
+    """By regular expression and file_digest, from a list of all candidates."""
+    numbered = {}
+    for path in folder.iterdir():
+        if found := re.fullmatch(r"step-(\d+)", path.name):
+            numbered[int(found[1])] = path
+    while numbered:
+        checkpoint = numbered.pop(max(numbered))
+        try:
+            manifest = dict(json.loads((checkpoint / "manifest.json").read_bytes()))
+            for name, expected in manifest.items():
+                with open(checkpoint / name, "rb") as file:
+                    assert hashlib.file_digest(file, "sha256").hexdigest() == expected
+            return checkpoint
+        except Exception:
+            continue
+
+
+def newest_by(is_good):
+    """An answer that takes the newest checkpoint for which is_good(path, manifest)."""
+
+    def newest_good(folder):
+        for checkpoint in by_number(folder):
+            try:
+                manifest = json.loads((checkpoint / "manifest.json").read_text())
+                if is_good(checkpoint, manifest):
+                    return checkpoint
+            except (OSError, ValueError, AttributeError, TypeError):
+                pass
+
+    return newest_good
+
+
+def sha256(path, most=None):
+    return hashlib.sha256(path.read_bytes()[:most]).hexdigest()
+
+
+@wrong("newest_good", "this checkpoint is whole, and it was refused")
+def hashes_a_kilobyte(folder):
+    return newest_by(lambda c, m: all(sha256(c / name, 1024) == m[name] for name in m))(
+        folder
+    )
+
+
+@wrong("newest_good", "this checkpoint is whole, and it was refused")
+def compares_digests_of_another_kind(folder):
+    return newest_by(
+        lambda c, m: all(
+            hashlib.sha256((c / name).read_bytes()).digest() == m[name] for name in m
+        )
+    )(folder)
+
+
+@wrong("newest_good", "the other files are right, but one is not")
+def compares_two_files(folder):
+    return newest_by(
+        lambda c, m: (
+            all((c / name).exists() for name in m)
+            and all(sha256(c / name) == m[name] for name in list(m)[:2])
+        )
+    )(folder)
+
+
+@wrong("newest_good", "and it was refused.*of no other file")
+def hashes_every_file_in_the_folder(folder):
+    def is_good(checkpoint, manifest):
+        there = {path.name: sha256(path) for path in checkpoint.iterdir()}
+        there.pop("manifest.json")
+        return there == manifest
+
+    return newest_by(is_good)(folder)
+
+
+@wrong("newest_good", "its manifest is not a JSON object")
+def takes_null_for_an_empty_manifest(folder):
+    return newest_by(
+        lambda c, m: all(sha256(c / name) == value for name, value in (m or {}).items())
+    )(folder)
+
+
+@wrong("newest_good", "TypeError|AttributeError", "your code raised")
+def expects_an_object(folder):
+    for checkpoint in by_number(folder):
+        try:
+            manifest = json.loads((checkpoint / "manifest.json").read_text())
+            if all(sha256(checkpoint / name) == manifest[name] for name in manifest):
+                return checkpoint
+        except (OSError, json.JSONDecodeError):
+            pass
+
+
+@wrong("newest_good", "its name is not step- and a number")
+def takes_the_first_number_in_the_name(folder):
+    found = [p for p in folder.glob("step-*") if p.is_dir() and good(p)]
+    return max(found, key=lambda p: int(re.search(r"\d+", p.name)[0]), default=None)
+
+
+@wrong("newest_good", "the folder of the whole program")
+def goes_there(folder):
+    os.chdir(folder)
+    return next(filter(good, by_number(folder)), None)
+
+
+@wrong("newest_good", "does something remain from an earlier call")
+def remembers(folder, seen=[]):  # noqa: B006
+    seen += filter(good, by_number(folder))
+    return max(seen, key=number_of, default=None)
+
+
+@wrong("newest_good", "by its name alone")
+def its_name_only(folder):
+    found = next(filter(good, by_number(folder)), None)
+    return found and found.name
+
+
+@wrong("newest_good", "as texts|it was refused|there is a whole checkpoint|newer one")
+def the_lessons_own(folder):
+    """Lesson 9 writes all numbers with eight digits."""
+    from ddp_course.scenery import checkpoints
+
+    found = reversed(checkpoints.finished(folder))
+    return next(filter(checkpoints.is_whole, found), None)
+
+
+# ---- plan_checkpoints ----
+
+
+def interval(size, disk_speed, machine_mtbf, machines):
+    return math.sqrt(2 * size / disk_speed * machine_mtbf / machines)
+
+
+def bytes_of(tensors):
+    return sum(value.numel() * value.element_size() for value in tensors)
+
+
+def adam_of(model):
+    return 2 * bytes_of(value for value in model.parameters() if value.requires_grad)
+
+
+def state_of(model):
+    """The tensors of a state_dict, each once."""
+    return {id(value): value for value in model.state_dict(keep_vars=True).values()}
+
+
+@right("plan_checkpoints")
+def from_the_state(model, disk_speed, machine_mtbf, machines):
+    size = bytes_of(state_of(model).values()) + adam_of(model)
+    return size, interval(size, disk_speed, machine_mtbf, machines)
+
+
+@right("plan_checkpoints")
+def with_names_and_counts(model, disk_speed, machine_mtbf, machines):
+    """Counts Adam's steps and some bytes for each name; as NumPy numbers, in a list."""
+    size = np.int64(bytes_of(state_of(model).values()) + adam_of(model))
+    size += sum(4 + 600 for _ in model.parameters())
+    failures = 1 / (machines / machine_mtbf)
+    return [size, np.sqrt(2 * (size / disk_speed) * failures)]
+
+
+@right("plan_checkpoints")
+def by_an_optimizer_on_meta(model, disk_speed, machine_mtbf, machines):
+    """Lets AdamW take a step without numbers."""
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad], foreach=False
+    )
+    for parameter in model.parameters():
+        parameter.grad = (
+            torch.empty_like(parameter) if parameter.requires_grad else None
+        )
+    optimizer.step()
+    averages = [v for state in optimizer.state.values() for v in state.values()]
+    size = bytes_of(state_of(model).values()) + bytes_of(averages)
+    return size, interval(size, disk_speed, machine_mtbf, machines)
+
+
+def planned(size_of):
+    """An answer with another size."""
+
+    def plan_checkpoints(model, disk_speed, machine_mtbf, machines):
+        size = size_of(model)
+        return size, interval(size, disk_speed, machine_mtbf, machines)
+
+    return plan_checkpoints
+
+
+@wrong(
+    "plan_checkpoints", "a frozen parameter|gradients are not in the file", several=True
+)
+def sixteen_bytes():
+    return [planned(lambda model: 16 * sum(p.numel() for p in model.parameters()))]
+
+
+@wrong("plan_checkpoints", "the optimizer keeps nothing for it", several=True)
+def averages_of_frozen_ones():
+    return [
+        planned(
+            lambda model: (
+                bytes_of(state_of(model).values()) + 2 * bytes_of(model.parameters())
+            )
+        )
+    ]
+
+
+@wrong("plan_checkpoints", "two names", several=True)
+def the_whole_state_dict():
+    return [
+        planned(lambda model: bytes_of(model.state_dict().values()) + adam_of(model))
+    ]
+
+
+@wrong("plan_checkpoints", "buffers are missing", several=True)
+def parameters_only():
+    return [planned(lambda model: bytes_of(model.parameters()) + adam_of(model))]
+
+
+@wrong("plan_checkpoints", "persistent=False is not in", several=True)
+def all_buffers():
+    return [
+        planned(
+            lambda model: (
+                bytes_of([*model.parameters(), *model.buffers()]) + adam_of(model)
+            )
+        )
+    ]
+
+
+@wrong("plan_checkpoints", "Adam's averages are missing", several=True)
+def model_only():
+    return [planned(lambda model: bytes_of(state_of(model).values()))]
+
+
+@wrong("plan_checkpoints", "Adam keeps two averages", several=True)
+def one_average():
+    return [
+        planned(lambda model: bytes_of(state_of(model).values()) + adam_of(model) // 2)
+    ]
+
+
+@wrong("plan_checkpoints", "in the dtype of the parameter", several=True)
+def averages_in_float32():
+    return [
+        planned(
+            lambda model: (
+                bytes_of(state_of(model).values())
+                + 8 * sum(p.numel() for p in model.parameters() if p.requires_grad)
+            )
+        )
+    ]
+
+
+@wrong("plan_checkpoints", "these are numbers, not bytes", several=True)
+def numbers_for_bytes():
+    return [planned(lambda model: 3 * sum(p.numel() for p in model.parameters()))]
+
+
+@wrong("plan_checkpoints", "it has one pair of averages", several=True)
+def averages_of_both_names():
+    def size_of(model):
+        named = model.named_parameters(remove_duplicate=False)
+        averages = 2 * bytes_of(value for _, value in named if value.requires_grad)
+        return bytes_of(state_of(model).values()) + averages
+
+    return [planned(size_of)]
+
+
+@wrong("plan_checkpoints", "nobody keeps a copy in float32", several=True)
+def master_weights():
+    def size_of(model):
+        trained = [value for value in model.parameters() if value.requires_grad]
+        more = sum(4 * v.numel() for v in trained if v.element_size() == 2)
+        averages = 8 * sum(value.numel() for value in trained)
+        return bytes_of(state_of(model).values()) + averages + more
+
+    return [planned(size_of)]
+
+
+@wrong("plan_checkpoints", "bytes come first")
+def seconds_first(model, disk_speed, machine_mtbf, machines):
+    return from_the_state(model, disk_speed, machine_mtbf, machines)[::-1]
+
+
+def every(rule):
+    """An answer with the right size and another interval."""
+
+    def plan_checkpoints(model, disk_speed, machine_mtbf, machines):
+        size = bytes_of(state_of(model).values()) + adam_of(model)
+        return size, rule(size / disk_speed, machine_mtbf, machines)
+
+    return [plan_checkpoints]
+
+
+@wrong("plan_checkpoints", "when any of its n machines fails", several=True)
+def for_one_machine():
+    return every(lambda save, mtbf, n: math.sqrt(2 * save * mtbf))
+
+
+@wrong("plan_checkpoints", "divide by their number", several=True)
+def more_machines_last_longer():
+    return every(lambda save, mtbf, n: math.sqrt(2 * save * mtbf * n))
+
+
+@wrong("plan_checkpoints", "half of the interval on average", several=True)
+def without_the_two():
+    return every(lambda save, mtbf, n: math.sqrt(save * mtbf / n))
+
+
+@wrong("plan_checkpoints", "the square root is missing", several=True)
+def without_the_root():
+    return every(lambda save, mtbf, n: 2 * save * mtbf / n)
+
+
+@wrong("plan_checkpoints", "return a tuple of the two")
+def the_size_only(model, disk_speed, machine_mtbf, machines):
+    return bytes_of(state_of(model).values()) + adam_of(model)
+
+
+@wrong("plan_checkpoints", "meta|Error", "your code raised")
+def tries_it(model, disk_speed, machine_mtbf, machines):
+    """Measures instead of predicting: there are no numbers to save."""
+    memory = io.BytesIO()
+    torch.save(model.state_dict(), memory)
+    model(torch.zeros(1, 1)).sum().backward()
+    size = 3 * len(memory.getvalue())
+    return size, interval(size, disk_speed, machine_mtbf, machines)
 
 
 # ---- rest_of_epoch ----
@@ -249,6 +586,96 @@ def drops_the_last(
     return rest[rank::ranks][:-1]
 
 
+@right("rest_of_epoch")
+def by_numpy(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+    """NumPy integers; the rest is dealt out by its places."""
+    order = np.array(order_of(length, seed + epoch))
+    places = np.arange(length) - old_ranks * batches_done * batch_size
+    return [
+        index
+        for place, index in zip(places, order)
+        if place >= 0 and place % ranks == rank
+    ]
+
+
+@wrong("rest_of_epoch", "the padding is in it")
+def keeps_the_padding(
+    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
+):
+    shares = []
+    for old in range(old_ranks):
+        sampler = DistributedSampler(range(length), old_ranks, old, seed=seed)
+        sampler.set_epoch(epoch)
+        shares.append(list(sampler)[batches_done * batch_size :])
+    rest = [index for places in zip(*shares) for index in places]
+    return rest[rank::ranks]
+
+
+@wrong("rest_of_epoch", "the padding is in it|seen come again|come twice")
+def pads_from_the_beginning(
+    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
+):
+    order = order_of(length, seed + epoch)
+    order += order[: -length % ranks]
+    return order[old_ranks * batches_done * batch_size :][rank::ranks]
+
+
+@wrong("rest_of_epoch", "dropout draws from torch's global generator")
+def seeds_the_global_generator(
+    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
+):
+    torch.manual_seed(seed + epoch)
+    order = torch.randperm(length).tolist()
+    return order[old_ranks * batches_done * batch_size :][rank::ranks]
+
+
+@wrong("rest_of_epoch", "dropout draws from torch's global generator")
+def seeds_it_again(
+    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
+):
+    """The seed comes back, and the state does not."""
+    before = torch.initial_seed()
+    torch.manual_seed(seed + epoch)
+    order = torch.randperm(length).tolist()
+    torch.manual_seed(before)
+    return order[old_ranks * batches_done * batch_size :][rank::ranks]
+
+
+@wrong("rest_of_epoch", "the padding is in it|depend on")
+def lesson_nines_sampler(
+    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
+):
+    from ddp_course import lesson09  # here, or all ranks of all candidates import it
+
+    sampler = lesson09.ResumableSampler(range(length), ranks, rank, seed=seed)
+    sampler.set_epoch(epoch)
+    sampler.start = batches_done * batch_size
+    return list(sampler)
+
+
+@wrong("rest_of_epoch", "depend on|the padding|seen come again")
+def torchs_sampler(
+    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
+):
+    sampler = DistributedSampler(range(length), ranks, rank, seed=seed, drop_last=False)
+    sampler.set_epoch(epoch)
+    return list(sampler)[old_ranks * batches_done * batch_size // ranks :]
+
+
+@wrong("rest_of_epoch", "no sample is missing or repeated, but the order is wrong")
+def backwards(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+    rest = order_of(length, seed + epoch)[old_ranks * batches_done * batch_size :]
+    return rest[rank::ranks][::-1]
+
+
+@wrong("rest_of_epoch", "no sample is missing or repeated, but the order is wrong")
+def sorts_the_rest(
+    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
+):
+    rest = order_of(length, seed + epoch)[old_ranks * batches_done * batch_size :]
+    return sorted(set(rest))[rank::ranks]
+
+
 # ---- save_whole ----
 
 
@@ -257,34 +684,72 @@ def to_disk(file):
     os.fsync(file.fileno())
 
 
+def by_rank_0(write):
+    """Call write() on rank 0, and raise its error on all ranks."""
+    problem = [None]
+    if dist.get_rank() == 0:
+        try:
+            write()
+        except Exception as error:
+            problem = [str(error)]
+    dist.broadcast_object_list(problem)
+    if problem[0]:
+        raise OSError(problem[0])
+
+
+@contextmanager
+def gone_afterwards(temporary):
+    """Remove a file in the end, if it is still there."""
+    try:
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 @right("save_whole")
 def from_memory(path, state):
-    """By os.open and os.rename; everybody waits for a message of rank 0's."""
+    """By os.open and os.rename; everybody waits for a number of rank 0's."""
+    failed = torch.ones(1)
     if dist.get_rank() == 0:
-        memory = io.BytesIO()
-        torch.save(state, memory)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(memory.getvalue())
-            to_disk(file)
-        os.rename(file.name, path)
-    dist.broadcast(torch.zeros(1), src=0)
+        name = None
+        with suppress(OSError):
+            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+                name = file.name
+                file.write(in_memory(state))
+                to_disk(file)
+            os.rename(name, path)
+            failed.zero_()
+        if failed and name:
+            os.remove(name)
+    dist.broadcast(failed, src=0)
+    if failed:
+        raise RuntimeError("rank 0 could not write")
 
 
 @right("save_whole")
 def flushes_afterwards_and_the_folder_too(path, state):
-    """torch.save opens and closes the file itself; who opens it again can still flush
-    it.
-    """
-    if dist.get_rank() == 0:
-        temporary = path.parent / "new"
-        torch.save(state, temporary)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
+    """torch.save opens and closes the file itself; it can be opened again and flushed."""
+
+    def write():
+        with gone_afterwards(path.parent / "new") as temporary:
+            torch.save(state, temporary)
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
         folder = os.open(path.parent, os.O_RDONLY)
         os.fsync(folder)
         os.close(folder)
-    dist.all_gather_object([None] * dist.get_world_size(), "done")
+
+    problem, all_problems = None, [None] * dist.get_world_size()
+    if dist.get_rank() == 0:
+        try:
+            write()
+        except Exception as error:
+            problem = error
+    dist.all_gather_object(all_problems, problem and repr(problem))
+    if problem:
+        raise problem
+    assert not any(all_problems), all_problems
 
 
 @wrong("save_whole", "the file is written in place|all ranks write")
@@ -383,3 +848,264 @@ def forgets_the_suffix(path, state):
             to_disk(file)
         path.unlink()
     dist.barrier()
+
+
+@right("save_whole")
+def with_names_imported_before(path, state):
+    def write():
+        with gone_afterwards(path.with_name("new")) as temporary:
+            with temporary.open("wb") as file:
+                torch.save(state, file)
+                file.flush()
+                fsync(file)
+            replace(temporary, path)
+
+    by_rank_0(write)
+
+
+@right("save_whole")
+def flushes_all_disks(path, state):
+    def write():
+        with gone_afterwards(path.with_name("new")) as temporary:
+            torch.save(state, temporary)
+            os.sync()
+            temporary.rename(path)
+
+    by_rank_0(write)
+
+
+@right("save_whole")
+def writes_synchronously(path, state):
+    def write():
+        with gone_afterwards(path.with_name("new")) as name:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_SYNC
+            with open(os.open(name, flags), "wb") as file:
+                file.write(in_memory(state))
+            os.replace(name, path)
+
+    by_rank_0(write)
+
+
+@right("save_whole")
+def waits_by_messages(path, state):
+    """Lesson 9's function, and a message to each rank."""
+    failed = torch.zeros(1)
+    if dist.get_rank() == 0:
+        try:
+            runs.write_atomically(path, in_memory(state))
+        except UsageError:
+            failed += 1
+        for other in range(1, dist.get_world_size()):
+            dist.send(failed, other)
+    else:
+        dist.recv(failed, 0)
+    if failed:
+        raise OSError("cannot write")
+
+
+@wrong("save_whole", "this rank waits for it: rank 0 must first tell")
+def lesson_nines_way(path, state):
+    if dist.get_rank() == 0:
+        runs.write_atomically(path, in_memory(state))
+    dist.barrier()
+
+
+@wrong("save_whole", "goes on as if the file was there")
+def tells_them_that_it_is_over(path, state):
+    try:
+        if dist.get_rank() == 0:
+            runs.write_atomically(path, in_memory(state))
+    finally:
+        dist.barrier()
+
+
+@wrong("save_whole", "goes on as if it was: raise the error")
+def only_prints(path, state):
+    if dist.get_rank() == 0:
+        try:
+            runs.write_atomically(path, in_memory(state))
+        except UsageError as error:
+            print(error)
+    dist.barrier()
+
+
+@wrong("save_whole", "half a file is left behind")
+def leaves_half_a_file(path, state):
+    by_rank_0(lambda: written(path, state).replace(path))
+
+
+@wrong("save_whole", "rank 0 must first tell")
+def fails_while_it_cleans_up(path, state):
+    """Removes the temporary file, also where it was never there."""
+    failed = torch.zeros(1)
+    if dist.get_rank() == 0:
+        try:
+            written(path, state).replace(path)
+        except Exception:
+            path.with_name("new").unlink()
+            failed += 1
+    dist.broadcast(failed, 0)
+    if failed:
+        raise OSError("cannot write")
+
+
+@wrong("save_whole", "rank 0 must first tell")
+def catches_errors_of_the_system_only(path, state):
+    """Where the disk is full, torch.save raises a RuntimeError."""
+    failed = torch.zeros(1)
+    if dist.get_rank() == 0:
+        try:
+            written(path, state).replace(path)
+        except OSError:
+            path.with_name("new").unlink(missing_ok=True)
+            failed += 1
+    dist.broadcast(failed, 0)
+    if failed:
+        raise OSError("cannot write")
+
+
+def in_memory(state):
+    memory = io.BytesIO()
+    torch.save(state, memory)
+    return memory.getvalue()
+
+
+def written(path, state):
+    """A file beside `path` that is on the disk."""
+    temporary = path.with_name("new")
+    with temporary.open("wb") as file:
+        torch.save(state, file)
+        to_disk(file)
+    return temporary
+
+
+@wrong("save_whole", "for a moment there is no file at `path`")
+def unlinks_first(path, state):
+    """As people write it for Windows."""
+    if dist.get_rank() == 0:
+        temporary = written(path, state)
+        path.unlink(missing_ok=True)
+        temporary.rename(path)
+    dist.barrier()
+
+
+@wrong("save_whole", "for a moment there is no file at `path`")
+def keeps_a_backup(path, state):
+    if dist.get_rank() == 0:
+        temporary, backup = written(path, state), path.with_name("backup")
+        if path.exists():
+            os.rename(path, backup)
+        os.rename(temporary, path)
+        backup.unlink(missing_ok=True)
+    dist.barrier()
+
+
+@wrong("save_whole", "for a moment there is no file at `path`")
+def links(path, state):
+    if dist.get_rank() == 0:
+        temporary = written(path, state)
+        path.unlink(missing_ok=True)
+        os.link(temporary, path)
+        temporary.unlink()
+    dist.barrier()
+
+
+@wrong("save_whole", "no sleep is long enough")
+def sleeps(path, state):
+    if dist.get_rank() == 0:
+        written(path, state).rename(path)
+    else:
+        time.sleep(2)
+
+
+@wrong("save_whole", "this rank continues before the file exists")
+def waits_before_the_rename(path, state):
+    temporary = written(path, state) if dist.get_rank() == 0 else None
+    dist.barrier()
+    if temporary:
+        temporary.replace(path)
+
+
+@wrong("save_whole", "the rename comes too early")
+def renames_an_open_file(path, state):
+    if dist.get_rank() == 0:
+        temporary = path.with_name("new")
+        with temporary.open("wb", buffering=2**20) as file:
+            file.write(in_memory(state))
+            os.fsync(file.fileno())
+            os.replace(temporary, path)
+    dist.barrier()
+
+
+@wrong("save_whole", "must be able to overwrite it")
+def refuses_what_is_left(path, state):
+    if dist.get_rank() == 0:
+        temporary = path.with_name("new")
+        with temporary.open("xb") as file:
+            torch.save(state, file)
+            to_disk(file)
+        temporary.replace(path)
+    dist.barrier()
+
+
+@wrong("save_whole", "the file must hold the whole state")
+def rounds(path, state):
+    if dist.get_rank() == 0:
+        half = {**state, "weights": state["weights"].bfloat16().float()}
+        written(path, half).replace(path)
+    dist.barrier()
+
+
+@wrong("save_whole", "do not change it")
+def empties_the_state(path, state):
+    if dist.get_rank() == 0:
+        written(path, state).replace(path)
+    dist.barrier()
+    state.clear()
+
+
+@wrong("save_whole", "FileNotFoundError", "your code raised")
+def expects_an_older_file(path, state):
+    if dist.get_rank() == 0:
+        temporary = written(path, state)
+        os.stat(path)
+        temporary.replace(path)
+    dist.barrier()
+
+
+@right("save_whole")
+def hidden_and_as_text(path, state):
+    """A hidden file by its name, which torch.save opens; all ranks get all errors."""
+    error, path = None, str(path)
+    if dist.get_rank() == 0:
+        folder, name = os.path.split(path)
+        temporary = os.path.join(folder, f".{name}")
+        try:
+            torch.save(state, temporary)
+            descriptor = os.open(temporary, os.O_RDWR)
+            os.fsync(descriptor)
+            os.close(descriptor)
+            os.rename(temporary, path)
+        except Exception as raised:
+            error = repr(raised)
+            if os.path.exists(temporary):
+                os.remove(temporary)
+    errors = [None] * dist.get_world_size()
+    dist.all_gather_object(errors, error)
+    assert not any(errors), errors
+
+
+@wrong("save_whole", "rank 0 must write the state")
+def in_a_thread(path, state):
+    if dist.get_rank() == 0:
+        threading.Thread(target=lambda: written(path, state).replace(path)).start()
+    dist.barrier()
+
+
+@wrong("save_whole", "this rank continues before the file exists")
+def waits_until_a_file_is_there(path, state):
+    """The old one is there already."""
+    if dist.get_rank() == 0:
+        written(path, state).replace(path)
+    while not path.exists():
+        time.sleep(0.01)

@@ -1,8 +1,11 @@
 """Exercise 10: pretraining a GPT."""
 
 import copy
+import itertools
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import torch
 
 from mutants import right, wrong
@@ -14,143 +17,173 @@ def line(step, warmup, first, peak):
     return first + (peak - first) * step / warmup
 
 
-def cosine(done, peak, last):
+@right("learning_rate")
+def by_torch(step, steps, warmup, decay, first, peak, last):
+    """Returns a tensor."""
+    ends = torch.tensor([first, peak, last], dtype=torch.float64)
+    if step < warmup:
+        return torch.lerp(ends[0], ends[1], step / warmup)
+    left = steps - 1 - step
+    return torch.lerp(ends[1], ends[2], math.sqrt(max(0, decay - left) / max(1, decay)))
+
+
+@right("learning_rate")
+def in_numpy(step, steps, warmup, decay, first, peak, last):
+    """The whole schedule, of which one rate is taken."""
+    rates = np.full(steps, peak)
+    rates[:warmup] = np.linspace(first, peak, warmup + 1)[:-1]
+    if decay:
+        rates[-decay:] += (last - peak) * np.sqrt(np.arange(1, decay + 1) / decay)
+    return rates[step]
+
+
+@right("learning_rate")
+def by_cases(step, steps, warmup, decay, first, peak, last):
+    match step:
+        case _ if step < warmup:
+            return line(step, warmup, first, peak)
+        case _ if step + decay < steps:
+            return peak
+        case _:
+            done = 1 - (steps - 1 - step) / decay
+            return peak - (peak - last) * done**0.5
+
+
+def schedule(rising=line, falling=math.sqrt, end=lambda peak, last: last, later=0):
+    """An answer with another warm-up, another decay, or another end."""
+
+    def learning_rate(step, steps, warmup, decay, first, peak, last):
+        held = steps - 1 - decay + later
+        if step < warmup:
+            return rising(step, warmup, first, peak)
+        if step <= held:
+            return peak
+        done = falling((step - held) / decay)
+        return peak + (end(peak, last) - peak) * done
+
+    return [learning_rate]
+
+
+@wrong("learning_rate", "updates count from 0: the first one has `first`", several=True)
+def one_too_early():
+    return schedule(rising=lambda n, w, first, peak: line(n + 1, w, first, peak))
+
+
+@wrong("learning_rate", "begins at `first`, not at 0", several=True)
+def from_zero():
+    return schedule(rising=lambda n, w, first, peak: peak * n / w)
+
+
+@wrong("learning_rate", "that is lesson 10's warm-up", several=True)
+def with_lesson_tens_warmup():
+    return schedule(rising=lambda n, w, first, peak: peak * (n + 1) / (w + 1))
+
+
+@wrong("learning_rate", "it is a straight line", several=True)
+def straight_down():
+    return schedule(falling=lambda done: done)
+
+
+@wrong("learning_rate", "it is a cosine", several=True)
+def down_a_cosine():
+    return schedule(falling=lambda done: (1 - math.cos(math.pi * done)) / 2)
+
+
+@wrong("learning_rate", "not its square", several=True)
+def squared():
+    return schedule(falling=lambda done: done**2)
+
+
+@wrong("learning_rate", "not of 1 - done", several=True)
+def root_of_the_rest():
+    return schedule(falling=lambda done: 1 - math.sqrt(1 - done))
+
+
+@wrong("learning_rate", "ends at `last`, not at 0", several=True)
+def down_to_zero():
+    return schedule(end=lambda peak, last: 0.0)
+
+
+@wrong("learning_rate", "need not be a tenth of the peak", several=True)
+def ends_at_a_tenth():
+    return schedule(end=lambda peak, last: peak / 10)
+
+
+@wrong("learning_rate", "yours would reach it one update later", several=True)
+def never_quite_there():
+    return schedule(later=1)
+
+
+@wrong("learning_rate", "yours keeps the peak for one update more")
+def one_update_short(step, steps, warmup, decay, first, peak, last):
+    if step < warmup:
+        return line(step, warmup, first, peak)
+    if step <= steps - decay:
+        return peak if decay else peak
+    return peak + (last - peak) * math.sqrt((step - steps + decay) / (decay - 1))
+
+
+@wrong("learning_rate", "the decay begins too early")
+def nothing_in_between(step, steps, warmup, decay, first, peak, last):
+    if step < warmup:
+        return line(step, warmup, first, peak)
+    done = (step - warmup) / max(1, steps - 1 - warmup)
+    return peak + (last - peak) * math.sqrt(done)
+
+
+@wrong("learning_rate", "that is a cosine over the whole run")
+def a_cosine(step, steps, warmup, decay, first, peak, last):
+    if step < warmup:
+        return line(step, warmup, first, peak)
+    done = (step - warmup) / max(1, steps - 1 - warmup)
     return last + (peak - last) * (1 + math.cos(math.pi * done)) / 2
 
 
-def share(step, steps, warmup):
-    return (step - warmup) / max(1, steps - 1 - warmup)
-
-
-@right("learning_rate")
-def by_torch(step, steps, warmup, first, peak, last):
-    """Returns a tensor, and draws the cosine from a sine."""
-    if step < warmup:
-        return torch.lerp(
-            torch.tensor(first, dtype=torch.float64),
-            torch.tensor(peak, dtype=torch.float64),
-            step / warmup,
-        )
-    done = torch.tensor(share(step, steps, warmup), dtype=torch.float64)
-    return last + (peak - last) * torch.cos(done * math.pi / 2) ** 2
-
-
-@right("learning_rate")
-def the_smaller_of_the_two(step, steps, warmup, first, peak, last):
-    if step >= warmup and steps - 1 <= warmup:
-        return peak
-    rising = line(step, warmup, first, peak) if warmup else math.inf
-    return min(rising, cosine(max(0.0, share(step, steps, warmup)), peak, last))
-
-
-@wrong("learning_rate", "updates count from 0: the first one has `first`")
-def one_too_early(step, steps, warmup, first, peak, last):
-    return (
-        line(step + 1, warmup, first, peak)
-        if step < warmup
-        else cosine(share(step, steps, warmup), peak, last)
-    )
-
-
-@wrong("learning_rate", "begins at `first`, not at 0")
-def from_zero(step, steps, warmup, first, peak, last):
-    return (
-        peak * step / warmup
-        if step < warmup
-        else cosine(share(step, steps, warmup), peak, last)
-    )
-
-
-@wrong("learning_rate", "the cosine begins at the end of the warm-up")
-def cosine_over_all(step, steps, warmup, first, peak, last):
-    return (
-        line(step, warmup, first, peak)
-        if step < warmup
-        else cosine(step / max(1, steps - 1), peak, last)
-    )
-
-
-@wrong("learning_rate", "the last update, number steps - 1, must have `last`")
-def never_quite_there(step, steps, warmup, first, peak, last):
-    return (
-        line(step, warmup, first, peak)
-        if step < warmup
-        else cosine((step - warmup) / (steps - warmup), peak, last)
-    )
-
-
-@wrong("learning_rate", "ends at `last`, not at 0")
-def down_to_zero(step, steps, warmup, first, peak, last):
-    return (
-        line(step, warmup, first, peak)
-        if step < warmup
-        else cosine(share(step, steps, warmup), peak, 0.0)
-    )
-
-
-@wrong("learning_rate", "it is a straight line")
-def straight_down(step, steps, warmup, first, peak, last):
-    if step < warmup:
-        return line(step, warmup, first, peak)
-    return peak + (last - peak) * share(step, steps, warmup)
-
-
-@wrong("learning_rate", "half a period, from cos")
-def a_quarter_of_a_period(step, steps, warmup, first, peak, last):
-    return (
-        line(step, warmup, first, peak)
-        if step < warmup
-        else cosine(share(step, steps, warmup) / 2, peak, last)
-    )
-
-
-@wrong("learning_rate", "after the warm-up it stays at `peak`")
-def no_decay(step, steps, warmup, first, peak, last):
+@wrong("learning_rate", "stays at `peak` to the end")
+def no_decay(step, steps, warmup, decay, first, peak, last):
     return line(step, warmup, first, peak) if step < warmup else peak
 
 
+@wrong("learning_rate", "lesson 10's warm-up|on a line|the rate is `peak`|cosine")
+def lesson_tens(step, steps, warmup, decay, first, peak, last):
+    from ddp_course import lesson10  # here, or all ranks of all candidates import it
+
+    args = SimpleNamespace(learning_rate=peak, warmup=warmup)
+    return lesson10.learning_rate(step, steps, args)
+
+
 @wrong("learning_rate", "ZeroDivisionError", "your code raised")
-def divides_by_what_may_be_zero(step, steps, warmup, first, peak, last):
+def divides_by_no_warmup(step, steps, warmup, decay, first, peak, last):
     rising = line(step, warmup, first, peak)
-    return rising if step < warmup else cosine(share(step, steps, warmup), peak, last)
+    return (
+        rising
+        if step < warmup
+        else by_cases(step, steps, warmup, decay, first, peak, last)
+    )
 
 
-@wrong("learning_rate", "ZeroDivisionError[\\s\\S]*update 5 of 6", "your code raised")
-def forgets_the_single_update(step, steps, warmup, first, peak, last):
-    if step < warmup:
-        return line(step, warmup, first, peak)
-    return cosine((step - warmup) / (steps - 1 - warmup), peak, last)
+@wrong("learning_rate", "ZeroDivisionError", "your code raised")
+def divides_by_no_decay(step, steps, warmup, decay, first, peak, last):
+    done = (step - (steps - 1 - decay)) / decay
+    falling = peak + (last - peak) * math.sqrt(max(0, done))
+    return line(step, warmup, first, peak) if step < warmup else falling
+
+
+@wrong("learning_rate", "on a line|the rate is `peak`|in the decay")
+def counts_its_calls(step, steps, warmup, decay, first, peak, last, calls=[-1]):  # noqa: B006
+    calls[0] = (calls[0] + 1) % steps
+    return by_cases(calls[0], steps, warmup, decay, first, peak, last)
 
 
 # ---- parameter_groups ----
 
 
-@right("parameter_groups")
-def by_ndim_and_name(model, weight_decay):
-    """In another order, with generators, a third group that is empty, and no word of
-    decay where it is 0... said so.
-    """
-    named = {
-        name: value for name, value in model.named_parameters() if value.requires_grad
-    }
-    vectors = [value for value in named.values() if value.ndim < 2]
-    return [
-        {"params": vectors, "weight_decay": 0},
-        {
-            "params": [value for value in named.values() if value.ndim >= 2],
-            "weight_decay": weight_decay,
-        },
-        {"params": [], "weight_decay": 0.0},
-    ]
+def tables_of(model):
+    return {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
 
 
-@right("parameter_groups")
-def a_group_for_each(model, weight_decay):
-    return [
-        {"params": [value], "weight_decay": weight_decay * (value.dim() > 1)}
-        for value in model.parameters()
-        if value.requires_grad
-    ]
+def trained(model):
+    return [value for value in model.parameters() if value.requires_grad]
 
 
 def two_groups(parameters, decays, weight_decay):
@@ -161,39 +194,126 @@ def two_groups(parameters, decays, weight_decay):
     ]
 
 
-def trained(model):
-    return [value for value in model.parameters() if value.requires_grad]
+def rightly(model):
+    """Which parameters decay, as a function."""
+    tables = tables_of(model)
+    return lambda value: value.dim() >= 2 and id(value) not in tables
 
 
-@wrong("parameter_groups", "a bias, a norm's factor or a single number")
+@right("parameter_groups")
+def module_by_module(model, weight_decay):
+    """By modules, each parameter when it is met first; an empty third group."""
+    decays, others, seen = [], [], set()
+    embeddings = [m for m in model.modules() if isinstance(m, torch.nn.Embedding)]
+    for module in [*embeddings, *model.modules()]:
+        for value in module.parameters(recurse=False):
+            if value in seen or not value.requires_grad:
+                continue
+            seen.add(value)
+            is_table = isinstance(module, torch.nn.Embedding)
+            (others if is_table or value.ndim < 2 else decays).append(value)
+    groups = [{"params": others, "weight_decay": 0}, {"params": [], "weight_decay": 0}]
+    return [*groups, {"params": iter(decays), "weight_decay": weight_decay}]
+
+
+@right("parameter_groups")
+def a_group_for_each(model, weight_decay):
+    decays = rightly(model)
+    return [
+        {"params": [value], "weight_decay": weight_decay * decays(value)}
+        for value in trained(model)
+    ]
+
+
+@right("parameter_groups")
+def by_names_of_embeddings(model, weight_decay):
+    tables = {
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Embedding)
+    }
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    decays = [p for n, p in named if p.dim() > 1 and n not in tables]
+    others = [p for n, p in named if p.dim() <= 1 or n in tables]
+    return [
+        {"params": decays, "weight_decay": np.float64(weight_decay)},
+        {"params": others, "weight_decay": 0.0},
+    ]
+
+
+@wrong("parameter_groups", "this is the weight of an nn.Embedding")
+def embeddings_too(model, weight_decay):
+    """What lesson 10 does, without frozen parameters."""
+    return two_groups(trained(model), lambda value: value.dim() >= 2, weight_decay)
+
+
+@wrong(
+    "parameter_groups", "a frozen parameter has no gradient|weight of an nn.Embedding"
+)
+def lesson_tens_groups(model, weight_decay):
+    from ddp_course import lesson10
+
+    return lesson10.parameter_groups(model, weight_decay)
+
+
+@wrong(
+    "parameter_groups", "look at the module, not at its name|weight of an nn.Embedding"
+)
+def by_name(model, weight_decay):
+    tables = {id(p) for name, p in model.named_parameters() if "embedding" in name}
+    return two_groups(
+        trained(model), lambda p: p.dim() >= 2 and id(p) not in tables, weight_decay
+    )
+
+
+@wrong("parameter_groups", "this is the weight of an nn.Embedding")
+def of_exactly_that_type(model, weight_decay):
+    tables = {id(m.weight) for m in model.modules() if type(m) is torch.nn.Embedding}
+    return two_groups(
+        trained(model), lambda p: p.dim() >= 2 and id(p) not in tables, weight_decay
+    )
+
+
+@wrong("parameter_groups", "this is the weight of an nn.Embedding")
+def children_only(model, weight_decay):
+    """A tied embedding is met in the head, too."""
+    decays, others, seen = [], [], set()
+    for module in reversed(list(model.modules())):
+        for value in module.parameters(recurse=False):
+            if value in seen or not value.requires_grad:
+                continue
+            seen.add(value)
+            is_table = isinstance(module, torch.nn.Embedding)
+            (others if is_table or value.ndim < 2 else decays).append(value)
+    return [
+        {"params": decays, "weight_decay": weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+
+
+@wrong("parameter_groups", "a bias, a norm's factor or a single number|nn.Embedding")
 def everything_decays(model, weight_decay):
     return two_groups(trained(model), lambda value: True, weight_decay)
 
 
 @wrong("parameter_groups", "a frozen parameter has no gradient")
 def frozen_ones_too(model, weight_decay):
-    return two_groups(model.parameters(), lambda value: value.dim() >= 2, weight_decay)
+    return two_groups(model.parameters(), rightly(model), weight_decay)
 
 
 @wrong("parameter_groups", "a weight with two or more dimensions must be decayed")
 def only_matrices(model, weight_decay):
-    return two_groups(trained(model), lambda value: value.dim() == 2, weight_decay)
-
-
-@wrong("parameter_groups", "an embedding is a matrix, too|a norm's factor")
-def only_linear_layers(model, weight_decay):
-    linear = {
-        id(m.weight)
-        for name, m in model.named_modules()
-        if isinstance(m, torch.nn.Linear) and name != "head"
-    }
-    return two_groups(trained(model), lambda value: id(value) in linear, weight_decay)
+    decays = rightly(model)
+    return two_groups(
+        trained(model), lambda value: decays(value) and value.dim() == 2, weight_decay
+    )
 
 
 @wrong("parameter_groups", "it has no|gets AdamW's default")
 def says_nothing(model, weight_decay):
-    return [{"params": [p for p in trained(model) if p.dim() >= 2], "weight_decay": weight_decay},
-            {"params": [p for p in trained(model) if p.dim() < 2]}]  # fmt: skip
+    groups = two_groups(trained(model), rightly(model), weight_decay)
+    del groups[1]["weight_decay"]
+    return groups
 
 
 @wrong("parameter_groups", "in two groups, or twice in one")
@@ -203,24 +323,206 @@ def tied_ones_twice(model, weight_decay):
         for _, value in model.named_parameters(remove_duplicate=False)
         if value.requires_grad
     ]
-    return two_groups(named, lambda value: value.dim() >= 2, weight_decay)
+    return two_groups(named, rightly(model), weight_decay)
 
 
 @wrong("parameter_groups", "this parameter is in no group")
 def forgets_the_vectors(model, weight_decay):
-    return [
-        {
-            "params": [p for p in trained(model) if p.dim() >= 2],
-            "weight_decay": weight_decay,
-        }
-    ]
+    return two_groups(trained(model), rightly(model), weight_decay)[:1]
 
 
 @wrong("parameter_groups", "not copies of them")
 def of_a_copy(model, weight_decay):
-    return two_groups(
-        trained(copy.deepcopy(model)), lambda value: value.dim() >= 2, weight_decay
+    model = copy.deepcopy(model)
+    return two_groups(trained(model), rightly(model), weight_decay)
+
+
+@wrong("parameter_groups", "not the one that the function was given")
+def always_a_tenth(model, weight_decay):
+    return two_groups(trained(model), rightly(model), 0.1)
+
+
+# ---- predict_update ----
+
+
+def in_layer(width, heads, kv_heads, hidden):
+    return 2 * width**2 + 2 * width * kv_heads * (width // heads) + 3 * width * hidden
+
+
+def costs(per_layer=in_layer, norms=2, tables=2, flops=None, sent=None):
+    """An answer with some part of it different.
+
+    flops, sent: functions of a namespace with the arguments and what follows from them.
+    """
+
+    def predict_update(**case):
+        c = SimpleNamespace(**case)
+        c.layer = per_layer(c.width, c.heads, c.kv_heads, c.hidden)
+        c.table, c.tokens = c.vocabulary * c.width, c.windows * c.context
+        c.parameters = tables * c.table + c.layers * (c.layer + norms * c.width)
+        c.parameters += c.width
+        c.matrices = c.table + c.layers * c.layer
+        c.attention = 12 * c.layers * c.width * c.context
+        right_flops = c.tokens * (6 * c.matrices + c.attention)
+        right_sent = 8 * c.parameters * (c.ranks - 1) / c.ranks
+        return (
+            c.parameters,
+            flops(c) if flops else right_flops,
+            sent(c) if sent else right_sent,
+        )
+
+    return [predict_update]
+
+
+@right("predict_update", several=True)
+def by_parts():
+    return costs()
+
+
+@right("predict_update")
+def on_meta(
+    vocabulary, context, layers, width, heads, kv_heads, hidden, windows, ranks
+):
+    """Builds the matrices without memory and counts; NumPy numbers."""
+    from torch import nn
+
+    narrow = width // heads * kv_heads
+    with torch.device("meta"):
+        sizes = [(width, width), (width, narrow), (width, narrow), (width, width)]
+        sizes += [(width, hidden), (width, hidden), (hidden, width)]
+        block = [nn.Linear(a, b, bias=False) for a, b in sizes]
+        net = nn.ModuleList(block * 1)
+    one = sum(p.numel() for p in net.parameters())
+    total = np.int64(layers) * (one + 2 * width) + width + 2 * vocabulary * width
+    multiplied = layers * one + vocabulary * width
+    forward = 2 * multiplied + 4 * layers * width * context
+    return np.array(
+        [total, 3 * forward * windows * context, 4 * 2 * (ranks - 1) * (total / ranks)]
     )
+
+
+@wrong("predict_update", "the head is not tied", several=True)
+def as_gpt2():
+    return costs(tables=1)
+
+
+@wrong("predict_update", "key and value have fewer heads", several=True)
+def all_heads():
+    return costs(per_layer=lambda w, h, kv, hidden: 4 * w**2 + 3 * w * hidden)
+
+
+@wrong("predict_update", "the MLP has three matrices", several=True)
+def two_matrices():
+    return costs(
+        per_layer=lambda w, h, kv, hidden: in_layer(w, h, kv, hidden) - w * hidden
+    )
+
+
+@wrong("predict_update", "each layer has two norms", several=True)
+def one_norm():
+    return costs(norms=1)
+
+
+@wrong("predict_update", "the MLP is `hidden` wide", several=True)
+def four_times_the_width():
+    return costs(per_layer=lambda w, h, kv, hidden: in_layer(w, h, kv, 4 * w))
+
+
+@wrong("predict_update", "one of them is missing|tied|fewer heads")
+def lesson_tens_model(
+    vocabulary, context, layers, width, heads, kv_heads, hidden, windows, ranks
+):
+    from ddp_course.scenery.models import GPT
+
+    with torch.device("meta"):
+        model = GPT(vocabulary, context, layers, heads, width)
+    count = sum(p.numel() for p in model.parameters())
+    flops = model.flops_per_token() * windows * context
+    return count, flops, 8 * count * (ranks - 1) / ranks
+
+
+@wrong("predict_update", "the embedding is a table", several=True)
+def six_per_parameter():
+    return costs(flops=lambda c: c.tokens * (6 * c.parameters + c.attention))
+
+
+@wrong("predict_update", "attention is missing", several=True)
+def without_attention():
+    return costs(flops=lambda c: 6 * c.tokens * c.matrices)
+
+
+@wrong("predict_update", "although half of it is masked", several=True)
+def causal_half():
+    return costs(flops=lambda c: c.tokens * (6 * c.matrices + c.attention / 2))
+
+
+@wrong("predict_update", "every head of the query attends", several=True)
+def attention_of_shared_heads():
+    return costs(
+        flops=lambda c: c.tokens * (6 * c.matrices + c.attention * c.kv_heads / c.heads)
+    )
+
+
+@wrong("predict_update", "that is 6 per parameter and token", several=True)
+def six_per_parameter_and_nothing_else():
+    return costs(flops=lambda c: 6 * c.tokens * c.parameters)
+
+
+@wrong("predict_update", "nothing is recomputed here", several=True)
+def with_checkpointing():
+    return costs(flops=lambda c: c.tokens * (8 * c.matrices + c.attention * 4 / 3))
+
+
+@wrong("predict_update", "not one for each head", several=True)
+def one_number_per_head():
+    return costs(
+        flops=lambda c: c.tokens * (6 * c.matrices + c.attention * c.heads / c.width)
+    )
+
+
+@wrong("predict_update", "backward takes twice as many", several=True)
+def forward_only():
+    return costs(flops=lambda c: c.tokens * (2 * c.matrices + c.attention / 3))
+
+
+@wrong("predict_update", "that is for one token", several=True)
+def per_token():
+    return costs(flops=lambda c: 6 * c.matrices + c.attention)
+
+
+@wrong("predict_update", "that is for all ranks together", several=True)
+def all_ranks():
+    return costs(flops=lambda c: c.ranks * c.tokens * (6 * c.matrices + c.attention))
+
+
+@wrong("predict_update", "a ring sends 2", several=True)
+def the_gradient_once():
+    return costs(sent=lambda c: 4 * c.parameters)
+
+
+@wrong("predict_update", "goes around the ring twice", several=True)
+def once_around():
+    return costs(sent=lambda c: 4 * c.parameters * (c.ranks - 1) / c.ranks)
+
+
+@wrong("predict_update", "these are numbers, not bytes", several=True)
+def numbers_for_bytes():
+    return costs(sent=lambda c: 2 * c.parameters * (c.ranks - 1) / c.ranks)
+
+
+@wrong("predict_update", "what all ranks send together", several=True)
+def of_all_ranks():
+    return costs(sent=lambda c: 8 * c.parameters * (c.ranks - 1))
+
+
+@wrong("predict_update", "a single rank has nobody", several=True)
+def a_rank_at_least():
+    return costs(sent=lambda c: 8 * c.parameters * max(1, c.ranks - 1) / c.ranks)
+
+
+@wrong("predict_update", "return three numbers")
+def two_of_them(vocabulary, width, **_):
+    return vocabulary * width, 6 * vocabulary * width
 
 
 # ---- deal_out ----
@@ -230,75 +532,303 @@ def pair(stream, start, context):
     return stream[start : start + context], stream[start + 1 : start + context + 1]
 
 
+def rounds(documents, size, start, more=1, keep=True):
+    """The tokens of each round, and `more` that follow it, as soon as they are there.
+
+    keep: whether what is left of a document goes on in the next.
+    """
+    kept = torch.empty(0, dtype=torch.int64)
+    for document in documents:
+        done = min(start, len(document))
+        start -= done
+        kept = torch.cat([kept if keep else kept[:0], document[done:]])
+        while len(kept) >= size + more:
+            yield kept[: size + more]
+            kept = kept[size:]
+
+
 @right("deal_out")
-def all_windows_first(stream, context, rank, ranks):
-    """As a matrix; a rank's are every ranks-th row."""
+def as_lists(documents, context, rank, ranks, start):
+    """Token by token, in lists."""
+    tokens = itertools.chain.from_iterable(map(torch.Tensor.tolist, documents))
+    tokens = itertools.islice(tokens, start, None)
+    last = list(itertools.islice(tokens, 1))
+    while len(more := list(itertools.islice(tokens, ranks * context))) == (
+        ranks * context
+    ):
+        round_ = last + more
+        yield pair(round_, rank * context, context)
+        last = round_[-1:]
+
+
+@right("deal_out")
+def a_window_at_a_time(documents, context, rank, ranks, start):
+    """Cuts all windows, and holds back this rank's until the round is complete."""
+    mine = None
+    for number, window in enumerate(rounds(documents, context, start)):
+        if number % ranks == rank:
+            mine = window[:-1].clone(), window[1:].clone()
+        if number % ranks == ranks - 1:
+            yield mine
+
+
+@right("deal_out")
+def one_document_ahead(documents, context, rank, ranks, start):
+    """In NumPy; knows the next document before it works on this one."""
+    kept, size = np.empty(0, dtype=np.int64), ranks * context
+    following = next(documents, None)
+    while following is not None:
+        document, following = following.numpy(), next(documents, None)
+        kept = np.concatenate([kept, document[start:]])
+        start = max(0, start - len(document))
+        for _ in range((len(kept) - 1) // size):
+            yield map(torch.from_numpy, pair(kept, rank * context, context))
+            kept = kept[size:]
+
+
+@right("deal_out")
+def counts_places(documents, context, rank, ranks, start):
+    """By the absolute place of each window; `offset` is that of the first kept token."""
+    kept, offset, begin = torch.empty(0, dtype=torch.int64), 0, start
+    for document in documents:
+        kept = torch.hstack([kept, document])
+        while offset + len(kept) > begin + ranks * context:
+            yield pair(kept, begin + rank * context - offset, context)
+            begin += ranks * context
+        drop = min(len(kept), max(0, begin - offset))
+        kept, offset = kept[drop:], offset + drop
+
+
+@wrong("deal_out", "yield a window as soon as its round is complete")
+def joins_the_corpus(documents, context, rank, ranks, start):
+    stream = torch.cat([torch.empty(0, dtype=torch.int64), *documents])[start:]
     count = (len(stream) - 1) // context // ranks * ranks
-    tokens = stream[: count * context].view(count, context)
-    targets = stream[1 : count * context + 1].view(count, context)
-    return list(zip(tokens[rank::ranks], targets[rank::ranks]))
+    for number in range(rank, count, ranks):
+        yield pair(stream, number * context, context)
 
 
-@right("deal_out")
-def one_by_one(stream, context, rank, ranks):
-    windows, start = [], 0
-    while start + ranks * context < len(stream):
-        windows.append(pair(stream, start + rank * context, context))
-        start += ranks * context
-    return windows
+@wrong("deal_out", "yield a window as soon as its round is complete")
+def torchs_sampler(documents, context, rank, ranks, start):
+    """Lesson 10's windows, with torch's sampler."""
+    from torch.utils.data import DistributedSampler
+
+    from ddp_course.scenery.text import Windows
+
+    stream = torch.cat([torch.empty(0, dtype=torch.int64), *documents])[start:]
+    windows = Windows(stream.numpy(), context)
+    sampler = DistributedSampler(windows, ranks, rank, shuffle=False, drop_last=True)
+    return [windows[index] for index in sampler]
 
 
-@wrong("deal_out", "both of them `context` long|needs one more token")
-def without_the_last_target(stream, context, rank, ranks):
-    count = len(stream) // context // ranks * ranks
-    return [
-        pair(stream, start, context)
-        for start in range(rank * context, count * context, ranks * context)
-    ]
+@wrong("deal_out", "TypeError|no len|not subscriptable", "your code raised")
+def lesson_tens_windows(documents, context, rank, ranks, start):
+    from ddp_course.scenery.text import Windows
+
+    windows = Windows(documents, context)
+    return [windows[index] for index in range(rank, len(windows), ranks)]
+
+
+@wrong("deal_out", "yield a window as soon as its round is complete")
+def reads_in_batches(documents, context, rank, ranks, start):
+    while some := list(itertools.islice(documents, 50)):
+        joined = iter([torch.cat(some)])
+        yield from a_window_at_a_time(joined, context, rank, ranks, start)
+        start = max(0, start - sum(map(len, some)))
+
+
+@wrong("deal_out", "too small for a whole corpus")
+def keeps_everything(documents, context, rank, ranks, start):
+    kept, begin = torch.empty(0, dtype=torch.int64), start
+    for document in documents:
+        kept = torch.cat([kept, document])
+        while len(kept) > begin + ranks * context:
+            yield pair(kept, begin + rank * context, context)
+            begin += ranks * context
+
+
+@wrong("deal_out", "too small for a whole corpus")
+def keeps_a_list(documents, context, rank, ranks, start):
+    kept, begin = [], start
+    for document in documents:
+        kept.extend(document.tolist())
+        while len(kept) > begin + ranks * context:
+            yield map(torch.tensor, pair(kept, begin + rank * context, context))
+            begin += ranks * context
+
+
+@wrong("deal_out", "yield a window only when its round is complete|before its round")
+def as_soon_as_it_is_there(documents, context, rank, ranks, start):
+    for number, window in enumerate(rounds(documents, context, start)):
+        if number % ranks == rank:
+            yield window[:-1], window[1:]
+
+
+@wrong("deal_out", "tokens for one more round|both of them `context` long")
+def without_the_last_target(documents, context, rank, ranks, start):
+    for round_ in rounds(documents, ranks * context, start, more=0):
+        yield pair(round_, rank * context, context)
+
+
+@wrong("deal_out", "tokens for one more round")
+def waits_for_two_tokens(documents, context, rank, ranks, start):
+    for round_ in rounds(documents, ranks * context, start, more=2):
+        yield pair(round_, rank * context, context)
 
 
 @wrong("deal_out", "there is nothing to predict")
-def no_shift(stream, context, rank, ranks):
-    return [(tokens, tokens) for tokens, _ in one_by_one(stream, context, rank, ranks)]
-
-
-@wrong("deal_out", "two ranks have the same window, or one rank has it twice")
-def everybody_all(stream, context, rank, ranks):
-    return one_by_one(stream, context, 0, 1)
-
-
-@wrong("deal_out", "windows overlap")
-def sliding(stream, context, rank, ranks):
-    count = (len(stream) - context) // ranks
-    return [pair(stream, rank + ranks * number, context) for number in range(count)]
-
-
-@wrong("deal_out", "would wait for the others in its last update")
-def uneven(stream, context, rank, ranks):
-    count = (len(stream) - 1) // context
-    return [
-        pair(stream, number * context, context) for number in range(rank, count, ranks)
-    ]
-
-
-@wrong("deal_out", "tokens are lost")
-def a_token_between(stream, context, rank, ranks):
-    """Takes context + 1 tokens for each window, and begins the next one behind them."""
-    count = len(stream) // (context + 1) // ranks * ranks
-    return [
-        pair(stream, number * (context + 1), context)
-        for number in range(rank, count, ranks)
-    ]
-
-
-@wrong("deal_out", "tokens are lost")
-def drops_one_too_many(stream, context, rank, ranks):
-    return one_by_one(stream[:-1], context, rank, ranks)
+def no_shift(documents, context, rank, ranks, start):
+    for tokens, _ in a_window_at_a_time(documents, context, rank, ranks, start):
+        yield tokens, tokens
 
 
 @wrong("deal_out", "one place later")
-def the_other_way(stream, context, rank, ranks):
-    return [
-        (targets, tokens)
-        for tokens, targets in one_by_one(stream, context, rank, ranks)
-    ]
+def the_other_way(documents, context, rank, ranks, start):
+    for tokens, targets in a_window_at_a_time(documents, context, rank, ranks, start):
+        yield targets, tokens
+
+
+@wrong("deal_out", "two ranks have the same window, or one rank has it twice")
+def everybody_all(documents, context, rank, ranks, start):
+    yield from a_window_at_a_time(documents, context, 0, 1, start)
+
+
+@wrong("deal_out", "windows overlap|first `start` tokens")
+def sliding(documents, context, rank, ranks, start):
+    for round_ in rounds(documents, ranks, start, more=context):
+        yield pair(round_, rank, context)
+
+
+@wrong("deal_out", "tokens between two windows are lost")
+def a_token_between(documents, context, rank, ranks, start):
+    """Takes context + 1 tokens for each window, and begins the next one behind them."""
+    for round_ in rounds(documents, ranks * (context + 1), start, more=0):
+        yield pair(round_, rank * (context + 1), context)
+
+
+@wrong("deal_out", "tokens between two windows are lost|first `start`|one more round")
+def document_by_document(documents, context, rank, ranks, start):
+    """What is left of a document is dropped."""
+    for round_ in rounds(documents, ranks * context, start, keep=False):
+        yield pair(round_, rank * context, context)
+
+
+@wrong("deal_out", "lost|two ranks|in turn|round|`start`|adjacent")
+def deals_documents(documents, context, rank, ranks, start):
+    """As split_dataset_by_node does with a streaming dataset: every ranks-th example."""
+    mine = itertools.islice(documents, rank, None, ranks)
+    for round_ in rounds(mine, context, start):
+        yield round_[:-1], round_[1:]
+
+
+@wrong("deal_out", "first `start` tokens of the whole stream")
+def from_the_beginning(documents, context, rank, ranks, start):
+    yield from a_window_at_a_time(documents, context, rank, ranks, 0)
+
+
+@wrong("deal_out", "first `start` tokens of the whole stream|not windows")
+def leaves_out_windows(documents, context, rank, ranks, start):
+    yield from a_window_at_a_time(documents, context, rank, ranks, start * context)
+
+
+@wrong("deal_out", "not those of each document|nor of each|are adjacent|are left out")
+def leaves_out_of_each_document(documents, context, rank, ranks, start):
+    cut = (document[start:] for document in documents)
+    yield from a_window_at_a_time(cut, context, rank, ranks, 0)
+
+
+@wrong("deal_out", "a block of neighbouring windows")
+def in_blocks(documents, context, rank, ranks, start):
+    windows = list(a_window_at_a_time(documents, context, 0, 1, start))
+    each = len(windows) // ranks
+    yield from windows[rank * each : (rank + 1) * each]
+
+
+@wrong("deal_out", "not in the order of the text")
+def backwards(documents, context, rank, ranks, start):
+    windows = a_window_at_a_time(documents, context, rank, ranks, start)
+    yield from list(windows)[::-1]
+
+
+@wrong("deal_out", "they were not dealt in turn")
+def there_and_back(documents, context, rank, ranks, start):
+    """Snakes through the ranks: 0, 1, 2, 2, 1, 0."""
+    for number, round_ in enumerate(rounds(documents, ranks * context, start)):
+        place = ranks - 1 - rank if number % 2 else rank
+        yield pair(round_, place * context, context)
+
+
+@wrong("deal_out", "must not change|both of them|one place later|same window")
+def in_a_buffer(documents, context, rank, ranks, start):
+    """Yields views of one buffer, which the next round overwrites."""
+    buffer = torch.empty(ranks * context + 1, dtype=torch.int64)
+    for round_ in rounds(documents, ranks * context, start):
+        buffer.copy_(round_)
+        yield pair(buffer, rank * context, context)
+
+
+@wrong("deal_out", "does something remain from an earlier call")
+def goes_on_where_the_last_call_ended(
+    documents,
+    context,
+    rank,
+    ranks,
+    start,
+    kept=[],  # noqa: B006
+):
+    for document in documents:
+        kept += document[start:].tolist()
+        start = max(0, start - len(document))
+        while len(kept) > ranks * context:
+            yield pair(kept, rank * context, context)
+            del kept[: ranks * context]
+
+
+@wrong("deal_out", "a tensor of whole numbers with one dimension")
+def in_floats(documents, context, rank, ranks, start):
+    """torch.empty(0) is a tensor of float32."""
+    documents = itertools.chain([torch.empty(0)], documents)
+    for round_ in rounds(documents, ranks * context, start):
+        yield pair(round_.float(), rank * context, context)
+
+
+@wrong("deal_out", "a tensor of whole numbers with one dimension")
+def without_targets(documents, context, rank, ranks, start):
+    for round_ in rounds(documents, ranks * context, start):
+        yield round_[rank * context :][: context + 1]
+
+
+@wrong("deal_out", "enough for several rounds")
+def a_round_per_document(documents, context, rank, ranks, start):
+    kept, size = torch.empty(0, dtype=torch.int64), ranks * context
+    for document in documents:
+        done = min(start, len(document))
+        start -= done
+        kept = torch.cat([kept, document[done:]])
+        if len(kept) > size:
+            yield pair(kept, rank * context, context)
+            kept = kept[size:]
+
+
+@wrong("deal_out", "tokens between two windows are lost")
+def takes_off_the_last_target(documents, context, rank, ranks, start):
+    for round_ in rounds(documents, ranks * context + 1, start, more=0):
+        yield pair(round_, rank * context, context)
+
+
+@wrong("deal_out", "the first `start` tokens of the whole stream")
+def divides_the_start(documents, context, rank, ranks, start):
+    yield from counts_places(documents, context, rank, ranks, start // 2)
+
+
+@right("deal_out")
+def all_rounds_of_a_document(documents, context, rank, ranks, start):
+    kept, size = torch.zeros(0, dtype=torch.long), ranks * context
+    for document in documents:
+        kept = torch.cat((kept, document[start:]))
+        start = max(0, start - len(document))
+        many = max(0, len(kept) - 1) // size
+        tokens = kept[: many * size].view(many, ranks, context)
+        targets = kept[1 : many * size + 1] if many else kept[:0]
+        targets = targets.view(many, ranks, context)
+        yield from zip(tokens[:, rank], targets[:, rank])
+        kept = kept[many * size :].clone()

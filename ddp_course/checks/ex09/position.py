@@ -1,0 +1,130 @@
+"""Question 2: the rest of an epoch."""
+
+import torch
+from torch.utils.data import DistributedSampler
+
+from ddp_course.school.judge import Wrong, question, trying
+
+
+def rests(rest_of_epoch, cases):
+    """What the answer returns on each rank, for each case; and whether torch's global
+    generator is where it was.
+    """
+    torch.rand(5)  # so that its seed alone does not bring its state back
+    before, seen = torch.get_rng_state(), []
+    for case in cases:
+        with trying(str(case)):
+            seen.append(
+                [
+                    [int(index) for index in rest_of_epoch(rank=rank, **case)]
+                    for rank in range(case["ranks"])
+                ]
+            )
+    return seen, bool(torch.equal(before, torch.get_rng_state()))
+
+
+def order_of(length, seed, epoch):
+    """The order of an epoch, from a DistributedSampler for one rank."""
+    sampler = DistributedSampler(range(length), 1, 0, seed=seed)
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+@question(
+    "All ranks follow one order, and each takes every n-th place. So the samples that were seen are the beginning "
+    "of that order. How long is it?",
+    "Each of the old ranks has done batches_done batches of batch_size, so old_ranks * batches_done * batch_size "
+    "places are done. Divide the remaining places among the current ranks.",
+    "order = torch.randperm(length, generator=torch.Generator().manual_seed(seed + epoch)).tolist(); "
+    "rest = order[old_ranks * batches_done * batch_size :]; return rest[rank::ranks].",
+)
+def check_rest_of_epoch(answer, draw):
+    """No sample may be seen twice or left out, in the epoch's own order, even if the
+    number of ranks changes.
+    """
+    cases = cases_of_epochs(draw)
+    [(seen, generator_stayed)] = answer.on_ranks(rests, cases)
+    for case, of_ranks in zip(cases, seen):
+        judge_rest(case, of_ranks)
+    if not generator_stayed:
+        cause = "dropout draws from torch's global generator: leave it alone, and draw from a torch.Generator of your own"
+        raise Wrong(
+            "the state of torch's global random generator",
+            expected="as it was before the call",
+            got="another one",
+            cause=cause,
+        )
+
+
+def cases_of_epochs(draw):
+    """Interrupted epochs, with lengths that neither the old ranks nor the new ones
+    divide; one that has just begun; and one that the padding has filled up.
+    """
+    cases = []
+    for old_ranks, ranks in [(2, 2), (3, 2), (2, 3), (1, 4), (3, 1)]:
+        batch_size, batches = draw.choice([3, 4, 5]), draw.randrange(2, 4)
+        length = old_ranks * batch_size * (batches + 2) + draw.randrange(4, 9)
+        while any(length % n == 0 for n in (old_ranks, ranks) if n > 1):
+            length += 1
+        case = {"length": length, "seed": draw.randrange(1, 1000)}
+        case |= {"epoch": draw.randrange(1, 9), "batches_done": batches}
+        case |= {"batch_size": batch_size, "old_ranks": old_ranks, "ranks": ranks}
+        cases.append(case)
+    cases.append(cases[0] | {"batches_done": 0, "epoch": 0})
+    filled_up = cases[1]["old_ranks"] * cases[1]["batch_size"] * 3 - 2
+    cases.append(cases[1] | {"length": filled_up, "batches_done": 3})
+    return cases
+
+
+def judge_rest(case, of_ranks):
+    """Raise Wrong unless each rank has its part of the rest, in order."""
+    order = order_of(case["length"], case["seed"], case["epoch"])
+    skipped = case["old_ranks"] * case["batches_done"] * case["batch_size"]
+    ranks = case["ranks"]
+    rest = order[skipped:]
+    for rank, got in enumerate(of_ranks):
+        expected = rest[rank::ranks]
+        if got == expected:
+            continue
+        checked = f"{case['length']} samples, epoch {case['epoch']}, of which {case['old_ranks']} ranks have done "
+        checked += f"{case['batches_done']} batches of {case['batch_size']}; now there are {ranks} ranks"
+        raise Wrong(checked, rank=f"{rank} of {ranks}", expected=expected or "nothing: all samples have been seen",
+                    got=got or "nothing", cause=cause_of_rest(case, of_ranks, rank, order, skipped))  # fmt: skip
+
+
+def cause_of_rest(case, of_ranks, rank, order, skipped):
+    """The likely cause of a wrong rest of an epoch."""
+    got, ranks, done = (
+        of_ranks[rank],
+        case["ranks"],
+        case["batches_done"] * case["batch_size"],
+    )
+    first = order_of(case["length"], case["seed"], 0)
+    padded = order + order[: -len(order) % case["old_ranks"]]
+    looks = [
+        (order[rank::ranks], "that is the whole epoch from its beginning: leave out the samples that have been seen"),
+        (order[rank::ranks][done:], "the samples that have been seen depend on the old number of ranks, not on the "
+         "current one"),
+        (order[done * ranks :][rank::ranks], "the samples that have been seen depend on old_ranks, not on ranks"),
+        (padded[skipped:][rank::ranks], "the padding is in it: DistributedSampler fills up its order with samples from the "
+         "beginning, and those have been seen"),
+        (order[done:][rank::ranks], "each of the old ranks has done this many places, not all of them together"),
+        (order[case["old_ranks"] * case["batches_done"] :][rank::ranks], "batches_done counts batches, not samples"),
+        (order[skipped:], "that is the rest for all ranks: each rank must take its own part of it"),
+        (first[skipped:][rank::ranks], "every epoch has the order of epoch 0: the shuffle's seed must be seed + epoch"),
+        (list(range(case["length"]))[skipped:][rank::ranks], "the samples are in the data set's order, not shuffled"),
+    ]  # fmt: skip
+    for value, cause in looks:
+        if got == value and value != order[skipped:][rank::ranks]:
+            return cause
+    everybody = sorted(index for of_rank in of_ranks for index in of_rank)
+    rest = sorted(order[skipped:])
+    if everybody == rest:
+        return "no sample is missing or repeated, but the order is wrong: place p of the rest belongs to rank p % ranks"
+    if len(everybody) > len(set(everybody)):
+        return "some samples come twice: divide the rest without padding; the ranks' shares may differ by one"
+    if set(everybody) & set(order[:skipped]):
+        return "some samples that have been seen come again"
+    if set(everybody) < set(rest):
+        return "some samples are left out that no rank has seen"
+    return "do you use DistributedSampler's order, torch.randperm with a generator of seed + epoch?"
