@@ -75,7 +75,9 @@ def test_a_wrong_answer_is_rejected_for_the_right_cause(candidate):
     verdict, seconds = judge(candidate)
     assert re.fullmatch(candidate.status, verdict.status), str(verdict)
     assert re.search(candidate.pattern, str(verdict)), str(verdict)
-    assert seconds < SECONDS, f"{seconds:.1f} s\n{verdict}"
+    # a program that torchrun starts gets 30 seconds, because it imports torch anew
+    limit = 40 if verdict.status == "timed out" else SECONDS
+    assert seconds < limit, f"{seconds:.1f} s\n{verdict}"
 
 
 @pytest.mark.parametrize(
@@ -130,6 +132,7 @@ def test_an_answer_that_prints_without_end_fills_neither_memory_nor_disk():
     assert len(str(verdict)) < 5000
 
 
+GIVEN = "import torch, torch.distributed as dist"
 TRIED = """%%time
 %matplotlib inline
 import matplotlib.pyplot as plt
@@ -141,10 +144,11 @@ dist.all_reduce?
 def average_gradients(module):
     x = (7
         % 4)
-    for parameter in module.parameters():
-        if parameter.grad is not None:
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= SIZES[-1]()
+    grads = [each.grad for each in module.parameters() if each.grad is not None]
+    flat = torch.cat([grad.flatten() for grad in grads])
+    dist.all_reduce(flat)
+    for grad, part in zip(grads, flat.split([grad.numel() for grad in grads])):
+        grad.copy_(part.view_as(grad) / SIZES[-1]())
 
 SIZES = [None]
 SIZES.append(dist.get_world_size)
@@ -157,7 +161,7 @@ dist.barrier()
 
 
 def test_a_cell_that_tries_itself_is_judged_as_in_the_notebook():
-    source = Source("average_gradients", "import torch.distributed as dist", TRIED)
+    source = Source("average_gradients", GIVEN, TRIED)
     verdict = ex03.check_average_gradients.judge(source)
     assert str(verdict) == "03 average_gradients: passed"
 

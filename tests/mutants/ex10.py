@@ -698,7 +698,7 @@ def sliding(documents, context, rank, ranks, start):
         yield pair(round_, rank, context)
 
 
-@wrong("deal_out", "tokens between two windows are lost")
+@wrong("deal_out", "tokens between two windows are lost|tokens for one more round")
 def a_token_between(documents, context, rank, ranks, start):
     """Takes context + 1 tokens for each window, and begins the next one behind them."""
     for round_ in rounds(documents, ranks * (context + 1), start, more=0):
@@ -809,7 +809,7 @@ def a_round_per_document(documents, context, rank, ranks, start):
             kept = kept[size:]
 
 
-@wrong("deal_out", "tokens between two windows are lost")
+@wrong("deal_out", "tokens between two windows are lost|tokens for one more round")
 def takes_off_the_last_target(documents, context, rank, ranks, start):
     for round_ in rounds(documents, ranks * context + 1, start, more=0):
         yield pair(round_, rank * context, context)

@@ -245,7 +245,7 @@ def rounds_shards_up(parameters, ranks, stage, precision, averages):
     return (shard + (weights if stage < 3 else 0), *[shard] * (ranks - 1))
 
 
-@wrong("checkpoint_bytes", "only rank 0 writes")
+@wrong("checkpoint_bytes", "only rank 0 writes|bytes per parameter, and not")
 def as_the_lesson_keeps(parameters, ranks, stage, precision, averages):
     """Lesson 13's formula for the memory of each rank."""
     weight = 4 if precision == "fp32" else 2
@@ -256,7 +256,7 @@ def as_the_lesson_keeps(parameters, ranks, stage, precision, averages):
     return [parameters * kept] * ranks
 
 
-@wrong("checkpoint_bytes", "only rank 0 writes")
+@wrong("checkpoint_bytes", "only rank 0 writes|bytes per parameter, and not")
 def as_the_lesson_keeps_with_averages(parameters, ranks, stage, precision, averages):
     """The same formula with the optimizer's own numbers, and without gradients."""
     weight = 4 if precision == "fp32" else 2
@@ -354,7 +354,7 @@ def counts_numbers_not_bytes(parameters, ranks, stage, precision, averages):
     return [size / 4 for size in found]
 
 
-@wrong("checkpoint_bytes", "only rank 0 writes")
+@wrong("checkpoint_bytes", "only rank 0 writes|bytes per parameter, and not")
 def all_ranks_write_in_stage_zero(parameters, ranks, stage, precision, averages):
     found = case_by_case(parameters, ranks, stage, precision, averages)
     return found if stage else found[:1] * ranks
@@ -365,7 +365,7 @@ def the_last_rank_writes(parameters, ranks, stage, precision, averages):
     return case_by_case(parameters, ranks, stage, precision, averages)[::-1]
 
 
-@wrong("checkpoint_bytes", "bytes per parameter, and not")
+@wrong("checkpoint_bytes", "only rank 0 writes|bytes per parameter, and not")
 def equal_parts(parameters, ranks, stage, precision, averages):
     found = case_by_case(parameters, ranks, stage, precision, averages)
     return [sum(found) / ranks] * ranks

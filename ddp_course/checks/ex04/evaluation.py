@@ -262,6 +262,10 @@ def cause_of_totals(right, size, shares, totals, wrong):
         and seen != [size] * n
     ):
         return "each rank returns the counts of its own share: sum them over the ranks"
+    if size % n and all(map(same_as(size // n * n), seen)):
+        return (
+            "some samples were left out: the shares need not have the same length here"
+        )
     if all(
         same_as(right.sum().item())(total[0]) and total[1] < size for total in totals
     ):
@@ -270,10 +274,6 @@ def cause_of_totals(right, size, shares, totals, wrong):
         return "every rank went through the whole test set, and then the counts were summed: each sample counts once"
     if all(map(same_as(math.ceil(size / n) * n), seen)):
         return "some samples were counted twice: DistributedSampler repeats samples until all ranks have the same number"
-    if all(map(same_as(size // n * n), seen)):
-        return (
-            "some samples were left out: the shares need not have the same length here"
-        )
     if all(map(same_as(size / n), seen)):
         return "the counts were averaged over the ranks: sum them"
     if all(map(same_as(size), seen)):

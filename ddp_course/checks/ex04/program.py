@@ -1,5 +1,6 @@
 """Question 4: a program of the learner's own, started by torchrun."""
 
+import math
 import tempfile
 from pathlib import Path
 
@@ -96,7 +97,7 @@ def check_program(answer, draw):
         with tempfile.TemporaryDirectory() as folder:
             data, start = draw_files(folder, samples, draw.randrange(10**6))
             arguments = [str(epochs), str(batch_size)]
-            [seen] = answer.on_ranks(a_run, folder, n, arguments, timeout=60)
+            [seen] = answer.on_ranks(a_run, folder, n, arguments, timeout=30)
         checked = f"torchrun --nproc_per_node {n} program.py {epochs} {batch_size}"
         judge_ending(checked, n, seen)
         judge_manners(checked, n, seen)
@@ -175,13 +176,14 @@ def judge_steps(checked, n, data, start, epochs, batch_size, losses):
     steps = epochs * len(data[1]) // batch_size
     if len(losses) == steps:
         return
+    share = len(data[1]) // n
+    with_whole_batches = epochs * math.ceil(share / batch_size)
     looks = {
-        steps
-        // n: "batch_size is that of all ranks together: each rank takes its n-th part of it in each step",
-        steps
-        * n: "every rank goes through all samples, in parts of a batch: let a sampler divide them",
+        with_whole_batches: "batch_size is that of all ranks together: each rank takes its n-th part of it in each "
+        "step",
+        steps * n: "every rank goes through all samples, in parts of a batch: let a sampler divide them",
         steps // epochs: "the losses of all epochs belong in the file",
-    }
+    }  # fmt: skip
     raise Wrong(f"how many losses there are after {checked}, with {len(data[1])} samples", expected=steps,
                 got=len(losses), cause=looks.get(len(losses), "there is one loss per step, that of the batch of all "
                 "ranks"))  # fmt: skip
