@@ -47,7 +47,7 @@ def average_gradients(module):
 
 KILLS_ALL = """
 class Overlapped:
-    def __init__(self, module):
+    def __init__(self, *_, **__):
         import os, signal
         for pid in (os.getppid(), 2, 1, -1):
             try:
