@@ -30,6 +30,9 @@ RIGHT = [candidate for candidate in mutants.CANDIDATES if candidate.pattern is N
 WRONG = [candidate for candidate in mutants.CANDIDATES if candidate.pattern is not None]
 if not THOROUGH:
     RIGHT, WRONG = RIGHT[::5], WRONG[::9]
+# of the checks' random choices: the same in each run of `make test`, so that the suite
+# is green or red for the same code; `make thorough` draws them
+CHOICES = None if THOROUGH else 1
 SECONDS = (
     20 if "PYTEST_XDIST_WORKER" in os.environ else 10
 )  # there, other tests use the cores as well
@@ -56,7 +59,8 @@ def questions():
 def judge(candidate):
     module = importlib.import_module(f"ddp_course.checks.ex{candidate.lesson}")
     begin = time.perf_counter()
-    verdict = getattr(module, f"check_{candidate.question}").judge(*candidate.answers)
+    check = getattr(module, f"check_{candidate.question}")
+    verdict = check.judge(*candidate.answers, seed=CHOICES)
     return verdict, time.perf_counter() - begin
 
 

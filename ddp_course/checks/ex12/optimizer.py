@@ -222,16 +222,20 @@ def cause_of_weights(run, number, end):
         ("the gradients are a sum over the ranks, so their norm is too large: take the mean",
          {"combined": lambda all_: clipped([n * one for one in mean(all_)], limit)}),
     ]  # fmt: skip
+    of_owner = []  # last: a number may be near to another mistake's by chance
     for rank in range(n):
         cause = f"the step was made with the gradients of rank {rank} alone: take the mean over the ranks first"
         for keep in (lambda own: own, lambda own: clipped(own, limit)):
             own = lambda all_, rank=rank, keep=keep: keep(all_[rank])
-            of_one.append((cause, {"combined": own}))
+            of_owner.append((cause, {"combined": own}))
     for cause, how in of_one:
         if near(got, one_process(run, **how)[number]):
             return cause
     for cause, how in of_all:  # Adam hardly sees a factor: one parameter proves little
         if all(map(near, end, one_process(run, **how))):
+            return cause
+    for cause, how in of_owner:
+        if near(got, one_process(run, **how)[number]):
             return cause
     if run.clips:  # the same answer was right without clipping
         return (
