@@ -1,4 +1,4 @@
-"""The `%%ranks` cell magic, and what `%load_ext ddp_course.notebook` does besides.
+"""The `%%ranks` and `%%machines` cell magics, and what `%load_ext ddp_course.notebook` does besides.
 
 It starts the fork server in the background, reloads lessons that were edited on disk
 before the next cell, and shows a line below long cells.
@@ -16,6 +16,7 @@ import warnings
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
+from ddp_course import UsageError as CourseError
 from ddp_course.notebook.alive import watch_cells
 from ddp_course.ranks.launch import RankError, launch, start_server
 
@@ -30,6 +31,7 @@ def load_ipython_extension(shell):
     _keep_signals(shell)
     start_server()
     shell.register_magic_function(ranks, magic_kind="cell")
+    shell.register_magic_function(machines, magic_kind="cell")
     shell.set_custom_exc((NameError, RankError), _explain_name_error)
     watch_cells(shell)
     shell.run_line_magic("load_ext", "autoreload")
@@ -47,7 +49,7 @@ def _keep_signals(shell):
     )
 
 
-# ---- the magic ----
+# ---- the magics ----
 
 
 @magic_arguments()
@@ -65,10 +67,43 @@ def ranks(line, cell):
     The cell sees the notebook's variables, as copies. What it prints, and the value of
     its last line, is shown with the number of the rank.
     """
+    options = _options(ranks, line)
+    _run_on_ranks(f"%%ranks {line}", cell, options)
+
+
+@magic_arguments()
+@argument("count", type=int, nargs="?", default=2, help="how many machines (2)")
+@argument("--nproc", type=int, default=1, help="how many ranks in each (1)")
+@argument("--bandwidth", help="what each can send per second, such as 100mbit")
+@argument("--delay", help="how long each packet travels, such as 1ms")
+@argument(
+    "--timeout",
+    type=float,
+    default=60,
+    help="seconds after which they are stopped (60)",
+)
+def machines(line, cell):
+    """Run this cell on ranks on several machines, as `%%ranks` does on one. `machine`,
+    the number of the rank's machine, is defined, too.
+    """
+    from ddp_course.ranks.machines import Machines
+
+    options = _options(machines, line)
+    try:
+        laboratory = Machines(options.count, options.bandwidth, options.delay)
+    except CourseError as error:
+        raise UsageError(f"%%machines {line}: {error}") from None
+    with laboratory:
+        _run_on_ranks(f"%%machines {line}", cell, options, machines=laboratory)
+
+
+def _run_on_ranks(magic, cell, options, **where_to):
+    """Run a cell by launch(). magic: the cell's first line. where_to: more options of
+    launch().
+    """
     from IPython import get_ipython
 
     shell = get_ipython()
-    options = _options(line, shell)
     number = shell.displayhook.prompt_count  # as in Out[4]
     where = f"cell In[{number}]"
     text = f"\n{cell}"  # line 1 is the magic's
@@ -78,11 +113,12 @@ def ranks(line, cell):
         _run_cell,
         text,
         # with this name, errors can show the line
-        shell.compile.cache(f"%%ranks {line}\n{cell}", number),
+        shell.compile.cache(f"{magic}\n{cell}", number),
         {name: shell.user_ns[name] for name in used & shell.user_ns.keys()},
         options.timeout,
         nproc=options.nproc,
         timeout=options.timeout,
+        **where_to,
     )
 
 
@@ -90,7 +126,7 @@ def _run_cell(text, filename, variables, timeout):
     import torch
     import torch.distributed as dist
 
-    from ddp_course.ranks.environment import process_group
+    from ddp_course.ranks.environment import process_group, whole_number
 
     statements = ast.parse(text).body
     patience = (
@@ -98,6 +134,7 @@ def _run_cell(text, filename, variables, timeout):
     )  # so that launch's own timeout, with its better message, comes first
     with process_group(timeout=patience) as (rank, world_size):
         given = {"rank": rank, "world_size": world_size, "torch": torch, "dist": dist}
+        given["machine"] = whole_number("GROUP_RANK")
         names = {**variables, **given, "__name__": "__main__"}
         for statement in statements:
             if statement is statements[-1] and isinstance(statement, ast.Expr):
@@ -111,18 +148,21 @@ def _run_cell(text, filename, variables, timeout):
 # ---- what may be wrong with a cell, before any rank starts ----
 
 
-def _options(line, shell):
-    """The magic's arguments. Raises UsageError, of which IPython shows one line."""
+def _options(magic, line):
+    """A magic's arguments. Raises UsageError, of which IPython shows one line."""
+    from IPython import get_ipython
+
+    name = f"%%{magic.__name__}"
     expressions = re.findall(r"\{.*?\}", line)
     if expressions:  # IPython has replaced none, since one of them has no value
-        raise UsageError(_without_value(expressions, shell.user_ns))
+        raise UsageError(_without_value(expressions, get_ipython().user_ns))
     try:
-        options = parse_argstring(ranks, line)
+        options = parse_argstring(magic, line)
     except ValueError as error:
-        raise UsageError(f"%%ranks {line}: {error}") from None
+        raise UsageError(f"{name} {line}: {error}") from None
     if options.nproc < 1:
         raise UsageError(
-            f"%%ranks takes a number of ranks, 1 or more, not {options.nproc}"
+            f"{name} takes a number of ranks, 1 or more, not {options.nproc}"
         )
     if not 0 < options.timeout <= LONGEST:
         raise UsageError(

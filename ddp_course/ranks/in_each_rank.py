@@ -17,6 +17,7 @@ from pathlib import Path
 
 import cloudpickle
 
+from ddp_course.ranks.namespaces import MACHINE, move_into
 from ddp_course.ranks.output import write_output_to
 
 LARGEST_FILE = 64 * 2**20  # bytes, in launch_untrusted
@@ -31,6 +32,8 @@ def rank_main(rank, payload, folder, environments, timeout, plain=False):
     """
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
+    if MACHINE in environments[rank]:  # before there is a second thread
+        move_into(environments[rank][MACHINE])
     threading.Thread(target=_end_with_the_caller, args=(folder,), daemon=True).start()
     if plain:
         _limit_files()

@@ -73,7 +73,9 @@ LIVE_AFTER = 3.0
 GRACE = 0.3
 
 
-def launch(fn, *args, nproc=2, timeout=60, env=None, network=None, **kwargs):
+def launch(
+    fn, *args, nproc=2, timeout=60, env=None, network=None, machines=None, **kwargs
+):
     """Run `fn(*args, **kwargs)` on `nproc` ranks; return what each of them returned.
 
     fn: any callable, also one that was defined in a notebook cell. Its rank is in the
@@ -84,6 +86,7 @@ def launch(fn, *args, nproc=2, timeout=60, env=None, network=None, **kwargs):
         "DETAIL"}.
     network: (latency, bandwidth) of a pretend network between the ranks, in seconds and
         bytes per second: see pretend_network.py.
+    machines: Machines, see machines.py; `nproc` ranks run in each of them.
 
     The results come as a list in rank order. What the ranks print is printed by this
     process: whole lines, marked with their rank, in rank order. If the run takes longer
@@ -98,7 +101,7 @@ def launch(fn, *args, nproc=2, timeout=60, env=None, network=None, **kwargs):
     if network is not None:
         env[NETWORK] = " ".join(map(str, network))
     payload = _pickle(fn, args, kwargs)
-    with _Run(nproc, timeout) as run:
+    with _Run(nproc, timeout, machines=machines) as run:
         run.start(payload, env)
         run.wait()
     return endings.results(run.endings, timeout)
@@ -220,8 +223,9 @@ class _Run:
     rank ended.
     """
 
-    def __init__(self, nproc, timeout, plain=False):
-        self.nproc, self.timeout, self.plain = nproc, timeout, plain
+    def __init__(self, nproc, timeout, plain=False, machines=None):
+        self.nproc = nproc * machines.count if machines else nproc
+        self.machines, self.timeout, self.plain = machines, timeout, plain
         self.processes, self.endings, self.store = [], [], None
 
     def __enter__(self):
@@ -244,10 +248,13 @@ class _Run:
             )
         with _interrupt_held_back(), main_module_hidden():
             self.store = host_store()
-            own = [
-                rank_environment(rank, self.nproc, self.store.port)
-                for rank in range(self.nproc)
-            ]
+            if self.machines:
+                own = self.machines.environments(self.nproc, self.store.port)
+            else:
+                own = [
+                    rank_environment(rank, self.nproc, self.store.port)
+                    for rank in range(self.nproc)
+                ]
             environments = [os.environ | variables | env for variables in own]
             arguments = (
                 payload,

@@ -98,7 +98,11 @@ class PretendNetwork(dist.ProcessGroup):
                 start().wait()  # until all ranks have arrived; the rest is quick
                 time.sleep(seconds)
                 self.spans.append((begin, time.perf_counter()))
-                transfer.future.set_result(result)
+                # its callbacks run in this thread, and may wait for further transfers
+                done = threading.Thread(
+                    target=transfer.future.set_result, args=(result,)
+                )
+                done.start()
             except Exception as error:
                 transfer.future.set_exception(error)
 

@@ -123,14 +123,21 @@ def lab(
 def run(
     context: typer.Context,
     lesson: str = typer.Argument(help="its number"),
-    nproc: int = typer.Option(1, min=1, help="how many ranks"),
+    nproc: int = typer.Option(1, min=1, help="how many ranks, on each machine"),
+    machines: int = typer.Option(1, min=1, help="how many machines, made in this one"),
+    bandwidth: str = typer.Option(None, help="what each can send, such as 100mbit"),
+    delay: str = typer.Option(None, help="how long a packet travels, such as 1ms"),
 ):
     """Run a lesson's program as torchrun does. All other flags are the lesson's own."""
     # before torch is imported: that takes long
     script = folders.find(folders.programs(), lesson)
 
+    from ddp_course.ranks.machines import Machines
     from ddp_course.school import run
 
+    if machines > 1:
+        laboratory = Machines(machines, bandwidth, delay)
+        raise typer.Exit(run.run_on(laboratory, script, nproc, context.args))
     raise typer.Exit(run.run(script, nproc, context.args))
 
 

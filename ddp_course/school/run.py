@@ -1,8 +1,8 @@
 """`ddp-course run`: torchrun for a lesson's program, with a store that stays on loopback."""
 
 import importlib
-import logging
 import os
+import re
 import shlex
 import sys
 
@@ -15,9 +15,8 @@ def run(script, nproc, flags):
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
-    from torch.distributed.run import parse_args
-    from torch.distributed.run import run as torchrun
+
+    from ddp_course.ranks.agent import torchrun
 
     importlib.import_module(f"ddp_course.{script.stem}").arguments(flags)
     command = ["--nproc_per_node", str(nproc), os.path.relpath(script), *flags]
@@ -25,12 +24,8 @@ def run(script, nproc, flags):
     if nproc > 1:
         # torchrun's own default, of which it would warn
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # the ranks have already printed what went wrong
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    rendezvous_handler_registry.register("loopback", loopback_rendezvous)
-    backend = ["--rdzv_backend", "loopback", "--rdzv_endpoint", "127.0.0.1"]
     try:
-        torchrun(parse_args([*backend, *command]))
+        torchrun(["--rdzv_endpoint", "127.0.0.1", *command])
     except ChildFailedError as error:
         codes = [failure.exitcode for failure in error.failures.values()]
         if 130 in codes:  # the ranks have received Ctrl-C before torchrun
@@ -43,26 +38,19 @@ def run(script, nproc, flags):
     return 0
 
 
-def loopback_rendezvous(parameters):
-    """The ranks' rendezvous, like torchrun's, but with a store on 127.0.0.1 only.
+def run_on(machines, script, nproc, flags):
+    """Run a lesson's program on several machines, `nproc` ranks each; return the exit
+    code.
 
-    torchrun's store listens on all interfaces. parameters: RendezvousParameters.
+    machines: Machines that are not open yet. The rest is as in run().
     """
-    from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import (
-        StaticTCPRendezvous,
-    )
-
-    from ddp_course.ranks.environment import host_store
-
-    class Loopback(StaticTCPRendezvous):
-        def __init__(self):
-            store = host_store()
-            super().__init__("127.0.0.1", store.port, 0, 1, parameters.run_id, 600)
-            self._store = (
-                store  # if this is set, the base class does not make its own store
-            )
-
-        def get_backend(self):
-            return "loopback"
-
-    return Loopback()
+    importlib.import_module(f"ddp_course.{script.stem}").arguments(flags)
+    command = [os.path.relpath(script), *flags]
+    with machines:
+        try:
+            ended = machines.torchrun(command, nproc, timeout=None)
+        except KeyboardInterrupt:
+            return 130
+    if any(re.search(r"exitcode +: 2 ", text) for _, text in ended):
+        return 2  # as the ranks ended; torchrun itself always ends with 1
+    return max(code for code, _ in ended)

@@ -1,0 +1,232 @@
+"""Training that goes on with as many machines as there are, over a slow network.
+
+torchrun --nproc_per_node 2 ddp_course/lesson14.py --epochs 1 --save-every 5
+torchrun --nproc_per_node 3 ddp_course/lesson14.py --epochs 2 --resume
+torchrun --nproc_per_node 2 ddp_course/lesson14.py --epochs 1 --compress bf16
+python ddp_course/lesson14.py --epochs 1 --global-batch 64
+"""
+
+import time
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
+    PowerSGDState,
+    powerSGD_hook,
+)
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from ddp_course import UsageError, runs
+from ddp_course.lesson04 import evaluate, load, save
+from ddp_course.lesson06 import summed_loss
+from ddp_course.lesson09 import goes_on, job, write
+from ddp_course.ranks.environment import backend_for, choose_device, process_group
+from ddp_course.scenery.checkpoints import Unusable, check_numbers, check_settings, read
+from ddp_course.scenery.images import load_images
+from ddp_course.scenery.models import ConvNet
+
+# ---- the same batches for any number of ranks ----
+
+
+class DealtBatches:
+    """A batch sampler that deals each global batch over the ranks that there are.
+
+    However many ranks deal it, together they take the same samples. Yields this rank's
+    indices for each update from `start` on. The end of an epoch that is no whole batch
+    is left out; each epoch shuffles anew, so it is another one each time.
+    """
+
+    start = 0
+
+    def __init__(self, samples, global_batch, epochs, seed):
+        self.samples, self.global_batch, self.seed = samples, global_batch, seed
+        self.per_epoch = samples // global_batch
+        self.updates = epochs * self.per_epoch
+
+    def __iter__(self):
+        for update in range(self.start, self.updates):
+            epoch, number = divmod(update, self.per_epoch)
+            shuffle = torch.Generator().manual_seed(self.seed + epoch)
+            order = torch.randperm(self.samples, generator=shuffle)
+            batch = order.split(self.global_batch)[number]
+            yield batch[dist.get_rank() :: dist.get_world_size()].tolist()
+
+
+def update(model, images, labels, optimizer, args):
+    """Do one update; return this rank's part of the mean loss over the global batch.
+
+    A rank with a larger part, because there are fewer ranks, takes more micro-batches.
+    The size of the global batch is known, so no message is needed to count it.
+    """
+    optimizer.zero_grad()
+    mean = 0.0
+    parts = list(zip(images.split(args.batch_size), labels.split(args.batch_size)))
+    for number, (inputs, targets) in enumerate(parts, 1):
+        with nullcontext() if number == len(parts) else model.no_sync():
+            loss = summed_loss(model(inputs), targets) / args.global_batch
+            # DDP will divide the gradients by the number of ranks
+            (loss * dist.get_world_size()).backward()
+        mean = mean + loss.detach()
+    optimizer.step()
+    return mean
+
+
+# ---- fewer bytes per update ----
+
+
+def compress(model, how):
+    """Let DDP send its buckets in another form: 'bf16', half of the bytes, or
+    'powersgd', two thin matrices in place of each gradient.
+
+    T. Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+    Optimization", 2019.
+    """
+    if how == "bf16":
+        model.register_comm_hook(None, bf16_compress_hook)
+    elif how == "powersgd":
+        state = PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+        model.register_comm_hook(state, powerSGD_hook)
+
+
+# ---- one checkpoint for any number of ranks ----
+
+
+def save_checkpoint(path, parts, progress):
+    """Rank 0 writes what all ranks share, to one file; the others wait for it.
+
+    progress: plain values and tensors besides the states of the parts.
+    """
+    if dist.get_rank() == 0:
+        states = {name: part.state_dict() for name, part in parts.items()}
+        write(path, {"states": states, "progress": progress})
+    dist.barrier()
+
+
+def resume(path, parts, settings):
+    """Load the parts on all ranks; return the progress, or None without a checkpoint.
+
+    Rank 0 reads for all ranks, so no rank can find what another does not. Raises
+    UsageError for a damaged file, and if a run with other settings made it.
+    """
+    found = [None, None]  # the content, and what is wrong with it
+    if dist.get_rank() == 0 and path.is_file():
+        try:
+            found[0] = read(path)
+        except Unusable as problem:
+            found[1] = str(problem)
+    dist.broadcast_object_list(found)
+    checkpoint, problem = found
+    if checkpoint is None and problem is None:
+        return None
+    try:
+        if problem:
+            raise Unusable(problem)
+        check_settings(checkpoint["progress"]["settings"], settings, path)
+        for name, part in parts.items():
+            part.load_state_dict(checkpoint["states"][name])
+        check_numbers(parts["model"], parts["optimizer"])
+    except UsageError:
+        raise
+    except Exception as error:  # load_state_dict has errors of many kinds
+        reason = Unusable.because(error)
+        fix = "start anew, without --resume or with another --out"
+        raise UsageError(f"{path} cannot be used because {reason}: {fix}") from None
+    return checkpoint["progress"]
+
+
+# ---- the program ----
+
+
+def arguments(argv=()):
+    parser = runs.parser(__file__, __doc__)
+    flag, count = parser.add_argument, runs.count
+    together = "samples per update, on all ranks together (%(default)s)"
+    flag("--global-batch", type=count, default=128, help=together)
+    flag("--compress", choices=["none", "bf16", "powersgd"], default="none")
+    flag("--save-every", type=count, default=10, help="updates per checkpoint (10)")
+    flag("--resume", action="store_true", help="go on from the checkpoint, if any")
+    return parser.parse_args(argv)
+
+
+def main(argv=()):
+    args = arguments(argv)
+    device = choose_device(args.device)
+    with process_group(backend_for(device), args.timeout) as (rank, world_size):
+        return train(args, rank, world_size, device)
+
+
+def train(args, rank, world_size, device):
+    log = runs.open_folder(args.out)
+    train_set, test_set = load_images(args.data, args.train_samples, device)
+    if not world_size <= args.global_batch <= len(train_set):
+        limits = f"from {world_size}, the ranks, to {len(train_set)}, the samples"
+        raise UsageError(f"--global-batch {args.global_batch} is impossible: {limits}")
+    batches = DealtBatches(len(train_set), args.global_batch, args.epochs, args.seed)
+    loader = DataLoader(train_set, batch_sampler=batches)
+
+    torch.manual_seed(args.seed)
+    model = ConvNet(dropout=not args.no_dropout).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    parts = {"model": model, "optimizer": optimizer}
+    settings = {"seed": args.seed, "global-batch": args.global_batch}
+    settings |= {"data": train_set.name, "train-samples": len(train_set)}
+    progress = {"losses": [], "seconds": 0.0, "began": time.time()}
+    path = args.out / "checkpoint.pt"
+    if args.resume or goes_on(args.out):
+        if found := resume(path, parts, settings):
+            progress = found
+            log.info(f"resuming after update {len(progress['losses'])}")
+    if rank == 0:
+        runs.write_atomically(args.out / "job", job())
+    log.info(f"{world_size} ranks, {args.global_batch} samples per update")
+    batches.start = len(progress["losses"])
+    if batches.start > batches.updates:
+        problem = f"the checkpoint is {batches.start} updates into its run"
+        raise UsageError(f"{problem}; --epochs {args.epochs} has {batches.updates}")
+
+    gpu = [device] if device.type == "cuda" else None
+    # PowerSGD sends several messages per bucket, whose order among buckets may differ
+    # from rank to rank: with one bucket there is only one order
+    megabytes = 100 if args.compress == "powersgd" else None
+    model = DistributedDataParallel(model, device_ids=gpu, bucket_cap_mb=megabytes)
+    compress(model, args.compress)
+    torch.manual_seed(args.seed + batches.start * world_size + rank)  # for dropout
+
+    recent, begin = [], time.perf_counter()
+    for images, labels in loader:
+        model.train()
+        images, labels = images.to(device), labels.to(device)
+        recent.append(update(model, images, labels, optimizer, args))
+        done = len(progress["losses"]) + len(recent)
+        if done % args.save_every and done % batches.per_epoch:
+            continue
+        runs.check_finite(torch.stack(recent))
+        losses = torch.stack(recent)
+        dist.all_reduce(losses)
+        progress["seconds"] += time.perf_counter() - begin
+        progress |= {
+            "losses": progress["losses"] + losses.tolist(),
+            "settings": settings,
+        }
+        save_checkpoint(path, parts, progress)
+        log.info(f"update {done} of {batches.updates}: loss {losses[-1]:.3f}")
+        recent, begin = [], time.perf_counter()
+
+    goodput = progress["seconds"] / (time.time() - progress["began"])
+    log.info(
+        f"goodput: {goodput:.0%} of the time since the run began went into updates that count"
+    )
+    correct, seen = evaluate(model, test_set, device)
+    save(model, args.out / "model.pt")
+    load(model, args.out / "model.pt", device)  # what is reported is what was saved
+    losses, seconds = progress["losses"], progress["seconds"]
+    return runs.finish(
+        args, device, model.module, train_set, losses, seconds, correct / seen, seen
+    )
+
+
+if __name__ == "__main__":
+    runs.start(main)

@@ -1,0 +1,164 @@
+"""A real SLURM on machines of the laboratory, and lesson 9's program as its job."""
+
+import json
+import shutil
+from contextlib import redirect_stdout
+from io import StringIO
+
+import pytest
+from conftest import COURSE, THOROUGH, wait_until
+from test_machines import needs_namespaces
+
+from ddp_course import UsageError, lesson09
+from ddp_course.ranks.launch import launch
+from ddp_course.ranks.machines import PRETENDED, Machines
+from ddp_course.ranks.slurm import INSTALL, Slurm
+
+CONF = COURSE / "clusters" / "slurm" / "slurm.conf"
+SCRIPT = COURSE / "clusters" / "slurm" / "lesson09.sbatch"
+FLAGS = "--data digits --train-samples 384 --batch-size 16 --epochs 2 --save-every 3"
+needs_slurm = pytest.mark.skipif(
+    shutil.which("slurmd") is None, reason=f"SLURM is not installed: {INSTALL}"
+)
+slow = pytest.mark.skipif(not THOROUGH, reason="takes a minute: make thorough")
+
+
+@pytest.fixture
+def cluster():
+    """(machines, slurm): two machines whose network makes an update take a second."""
+    with Machines(2, "50mbit", quiet=True) as machines, Slurm(machines, CONF) as slurm:
+        yield machines, slurm
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The result of the run that nothing happens to, on as many ranks."""
+    out = tmp_path_factory.mktemp("undisturbed")
+
+    def run():
+        with redirect_stdout(StringIO()):
+            return lesson09.main([*FLAGS.split(), "--out", str(out)])
+
+    return launch(run, nproc=2)[0]
+
+
+def submitted(slurm, folder, flags=""):
+    """Submit lesson 9's job; wait for its first checkpoint; return its number."""
+    job = slurm.submit(f"{flags} -o {folder}/log {SCRIPT} {FLAGS} --out {folder}/run")
+    manifests = "run/checkpoints/*/manifest.json"
+    wait_until(lambda: list(folder.glob(manifests)), 120)
+    return job
+
+
+def check_that_it_went_on(slurm, job, folder, undisturbed):
+    assert slurm.wait(job) == "COMPLETED"
+    log = (folder / "log").read_text()
+    assert "attempt 0 on node[0-1]" in log and "attempt 1 on node[0-1]" in log
+    assert "resuming from step-" in log
+    result = json.loads((folder / "run" / "result.json").read_text())
+    assert result["params_sha256"] == undisturbed["params_sha256"]
+
+
+# ---- what it is, and where it cannot be ----
+
+
+@needs_namespaces
+@needs_slurm
+def test_slurm_starts_a_task_on_each_machine_and_tells_it_its_place(cluster):
+    _, slurm = cluster
+    assert sorted(slurm.run("srun -N2 hostname").split()) == ["node0", "node1"]
+    names = "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_NNODES".split()
+    told = slurm.run(f"srun -N2 sh -c 'echo {' '.join('$' + n for n in names)}'")
+    assert sorted(told.splitlines()) == ["0 0 0 2 2", "1 0 1 2 2"]
+    listed = slurm.run("scontrol show hostnames 'node[0-1]'")
+    assert listed.split() == ["node0", "node1"]
+
+
+@needs_namespaces
+@needs_slurm
+def test_of_slurm_nothing_is_left(cluster):
+    machines, slurm = cluster
+    assert "slurmctld" in machines.run(0, "ps ax").text
+    slurm.__exit__()
+    assert not slurm.folder.exists()
+    assert "slurm" not in machines.run(0, "ps ax -o comm").text.replace("<defunct>", "")
+
+
+@needs_namespaces
+@needs_slurm
+def test_a_command_that_fails_says_why(cluster):
+    _, slurm = cluster
+    with pytest.raises(UsageError, match="scontrol show job 77 .* Invalid job id"):
+        slurm.run("scontrol show job 77")
+
+
+def test_slurm_needs_machines_of_their_own(monkeypatch):
+    monkeypatch.setenv("DDP_COURSE_MACHINES", PRETENDED)
+    with Machines(2, quiet=True) as machines:
+        with pytest.raises(UsageError, match="SLURM needs machines of their own"):
+            Slurm(machines, CONF)
+
+
+@needs_namespaces
+def test_where_slurm_is_not_installed_it_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(UsageError, match="SLURM is not installed: apt-get install"):
+        with Machines(1, quiet=True) as machines:
+            Slurm(machines, CONF)
+
+
+# ---- jobs that are interrupted end as undisturbed ones ----
+
+
+@slow
+@needs_namespaces
+@needs_slurm
+def test_an_urgent_job_takes_the_machines_and_the_first_one_goes_on(
+    cluster, tmp_path, undisturbed
+):
+    _, slurm = cluster
+    job = submitted(slurm, tmp_path)
+    urgent = slurm.submit("-p urgent -N2 -o /dev/null --wrap 'srun hostname'")
+    assert slurm.wait(urgent) == "COMPLETED"
+    check_that_it_went_on(slurm, job, tmp_path, undisturbed)
+
+
+@slow
+@needs_namespaces
+@needs_slurm
+def test_a_job_whose_time_is_nearly_up_goes_back_into_the_queue_and_goes_on(
+    cluster, tmp_path, undisturbed
+):
+    _, slurm = cluster
+    job = submitted(slurm, tmp_path)
+    slurm.run(f"scancel --signal=USR1 --batch {job}")  # as at the end of its time
+    check_that_it_went_on(slurm, job, tmp_path, undisturbed)
+    assert "time is nearly up" in (tmp_path / "log").read_text()
+
+
+@slow
+@needs_namespaces
+@needs_slurm
+def test_a_job_that_loses_a_machine_goes_on_when_it_is_back(
+    cluster, tmp_path, undisturbed
+):
+    machines, slurm = cluster
+    job = submitted(slurm, tmp_path)
+    machines.power_off(1)
+    slurm.wait_for(f"scontrol show job {job}", "JobState=PENDING", 120)
+    machines.power_on(1)
+    slurm.start_machine(1)
+    check_that_it_went_on(slurm, job, tmp_path, undisturbed)
+
+
+@slow
+@needs_namespaces
+@needs_slurm
+def test_slurm_itself_signals_before_the_time_is_up(cluster, tmp_path):
+    """A job of one minute, of which the signal comes up to a minute early."""
+    _, slurm = cluster
+    script = tmp_path / "job"
+    script.write_text("#!/bin/sh\ntrap 'echo told; exit 0' USR1\nsleep 100 &\nwait\n")
+    log = tmp_path / "log"
+    job = slurm.submit(f"--time=1 --signal=B:USR1@30 -o {log} {script}")
+    assert slurm.wait(job) == "COMPLETED" and log.read_text() == "told\n"
