@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 import psutil
@@ -207,6 +208,55 @@ def test_pretended_machines_cannot_be_unplugged_and_say_why(monkeypatch):
         for what in (machines.unplug, machines.power_off, machines.sent):
             with pytest.raises(UsageError, match=f"{what.__name__} needs machines of"):
                 what(1)
+
+
+# ---- without root ----
+
+SMALL = """
+import socket
+from ddp_course.ranks.machines import Machines
+from ddp_course.ranks.namespaces import Namespaces
+Namespaces._has_netem = lambda self: False
+with Machines(2, "1gbit", "1ms") as machines:
+    machines.power_off(1)
+    machines.power_on(1)
+    machines.unplug(1)
+    machines.plug_in(1)
+    print(machines.launch(socket.gethostname, nproc=2))
+    print(machines.run(1, "getent hosts node0").text)
+"""
+
+
+def as_somebody(folder):
+    """The beginning of a command that runs Python as an ordinary user with an empty
+    environment, a list of texts. Skips the test where that user cannot read Python.
+    """
+    become = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups"]
+    packages = [path for path in sys.path if "site-packages" in path]
+    become += ["env", "-i", f"HOME={folder}", f"TMPDIR={folder}", "PATH=/usr/bin:/bin"]
+    become += [f"PYTHONPATH={os.pathsep.join([str(COURSE), *packages])}"]
+    become += ["PYTHONDONTWRITEBYTECODE=1"]
+    system = f"/usr/bin/python3.{sys.version_info.minor}"
+    for program in (sys.executable, system):
+        tried = subprocess.run([*become, program, "-c", "import torch"], cwd="/")
+        if tried.returncode == 0:
+            return [*become, program]
+    pytest.skip("an ordinary user cannot read this Python, and there is no other")
+
+
+@needs_namespaces
+@pytest.mark.skipif(os.getuid() != 0, reason="this user is an ordinary one already")
+def test_an_ordinary_user_has_machines_too_also_with_a_delay():
+    with tempfile.TemporaryDirectory() as home:  # pytest's own are closed to others
+        os.chown(home, 12345, 12345)
+        line = [*as_somebody(home), "-c", SMALL]
+        done = subprocess.run(line, cwd=home, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert [n for n in os.listdir(home) if not n.startswith("torchinductor_")] == []
+    kind, names, found = done.stdout.split("\n")[:3]
+    assert kind == "2 machines in network namespaces, 1000 Mbit/s, 1 ms"
+    assert names == "['node0', 'node0', 'node1', 'node1']"
+    assert found.split() == ["10.77.0.1", "node0"]
 
 
 # ---- nothing is left ----

@@ -12,13 +12,13 @@ from test_machines import needs_namespaces
 from ddp_course import UsageError, lesson09
 from ddp_course.ranks.launch import launch
 from ddp_course.ranks.machines import PRETENDED, Machines
-from ddp_course.ranks.slurm import INSTALL, Slurm
+from ddp_course.ranks.slurm import INSTALL, Slurm, installed
 
 CONF = COURSE / "clusters" / "slurm" / "slurm.conf"
 SCRIPT = COURSE / "clusters" / "slurm" / "lesson09.sbatch"
 FLAGS = "--data digits --train-samples 384 --batch-size 16 --epochs 2 --save-every 3"
 needs_slurm = pytest.mark.skipif(
-    shutil.which("slurmd") is None, reason=f"SLURM is not installed: {INSTALL}"
+    not installed(), reason=f"SLURM is not installed: {INSTALL}"
 )
 slow = pytest.mark.skipif(not THOROUGH, reason="takes a minute: make thorough")
 
@@ -103,7 +103,7 @@ def test_slurm_needs_machines_of_their_own(monkeypatch):
 @needs_namespaces
 def test_where_slurm_is_not_installed_it_says_how_to_install_it(monkeypatch):
     with Machines(1, quiet=True) as machines:
-        monkeypatch.setattr(shutil, "which", lambda name: None)
+        monkeypatch.setattr(shutil, "which", lambda name, path: None)
         with pytest.raises(UsageError, match="SLURM is not installed: apt-get install"):
             Slurm(machines, CONF)
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ddp_course import UsageError
 from ddp_course.ranks.launch import NETWORK, launch, rank_environment
-from ddp_course.ranks.namespaces import MACHINE, Namespaces, why_not
+from ddp_course.ranks.namespaces import MACHINE, Namespaces, environment, why_not
 
 PRETENDED = "pretended"  # the value of DDP_COURSE_MACHINES that forbids namespaces
 BITS = {
@@ -224,7 +224,7 @@ class Machines:
 
     def _environment(self):
         """The environment of commands in a machine."""
-        env = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"} | os.environ
+        env = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"} | environment()
         # torchrun and python are those of this program
         env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
         if self.namespaces:

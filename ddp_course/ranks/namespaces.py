@@ -26,30 +26,43 @@ import psutil
 from ddp_course import UsageError
 
 TOOLS = ["unshare", "nsenter", "ip", "tc"]
-OUTER = ["unshare", "--user", "--map-root-user", "--net", "--mount", "--ipc", "--pid"]
-OUTER += ["--mount-proc", "--kill-child", "--fork"]
+OUTER = ["unshare", "--user", "--map-root-user", "--net", "--mount", "--uts", "--ipc"]
+OUTER += ["--pid", "--mount-proc", "--kill-child", "--fork"]
 INNER = ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid"]
 INNER += ["--mount-proc", "--kill-child", "--fork"]
 UNTIL_THE_PIPE_CLOSES = "echo up; exec cat"
 
-# ip(8) and sysctl in a new machine: IPv6 would need seconds to give out its addresses
+# IPv6 would need seconds to give out its addresses; there may be none
+WITHOUT_IPV6 = """
+off=/proc/sys/net/ipv6/conf/all/disable_ipv6
+test ! -e $off || echo 1 > $off
+"""
+# in a new machine
 START = """
 hostname {name}
-echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6
 hosts=$(mktemp) && echo "{hosts}" > "$hosts" && mount --bind "$hosts" /etc/hosts && rm "$hosts"
 ip link set lo up
 """
+
+
+def environment():
+    """This process's environment, in which the administrator's tools are found, too:
+    PATH lacks their folders where it is an ordinary user's.
+    """
+    folders = [os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"]
+    return os.environ | {"PATH": os.pathsep.join(folders)}
 
 
 def why_not():
     """Why there can be no such machines here, in a few words; None if there can."""
     if sys.platform != "linux":
         return "network namespaces are a feature of Linux"
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    env = environment()
+    missing = [tool for tool in TOOLS if not shutil.which(tool, path=env["PATH"])]
     if missing:
         fix = "install util-linux and iproute2"
         return f"{', '.join(missing)} not found on this machine: {fix}"
-    tried = subprocess.run([*OUTER, "true"], capture_output=True, text=True)
+    tried = subprocess.run([*OUTER, "true"], capture_output=True, text=True, env=env)
     if tried.returncode:
         said = (tried.stderr.strip().splitlines() or ["unshare failed"])[-1]
         fix = "the administrator can allow user namespaces"
@@ -74,13 +87,13 @@ class Namespaces:
 
     def open(self):
         """Make the network and switch all machines on."""
-        self.outer_opener = _holding(OUTER, "ip link set lo up")
+        self.outer_opener = _holding(OUTER, f"{WITHOUT_IPV6}ip link set lo up")
         self.outer = _innermost(self.outer_opener)
         if self.delay and not self._has_netem():
             self.switch = self._start_switch()
         else:
-            self._in_outer("ip link add name switch type bridge forward_delay 0")
-            self._in_outer("ip link set switch up")
+            self._in_outer("ip link add name bridge type bridge forward_delay 0")
+            self._in_outer("ip link set bridge up")
         for machine in range(self.count):
             self.power_on(machine)
 
@@ -96,6 +109,7 @@ class Namespaces:
         if self.machines[machine] is not None:
             raise UsageError(f"node{machine} is on")
         start = START.format(name=f"node{machine}", hosts=hosts(self.count))
+        start = WITHOUT_IPV6 + start
         opener = _holding([*_enter(self.outer), *INNER], start)
         self.machines[machine], self.openers[machine] = _innermost(opener), opener
         self._connect(machine)
@@ -107,10 +121,7 @@ class Namespaces:
     def power_off(self, machine):
         """End all processes of a machine, as a power cut does: nobody says goodbye."""
         process, opener = self.process(machine), self.openers[machine]
-        if self.switch:
-            self._tell_switch(machine, 0)
-        else:
-            self._in_outer(f"ip link delete veth{machine}")
+        self._in_outer(f"ip link delete veth{machine}")
         os.kill(process, signal.SIGKILL)
         opener.communicate()
         self.machines[machine] = self.openers[machine] = None
@@ -124,10 +135,8 @@ class Namespaces:
 
     def cable(self, machine, plugged):
         """Pull a machine's cable, or plug it in again."""
-        if self.switch:
-            self._tell_switch(machine, self.process(machine) if plugged else 0)
-        else:
-            self._in_outer(f"ip link set veth{machine} {'up' if plugged else 'down'}")
+        self.process(machine)  # raises UsageError if it is off
+        self._in_outer(f"ip link set veth{machine} {'up' if plugged else 'down'}")
 
     def sent(self, machine):
         """The bytes that a machine's eth0 has sent."""
@@ -161,30 +170,20 @@ class Namespaces:
 
     def _connect(self, machine):
         """Give a machine its eth0, and connect it to the others."""
-        process = self.machines[machine]
-        if self.switch:
-            self._in(machine, "ip tuntap add dev eth0 mode tap")
-            self._tell_switch(machine, process)
-            return
-        veth = f"veth{machine}"
-        ends = f"name {veth} type veth peer name eth0 netns {_number(process)}"
+        veth, number = f"veth{machine}", _number(self.machines[machine])
+        ends = f"name {veth} type veth peer name eth0 netns {number}"
         self._in_outer(f"ip link add {ends}")
-        self._in_outer(f"ip link set {veth} master switch up")
-        if self.delay:
+        master = "" if self.switch else "master bridge "
+        self._in_outer(f"ip link set {veth} {master}up")
+        if self.delay and not self.switch:
             delay = f"netem delay {self.delay * 1e6:.0f}us"
             self._in_outer(f"tc qdisc add dev {veth} root {delay}")
 
     def _start_switch(self):
-        enter = ["nsenter", "--target", str(self.outer), "--user"]
-        enter += ["--preserve-credentials", sys.executable, "-m"]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        command = [*enter, "ddp_course.ranks.switch", str(self.delay)]
-        return subprocess.Popen(command, **pipes)
-
-    def _tell_switch(self, machine, process):
-        print(machine, process, file=self.switch.stdin, flush=True)
-        if self.switch.stdout.readline() != "done\n":
-            raise UsageError("the switch has ended: its error is above")
+        enter = ["nsenter", "--target", str(self.outer), "--user", "--net"]
+        command = [*enter, "--preserve-credentials", sys.executable, "-m"]
+        command += ["ddp_course.ranks.switch", str(self.delay)]
+        return _started(command)
 
 
 def address(machine):
@@ -209,9 +208,15 @@ def _holding(command, script):
     process does, until the pipe to it is closed.
     """
     script = f"set -e\n{script}\n{UNTIL_THE_PIPE_CLOSES}"
+    return _started([*command, "sh", "-c", script])
+
+
+def _started(command):
+    """Start a command that prints "up" when it is ready, and ends with its input."""
     process = subprocess.Popen(
-        [*command, "sh", "-c", script],
+        command,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=environment(),
     )  # fmt: skip
     if process.stdout.readline() != b"up\n":
         _, said = process.communicate()
@@ -239,7 +244,8 @@ def _enter(process):
 
 
 def _do(command):
-    done = subprocess.run(command, capture_output=True, text=True)
+    env = environment()
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
     if done.returncode:
         said = done.stderr.strip()
         raise UsageError(f"{' '.join(command[len(_enter(0)) :])}: {said}")

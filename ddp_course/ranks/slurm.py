@@ -12,8 +12,15 @@ import time
 from pathlib import Path
 
 from ddp_course import UsageError
+from ddp_course.ranks.namespaces import environment
 
 INSTALL = "apt-get install --no-install-recommends slurmctld slurmd slurm-client"
+
+
+def installed():
+    """Whether SLURM's daemons and commands are on this machine."""
+    path, programs = environment()["PATH"], ("slurmctld", "slurmd", "sbatch")
+    return all(shutil.which(program, path=path) for program in programs)
 
 
 class Slurm:
@@ -26,7 +33,7 @@ class Slurm:
 
     def __init__(self, machines, conf):
         machines.real("SLURM")
-        if not all(map(shutil.which, ("slurmctld", "slurmd", "sbatch"))):
+        if not installed():
             raise UsageError(f"SLURM is not installed: {INSTALL}")
         self.machines, self.conf = machines, Path(conf)
         # inside a machine we are root without the rights of root, which the daemons

@@ -1,84 +1,71 @@
 """A network switch that delivers each packet a fixed time after it was sent.
 
-It joins the machines of namespaces.py, on kernels without netem, tc-netem(8). Each machine
-has a TAP device, eth0: what it sends can be read from a file, and what is written to the
-file arrives. `python -m ddp_course.ranks.switch SECONDS` reads lines `MACHINE PROCESS` from
-its input: that machine's cable leads to the network of that process; 0 unplugs it. It
-ends with its input.
+It joins the machines of namespaces.py on kernels without netem, tc-netem(8). One packet
+socket, packet(7), receives what arrives at the cables' ends, and sends it on through
+another cable. `python -m ddp_course.ranks.switch SECONDS` prints a line when it is
+ready, and ends when its input is closed.
 """
 
 import collections
-import ctypes
-import fcntl
-import os
 import selectors
-import struct
+import socket
 import sys
 import time
 from contextlib import suppress
 
-TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 2, 0x1000  # from <linux/if_tun.h>
-LARGEST = 65536  # bytes of a packet
-EVERYBODY = b"\xff" * 6  # the address of a broadcast
+ALL_PROTOCOLS = 3  # ETH_P_ALL, from <linux/if_ether.h>
+SOL_PACKET, PACKET_VNET_HDR = 263, 15  # from <linux/socket.h>, <linux/if_packet.h>
+HEADER = 10  # bytes before each packet: how to cut it, and what of its checksum is left
+LARGEST = 2**17  # bytes, more than any packet has
+BUFFER = 2**24  # bytes of packets that wait to be read
 
 
-def open_tap(process):
-    """The file of the device eth0 in the network of a process. This process moves there."""
-    with open(f"/proc/{process}/ns/net") as namespace:
-        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0):
-            raise OSError(ctypes.get_errno(), "setns")
-    device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-    fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH", b"eth0", IFF_TAP | IFF_NO_PI))
-    return device
+def open_socket():
+    """A socket for the packets of all network devices."""
+    packets = socket.socket(
+        socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ALL_PROTOCOLS)
+    )
+    packets.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
+    packets.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)
+    packets.setblocking(False)
+    return packets
 
 
 def main(delay):
-    taps, owners, waiting = {}, {}, collections.deque()  # of (when, packet, from)
+    packets = open_socket()
+    cables, waiting = {}, collections.deque()  # waiting: (when, packet, its cable)
     ready = selectors.DefaultSelector()
     ready.register(sys.stdin.fileno(), selectors.EVENT_READ)
+    ready.register(packets, selectors.EVENT_READ)
+    print("up", flush=True)
     while True:
         patience = max(0, waiting[0][0] - time.monotonic()) if waiting else None
         for key, _ in ready.select(patience):
             if key.fd == sys.stdin.fileno():
-                line = sys.stdin.readline()
-                if not line:
-                    return
-                plug(*map(int, line.split()), taps, ready)
-                print("done", flush=True)
-            else:
-                take_packets(key.fd, owners, waiting, delay)
-        now = time.monotonic()
-        while waiting and waiting[0][0] <= now:
+                return
+            take_packets(packets, cables, waiting, delay)
+        while waiting and waiting[0][0] <= time.monotonic():
             _, packet, sender = waiting.popleft()
-            deliver(packet, sender, taps, owners)
+            deliver(packet, sender, cables, packets)
 
 
-def plug(machine, process, taps, ready):
-    """Connect a machine's cable to the network of a process, or to none."""
-    if machine in taps:
-        ready.unregister(taps[machine])
-        os.close(taps.pop(machine))
-    if process:
-        taps[machine] = open_tap(process)
-        ready.register(taps[machine], selectors.EVENT_READ)
-
-
-def take_packets(tap, owners, waiting, delay):
-    """Take what a machine has sent, and remember where its address is."""
+def take_packets(packets, cables, waiting, delay):
+    """Take what has arrived, and remember through which cable each address is reached."""
     with suppress(BlockingIOError):
         while True:
-            packet = os.read(tap, LARGEST)
-            owners[packet[6:12]] = tap
-            waiting.append((time.monotonic() + delay, packet, tap))
+            packet, (cable, _, kind, *_) = packets.recvfrom(LARGEST)
+            if kind != socket.PACKET_OUTGOING and cable != "lo":
+                cables[packet[HEADER + 6 : HEADER + 12]] = cable
+                waiting.append((time.monotonic() + delay, packet, cable))
 
 
-def deliver(packet, sender, taps, owners):
-    """Hand a packet to the machine that has its address, or to all other machines."""
-    target = owners.get(packet[:6])
-    for tap in taps.values():
-        if tap != sender and tap == (target or tap):
-            with suppress(BlockingIOError, OSError):  # lost, as in a real switch
-                os.write(tap, packet)
+def deliver(packet, sender, cables, packets):
+    """Send a packet to the machine that has its address, or to all other machines."""
+    target = cables.get(packet[HEADER : HEADER + 6])
+    others = {name for _, name in socket.if_nameindex()} - {sender, "lo"}
+    for cable in [target] if target else others:
+        with suppress(OSError):  # lost, as in a real switch
+            packets.sendto(packet, (cable, 0))
 
 
 if __name__ == "__main__":
