@@ -140,6 +140,7 @@ def test_in_a_checkout_it_opens_a_copy_of_the_lesson_in_work(server, checkout):
     assert {entry["name"] for entry in listed} == {
         "lessons",
         "exercises",
+        "clusters",
         "ddp_course",
     }
     assert (checkout / "work" / "lessons" / name).is_file()

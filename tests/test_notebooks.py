@@ -59,6 +59,7 @@ def test_there_is_a_notebook_for_each_lesson_and_a_lesson_for_each_notebook():
 def course(tmp_path, monkeypatch):
     """A copy of the course's folder in which notebooks may write."""
     (tmp_path / "ddp_course").symlink_to(COURSE / "ddp_course")
+    (tmp_path / "clusters").symlink_to(COURSE / "clusters")
     shutil.copytree(COURSE / "lessons", tmp_path / "lessons")
     share_what_is_made_once(tmp_path)
     monkeypatch.chdir(tmp_path)

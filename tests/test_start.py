@@ -59,7 +59,7 @@ def edit(path, text="\nmine = 1", outputs=()):
 def newer(tmp_path, monkeypatch):
     """A checkout of a course to come: what tests change in it is newer."""
     folder = tmp_path / "newer"
-    for part in ("lessons", "exercises", "solutions"):
+    for part in ("lessons", "exercises", "solutions", "clusters"):
         shutil.copytree(COURSE / part, folder / part)
     (folder / "ddp_course").mkdir()
     monkeypatch.setattr(folders, "PACKAGE", folder / "ddp_course")
@@ -79,7 +79,7 @@ def test_a_course_folder_has_copies_of_all_lessons_and_exercises(tmp_path):
     outcome = start.start(tmp_path)
     ours = {
         f"{kind}/{name}": content
-        for kind in ("lessons", "exercises")
+        for kind in ("lessons", "exercises", "clusters")
         for name, content in contents(COURSE / kind).items()
         if not re.search(r"(^|/)[._]", name)
     }

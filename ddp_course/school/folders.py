@@ -8,8 +8,8 @@ PACKAGE = Path(__file__).resolve().parents[1]  # ddp_course/
 
 
 def originals(kind):
-    """The course's own `lessons`, `exercises` or `solutions`: the checkout's folder, or
-    the copy that a wheel has installed with the package.
+    """The course's own `lessons`, `exercises`, `solutions` or `clusters`: the checkout's
+    folder, or the copy that a wheel has installed with the package.
     """
     installed = PACKAGE / "school" / "course"
     return (installed if installed.is_dir() else PACKAGE.parent) / kind

@@ -1,6 +1,6 @@
 """`ddp-course start`: a course folder, in which a learner works on copies.
 
-It holds copies of lessons/ and exercises/, and the learner's own runs/ and data/. A
+It holds copies of lessons/, exercises/ and clusters/, and the learner's own runs/ and data/. A
 hidden file records which version of the course each copy came from. With it, the course
 can update the copies that the learner has not changed, and keep the others.
 """
@@ -64,7 +64,7 @@ def start(folder):
 def course_files():
     """The files for a course folder, {"lessons/04_ddp.ipynb": path}."""
     found = {}
-    for kind in ("lessons", "exercises"):
+    for kind in ("lessons", "exercises", "clusters"):
         there = folders.originals(kind)
         for path in sorted(there.rglob("*")):
             name = path.relative_to(there)
