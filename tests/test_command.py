@@ -242,6 +242,7 @@ def test_the_doctor_finds_no_problem_on_this_machine():
         "devices",
         "backends",
         "data",
+        "machines",
     ):
         assert re.search(rf"(?m)^ok +{subject} ", done.stdout), subject
     assert done.stdout.endswith("Nothing is missing.\n")

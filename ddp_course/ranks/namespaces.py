@@ -270,7 +270,7 @@ def move_into(process):
         if failed:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
-    hosts = Path(f"/proc/{process}/root/etc/hosts").read_bytes()
+    hosts = Path("/proc", str(process), "root", "etc", "hosts").read_bytes()
     for kind in ("user", "net", "uts"):
         with open(f"/proc/{process}/ns/{kind}") as namespace:
             check(libc.setns(namespace.fileno(), 0))

@@ -42,6 +42,7 @@ def examine():
     yield backends()
     yield images()
     yield grading()
+    yield machines()
     yield ranks_by_launch()
     yield ranks_by_torchrun()
 
@@ -240,6 +241,17 @@ def grading():
     if reason := sandbox.why_not():
         return Finding("sandbox", f"none, and only graders need one: {reason}")
     return Finding("sandbox", "bubblewrap, in which other people's answers are graded")
+
+
+def machines():
+    """What lesson 14's machines are made of here. Pretended ones are no problem."""
+    from ddp_course.ranks import slurm
+    from ddp_course.ranks.namespaces import why_not
+
+    if reason := why_not():
+        return Finding("machines", f"only pretended, in lesson 14: {reason}")
+    also = ", with SLURM" if slurm.installed() else ""
+    return Finding("machines", f"network namespaces, in lesson 14{also}")
 
 
 def sum_of_ranks():
