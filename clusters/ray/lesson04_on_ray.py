@@ -69,6 +69,9 @@ def own_ray(args, folder):
     # Only processes that know the token can give this Ray work.
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(16)
+    os.environ["RAY_raylet_start_wait_time_s"] = (
+        "120"  # on a busy laptop, 30 are too few
+    )
     # Listen on loopback only: the default on Windows and macOS, hence the name. What
     # still listens everywhere is the store of the process group, which torch opens.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"

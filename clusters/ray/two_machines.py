@@ -29,6 +29,7 @@ def main(flags=()):
     try:
         with Machines(2) as machines:
             machines.real("Ray on two machines")
+            sys.stdout.flush()  # before the program prints
             sys.exit(on_ray(machines, folder, flags))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -38,16 +39,17 @@ def on_ray(machines, folder, flags):
     """Start Ray on both machines, and the program on machine 0; return its exit code."""
     # All of Ray's processes, and the program, have one token; without it, everyone who
     # reaches their ports can give them work. They listen on all of a machine's cards.
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
+    env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
+    env["RAY_raylet_start_wait_time_s"] = "120"  # on a busy laptop, 30 are too few
     start = "ray start --block --num-cpus 1 --disable-usage-stats --node-ip-address"
     head = f"{start} {address(0)} --head --port 6379 --include-dashboard false"
     with redirect_stdout(io.StringIO()):  # Ray says much at the start
-        head = machines.follow(0, f"{head} --temp-dir {folder}", token)
-        head.wait_for("Ray runtime started", 120)
+        head = machines.follow(0, f"{head} --temp-dir {folder}", env)
+        head.wait_for("Ray runtime started", 300)
         join = f"{start} {address(1)} --address node0:6379"
-        machines.follow(1, join, token).wait_for("Ray runtime started", 120)
+        machines.follow(1, join, env).wait_for("Ray runtime started", 300)
     program = [sys.executable, str(PROGRAM), "--address", "node0:6379", *flags]
-    return machines.start(0, program, token).wait()
+    return machines.start(0, program, env).wait()
 
 
 if __name__ == "__main__":

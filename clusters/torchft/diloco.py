@@ -42,9 +42,7 @@ def check_laboratory():
     """
     cards = psutil.net_if_addrs()
     own = {each.address for card in cards.values() for each in card}
-    routes = Path(
-        "/proc/net/route"
-    )  # Linux's; the second column is where a route leads
+    routes = Path("/proc/net/route")  # Linux's; column 2 is where a route leads
     leads = [line.split()[1] for line in routes.open()] if routes.exists() else []
     number = socket.gethostname().removeprefix("node")
     inside = number.isdecimal() and address(int(number)) in own
@@ -54,8 +52,10 @@ def check_laboratory():
 
 
 def manage(args, parts):
-    """torchft's Manager. It knows which groups there are, and gives a group that is new
-    the state of the parts, {name: an object with a state_dict}, of one that is not.
+    """This group's store, which has to live as long as the group, and torchft's Manager.
+
+    The Manager knows which groups there are, and gives a group that is new the state of
+    the parts, {name: an object with a state_dict}, of one that is not.
     """
     from torchft import Manager, ProcessGroupGloo
 
@@ -130,11 +130,11 @@ def rounds(args):
 
 
 def batches(train_set, done, args):
-    """The batches of a round, [(images, labels)]: others in each group and round."""
+    """The batches of a round, (images, labels): others in each group and round."""
     shuffle = torch.Generator().manual_seed(args.seed + 1000 * args.group + done)
     order = torch.randperm(len(train_set), generator=shuffle)
-    for batch in order.split(args.batch_size)[: args.steps]:
-        yield tuple(map(torch.stack, zip(*(train_set[i] for i in batch.tolist()))))
+    chosen = order.split(args.batch_size)[: args.steps]
+    return DataLoader(train_set, batch_sampler=[batch.tolist() for batch in chosen])
 
 
 def record(args, **what):

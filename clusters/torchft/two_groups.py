@@ -23,6 +23,7 @@ PROGRAM = Path(__file__).with_name("diloco.py")
 LIGHTHOUSE = "torchft_lighthouse --min_replicas 1 --join_timeout_ms 1000 "
 LIGHTHOUSE += "--heartbeat_timeout_ms 2000"
 MANY = 10_000  # rounds
+PATIENCE = 300  # seconds, for a busy laptop
 
 
 def lose_a_group(machines, out):
@@ -38,21 +39,21 @@ def lose_a_group(machines, out):
 
     machines.follow(0, LIGHTHOUSE, quiet)
     first, second = start(0), start(1)
-    first.wait_for("ready", 120)
-    second.wait_for("ready", 120)
-    (out / "rounds").write_text(str(MANY))
-    second.wait_for("round 5, groups: 2", 120)
+    first.wait_for("ready", PATIENCE)
+    second.wait_for("ready", PATIENCE)
+    runs.write_atomically(out / "rounds", str(MANY))  # both groups begin
+    second.wait_for("round 5, groups: 2", PATIENCE)
     times = {"off": time.time()}
     machines.power_off(1)
-    first.wait_for(r"groups: 2(.|\n)*groups: 1\b(.|\n)*groups: 1\b", 120)
+    first.wait_for(r"groups: 2(.|\n)*groups: 1\b(.|\n)*groups: 1\b", PATIENCE)
     times["on"] = time.time()
     machines.power_on(1)
     second = start(1)
-    together = second.wait_for(r"round (\d+), groups: 2", 120)
+    together = second.wait_for(r"round (\d+), groups: 2", PATIENCE)
     last = int(together[1]) + 5  # later than both groups are now
-    (out / "rounds").write_text(str(last))
+    runs.write_atomically(out / "rounds", str(last))
     for group in (first, second):
-        code, text = group.wait(120)
+        code, text = group.wait(PATIENCE)
         if code:
             raise UsageError(f"a group ended with {code}: {text[-2000:]}")
     return times
