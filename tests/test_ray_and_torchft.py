@@ -246,7 +246,8 @@ def test_a_replica_group_dies_and_comes_back_and_both_end_with_equal_parameters(
     two_groups.main(["--out", str(tmp_path)])
     first, second = json.loads((tmp_path / "timeline.json").read_text())
     printed = capfd.readouterr().out
-    assert len(set(re.findall(r"parameters (\w+)", printed))) == 1
+    hashes = re.findall(r"params_sha256 (\w{64})", printed)
+    assert len(hashes) == 2 and len(set(hashes)) == 1
     results = [
         json.loads((tmp_path / f"group{n}.jsonl").read_text().splitlines()[-1])
         for n in (0, 1)
@@ -260,6 +261,18 @@ def test_a_replica_group_dies_and_comes_back_and_both_end_with_equal_parameters(
     assert numbers[-1] == second["rounds"][-1]["round"]
     [[off, on]], [received] = second["off"], second["received"]
     assert off < on < received
+    assert "receives its state at" in drawn([first, second])
+
+
+def test_the_time_line_that_the_lesson_shows_is_of_this_program():
+    """A group is off, the other one goes on alone, and both end in the same round."""
+    folder = TWO_GROUPS.parent / "output"
+    first, second = json.loads((folder / "timeline.json").read_text())
+    [_, told, _, other, _] = ["", *(folder / "output.txt").read_text().splitlines()[1:]]
+    in_words = module(TWO_GROUPS).in_words
+    assert told == f"group 0: {in_words(first)}"
+    assert other == f"group 1: {in_words(second)}"
+    assert first["rounds"][-1]["round"] == second["rounds"][-1]["round"]
     assert "receives its state at" in drawn([first, second])
 
 

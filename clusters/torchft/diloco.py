@@ -117,7 +117,8 @@ def train(args):
     correct, seen = lesson01.evaluate(model, DataLoader(test_set, 250), "cpu")
     manager.shutdown(wait=False)
     del store
-    record(args, accuracy=correct / seen, params_sha256=runs.params_sha256(model))
+    accuracy, digest = round(correct / seen, 4), runs.params_sha256(model)
+    record(args, accuracy=accuracy, params_sha256=digest)
 
 
 def rounds(args):

@@ -68,14 +68,15 @@ def story(out, times):
         for number in range(2)
     ]
     begin = min(row["begin"] for group in rows for row in group if "begin" in row)
+    since = lambda time: round(time - begin, 2)
     groups = []
     for group in rows:
         rounds = [row for row in group if "begin" in row]
         for row in rounds:
-            row |= {name: row[name] - begin for name in ("begin", "computed", "end")}
-        received = [row["received"] - begin for row in group if "received" in row]
+            row |= {name: since(row[name]) for name in ("begin", "computed", "end")}
+        received = [since(row["received"]) for row in group if "received" in row]
         groups.append({"rounds": rounds, "received": received, "off": []})
-    groups[1]["off"] = [[times["off"] - begin, times["on"] - begin]]
+    groups[1]["off"] = [[since(times["off"]), since(times["on"])]]
     return groups, [group[-1] for group in rows]
 
 
@@ -92,16 +93,18 @@ def main(argv=()):
         with redirect_stdout(io.StringIO()):
             times = lose_a_group(machines, args.out)
     groups, results = story(args.out, times)
-    (args.out / "timeline.json").write_text(json.dumps(groups))
+    (args.out / "timeline.json").write_text(json.dumps(groups) + "\n")
     for number, (group, result) in enumerate(zip(groups, results)):
-        rounds = [row for row in group["rounds"] if row["committed"]]
-        alone = sum(row["groups"] == 1 for row in rounds)
-        print(
-            f"group {number}: {len(rounds)} rounds, {alone} of them alone, "
-            f"{len(group['rounds']) - len(rounds)} lost, "
-            f"state received {len(group['received'])} times, "
-            f"accuracy {result['accuracy']:.1%}, parameters {result['params_sha256'][:8]}"
-        )
+        print(f"group {number}: {in_words(group)}")
+        print("  ", *(f"{name} {value}" for name, value in result.items()))
+
+
+def in_words(group):
+    rounds = [row for row in group["rounds"] if row["committed"]]
+    alone = sum(row["groups"] == 1 for row in rounds)
+    lost, received = len(group["rounds"]) - len(rounds), len(group["received"])
+    told = f"{len(rounds)} rounds, {alone} of them alone, and {lost} lost"
+    return f"{told}; received its state from the other group: {received}"
 
 
 if __name__ == "__main__":
