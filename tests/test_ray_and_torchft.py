@@ -268,7 +268,10 @@ def test_the_time_line_that_the_lesson_shows_is_of_this_program():
     """A group is off, the other one goes on alone, and both end in the same round."""
     folder = TWO_GROUPS.parent / "output"
     first, second = json.loads((folder / "timeline.json").read_text())
-    [_, told, _, other, _] = ["", *(folder / "output.txt").read_text().splitlines()[1:]]
+    lines = (folder / "output.txt").read_text().splitlines()
+    assert lines[0] == "$ python clusters/torchft/two_groups.py"
+    _, told, first_ends, other, second_ends = lines[1:]
+    assert first_ends == second_ends and "params_sha256" in first_ends
     in_words = module(TWO_GROUPS).in_words
     assert told == f"group 0: {in_words(first)}"
     assert other == f"group 1: {in_words(second)}"

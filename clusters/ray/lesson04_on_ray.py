@@ -80,6 +80,9 @@ def own_ray(args, folder):
 
 def run(args):
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # which go to Ray's makers
+    # On a busy laptop, Ray's processes need longer to start than Ray waits by default.
+    os.environ["RAY_raylet_start_wait_time_s"] = "300"
+    os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "300"
     folder = tempfile.mkdtemp(prefix="ray-")
     options = {"address": args.address} if args.address else own_ray(args, folder)
     try:
