@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import redirect_stdout, suppress
 from io import StringIO
 
@@ -175,6 +176,7 @@ def test_on_ray_a_worker_dies_and_the_run_ends_as_torchruns(
     everywhere, names = set(), set()
 
     def look(pid):
+        time.sleep(1)
         for process in descendants(pid):
             with suppress(psutil.Error):
                 for link in process.net_connections("tcp"):
