@@ -78,6 +78,16 @@ def own_ray(args, folder):
     return {"num_cpus": args.workers, "include_dashboard": False, "_temp_dir": folder}
 
 
+def connect(ray, **options):
+    try:
+        ray.init(**options)
+    except Exception as error:  # of no class of its own
+        reason = str(error).partition("\n")[0]
+        raise UsageError(
+            f"no Ray, perhaps this machine is too busy: {reason}"
+        ) from None
+
+
 def run(args):
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # which go to Ray's makers
     # On a busy laptop, Ray's processes need longer to start than Ray waits by default.
@@ -92,7 +102,7 @@ def run(args):
         raise UsageError(f"Ray is not installed: {fix}") from None
     try:
         with redirect_stdout(sys.stderr):  # for what Ray says itself
-            ray.init(**options, log_to_driver=args.verbose, logging_level="ERROR")
+            connect(ray, log_to_driver=args.verbose, logging_level="ERROR", **options)
             return trainer(args).fit().return_value
     finally:
         ray.shutdown()
