@@ -9,6 +9,7 @@ a Ray of its own on this machine, which ends with it. With --address, it gives i
 the Ray that `ray start --head` has started there: see two_machines.py.
 """
 
+import importlib.util
 import os
 import secrets
 import shutil
@@ -69,9 +70,6 @@ def own_ray(args, folder):
     # Only processes that know the token can give this Ray work.
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(16)
-    os.environ["RAY_raylet_start_wait_time_s"] = (
-        "120"  # on a busy laptop, 30 are too few
-    )
     # Listen on loopback only: the default on Windows and macOS, hence the name. What
     # still listens everywhere is the store of the process group, which torch opens.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
@@ -83,9 +81,8 @@ def connect(ray, **options):
         ray.init(**options)
     except Exception as error:  # of no class of its own
         reason = str(error).partition("\n")[0]
-        raise UsageError(
-            f"no Ray, perhaps this machine is too busy: {reason}"
-        ) from None
+        problem = f"no Ray, perhaps this machine is too busy: {reason}"
+        raise UsageError(problem) from None
 
 
 def run(args):
@@ -95,11 +92,8 @@ def run(args):
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "300"
     folder = tempfile.mkdtemp(prefix="ray-")
     options = {"address": args.address} if args.address else own_ray(args, folder)
-    try:
-        import ray
-    except ModuleNotFoundError:
-        fix = 'pip install -c constraints.txt -e ".[engines]"'
-        raise UsageError(f"Ray is not installed: {fix}") from None
+    import ray
+
     try:
         with redirect_stdout(sys.stderr):  # for what Ray says itself
             connect(ray, log_to_driver=args.verbose, logging_level="ERROR", **options)
@@ -118,6 +112,9 @@ def main(argv=()):
     flag("--lose-a-worker", action="store_true", help="the last rank dies in step 5")
     flag("--verbose", action="store_true", help="show what Ray and its workers print")
     args = parser.parse_args(argv)
+    if importlib.util.find_spec("ray") is None:
+        fix = 'pip install -c constraints.txt -e ".[engines]"'
+        raise UsageError(f"Ray is not installed: {fix}")
     args.out = args.out.absolute()  # workers have other working folders
     runs.empty_folder(args.out)
     result = run(args)
