@@ -159,13 +159,11 @@ def check_a_run(printed, out, of_torchrun):
 
 def check_that_nothing_is_left(folder):
     def left():
-        with suppress(psutil.Error):
-            return [
-                process.name()
-                for process in psutil.process_iter()
-                if any(folder in text for text in process.cmdline())
-            ]
-        return ["?"]
+        return [
+            process.info["name"]
+            for process in psutil.process_iter(["name", "cmdline"])
+            if any(folder in text for text in process.info["cmdline"] or [])
+        ]
 
     assert wait_until(lambda: not left()), left()
     assert os.listdir(folder) == []
