@@ -122,6 +122,26 @@ def schedule(kind, stages, micro_batches, unit=0.03):
     return spans
 
 
+def two_groups(lost=True):
+    """Two replica groups, of which the second is off for eight rounds."""
+
+    def a_round(number, groups, begin, committed=True):
+        times = {"begin": begin, "computed": begin + 1.6, "end": begin + 2}
+        return {"round": number, "groups": groups, "committed": committed, **times}
+
+    both = lambda first, last, begin: [
+        a_round(first + place, 2, begin + 2 * place) for place in range(last - first)
+    ]
+    alone = [a_round(5, 2, 8, committed=False)] if lost else []
+    alone += [a_round(5 + place, 1, 10 + 2 * place) for place in range(8)]
+    rounds = [
+        both(1, 5, 0) + alone + both(13, 17, 26),
+        both(1, 5, 0) + both(13, 17, 26),
+    ]
+    first = {"rounds": rounds[0], "off": [], "received": []}
+    return [first, {"rounds": rounds[1], "off": [[9, 14]], "received": [27.8]}]
+
+
 def tree_messages(n, size=4096):
     """A broadcast in which every rank that has the tensor sends it on."""
     messages, have, round_ = [], 1, 0
@@ -258,6 +278,9 @@ ALONE = {
         3,
         "A run of 18 updates, killed twice",
     ),
+    "replica_groups": lambda: plots.replica_groups(
+        two_groups(), "Two replica groups, one of which loses its power"
+    ),
     "machines": lambda: plots.machines(nodes=2, ranks_per_node=2),
     "item_weights": lambda: plots.item_weights([9, 1]),
     "weights of many": lambda: plots.item_weights([9, 1, 5, 40]),
@@ -375,6 +398,20 @@ def test_alternative_texts_say_what_a_chart_shows_with_its_numbers():
     assert "13 sizes from 1 KiB (0.191 ms) to 4 MiB" in alt
     alt = output_of("messages, 4")["text/plain"]
     assert "round 2: rank 0 to rank 2 and rank 1 to rank 3" in alt
+
+
+def test_of_replica_groups_it_is_said_what_was_lost_and_who_was_off():
+    alt = output_of("replica_groups")["text/plain"]
+    assert "group 0 does 16 rounds, 8 of them alone and loses 1 round;" in alt
+    off = "is off from 9 to 14 s and receives its state at 27.8 s."
+    assert f"group 1 does 8 rounds, 0 of them alone, {off}" in alt
+    [svg] = svgs_of(output_of("replica_groups"))
+    numbers = [text for text, *_ in Sheet(svg).texts if (text or "").isdigit()]
+    for number in range(1, 17):
+        assert str(number) in numbers
+    whole = plots.replica_groups
+    [calm] = outputs_of(lambda: whole(two_groups(lost=False), "Two groups"))
+    assert "loses" not in calm["text/plain"]
 
 
 def test_a_figure_of_very_many_shapes_is_a_small_png_in_double_resolution():

@@ -25,7 +25,12 @@ from ddp_course.notebook.plots.fsdp_film import fsdp
 from ddp_course.notebook.plots.pipeline_film import pipeline_steps
 from ddp_course.notebook.plots.ring_film import ring
 from ddp_course.notebook.plots.samples import batch_statistics, images, sample_map
-from ddp_course.notebook.plots.timelines import attempts, pipelines, step_timelines
+from ddp_course.notebook.plots.timelines import (
+    attempts,
+    pipelines,
+    replica_groups,
+    step_timelines,
+)
 
 __all__ = [
     "accumulation",
@@ -47,6 +52,7 @@ __all__ = [
     "messages",
     "pipeline_steps",
     "pipelines",
+    "replica_groups",
     "ring",
     "sample_map",
     "stacked",

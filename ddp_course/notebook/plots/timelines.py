@@ -1,4 +1,4 @@
-"""What happened when: a training step, a pipeline, the attempts at a run."""
+"""What happened when: a training step, a pipeline, attempts at a run, replica groups."""
 
 from ddp_course.notebook.plots import axes
 from ddp_course.notebook.plots.display import display_figure
@@ -8,6 +8,7 @@ from ddp_course.notebook.plots.style import (
     FORWARD,
     GREEN,
     GREY,
+    LINE,
     ORANGE,
     PAPER,
     RED,
@@ -152,4 +153,71 @@ def attempts_legend():
         axes.swatch(GREY, "done again", edge=BLUE),
         axes.mark(RED, "killed", **cross),
         axes.mark(GREEN, "checkpoint", linestyle=":"),
+    ]
+
+
+@styled
+def replica_groups(groups, title):
+    """Which replica group did which round when, and when one was off.
+
+    groups: for each group a dict with its `rounds`, dicts of round (its number), groups
+    (how many took part), committed (False if its steps were taken back), begin,
+    computed and end; `off`, pairs (begin, end); `received`, the times at which it got
+    its state from another group. Times are in seconds.
+    """
+    figure, axis = axes.chart(1.5 + 0.62 * len(groups), width=axes.WIDE)
+    axes.rows_down(axis, [f"group {number}" for number in range(len(groups))])
+    end = max(row["end"] for group in groups for row in group["rounds"])
+    for y, group in enumerate(groups):
+        for row in group["rounds"]:
+            draw_round(axis, y, row, room=0.02 * end)
+        for off, on in group["off"]:
+            later = [row["begin"] for row in group["rounds"] if row["begin"] > on]
+            again = min(later, default=end)
+            axis.plot([off, again], [y, y], color=LINE, linewidth=1.4, linestyle=":")
+            axis.plot(off, y, "x", color=RED, markersize=9, markeredgewidth=2.5)
+            axis.plot(on, y, "|", color=RED, markersize=9, markeredgewidth=2.5)
+        top = [y - 0.42] * len(group["received"])
+        axis.plot(group["received"], top, "v", color=GREEN, markersize=8)
+    axis.set(xlim=(-0.01 * end, 1.02 * end), title=title)
+    axis.set_xlabel("time since the first round began (s)")
+    axes.legend_below(figure, groups_legend())
+    told = [f"group {number} {rounds_of(group)}" for number, group in enumerate(groups)]
+    display_figure(figure, f"{title}. {'; '.join(told)}.")
+
+
+def draw_round(axis, y, row, room):
+    """The inner steps of a round, with its number if there is room for it, and the wait
+    for the other groups and their average.
+    """
+    begin, computed, end = row["begin"], row["computed"], row["end"]
+    color = {1: GREY}.get(row["groups"], FORWARD) if row["committed"] else PAPER
+    place = (axis, begin, y - 0.32, computed - begin, 0.64)
+    name = str(row["round"]) if row["committed"] and computed - begin > room else ""
+    axes.box(*place, color, name, edge=PAPER if row["committed"] else RED, size=9)
+    axes.box(axis, computed, y - 0.32, end - computed, 0.64, ORANGE)
+
+
+def rounds_of(group):
+    """What a replica group did, in words."""
+    rounds = [row for row in group["rounds"] if row["committed"]]
+    alone = sum(row["groups"] == 1 for row in rounds)
+    told = [f"does {count(len(rounds), 'round')}, {alone} of them alone"]
+    if lost := len(group["rounds"]) - len(rounds):
+        told.append(f"loses {count(lost, 'round')}")
+    told += [f"is off from {number(a)} to {number(b)} s" for a, b in group["off"]]
+    told += [f"receives its state at {number(time)} s" for time in group["received"]]
+    return listing(told)
+
+
+def groups_legend():
+    cross = {"marker": "x", "linestyle": "", "markeredgewidth": 2.5}
+    return [
+        axes.swatch(FORWARD, "a round's steps"),
+        axes.swatch(GREY, "alone"),
+        axes.swatch(PAPER, "lost", edge=RED),
+        axes.swatch(ORANGE, "average"),
+        axes.mark(RED, "power off", **cross),
+        axes.mark(RED, "on", **cross | {"marker": "|"}),
+        axes.mark(GREEN, "state received", marker="v", linestyle=""),
     ]
