@@ -384,6 +384,8 @@ def test_what_a_followed_command_prints_can_be_waited_for(capsys):
         with pytest.raises(TimeoutError, match="node1 did not print 'never'"):
             followed.wait_for("never", timeout=0.1)
         assert followed.wait() == (0, "begin 7\nend\n")
+        with pytest.raises(TimeoutError, match="'never' before it ended"):
+            followed.wait_for("never", timeout=1000)
         waits = machines.follow(0, "sleep 1000")
         waits.end()
         assert waits.wait().code == -signal.SIGKILL

@@ -49,7 +49,7 @@ class Followed:
 
     def __init__(self, name, process):
         self.name, self.process, self.text = name, process, ""
-        self.news = threading.Condition()
+        self.news, self.ended = threading.Condition(), False
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 
@@ -59,15 +59,22 @@ class Followed:
             with self.news:
                 self.text += line
                 self.news.notify_all()
+        with self.news:
+            self.ended = True
+            self.news.notify_all()
 
     def wait_for(self, pattern, timeout=60):
-        """Wait until it has printed a match for the pattern, and return the match."""
+        """Wait until it has printed a match for the pattern, and return the match. Raises
+        TimeoutError if it has not in `timeout` seconds, or has ended without.
+        """
         found = lambda: re.search(pattern, self.text)
         with self.news:
-            match = self.news.wait_for(found, timeout)
+            self.news.wait_for(lambda: found() or self.ended, timeout)
+        match = found()
         if match is None:
-            limit = f"{self.name} did not print {pattern!r} within {timeout:g} s"
-            raise TimeoutError(f"{limit}. It printed\n{self.text}")
+            limit = "before it ended" if self.ended else f"within {timeout:g} s"
+            problem = f"{self.name} did not print {pattern!r} {limit}"
+            raise TimeoutError(f"{problem}. It printed\n{self.text}")
         return match
 
     def wait(self, timeout=600):
