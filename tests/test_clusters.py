@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import redirect_stdout
+from importlib.metadata import version
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -30,10 +31,12 @@ FLAGS = "--data digits --train-samples 256 --epochs 1"
 slow = pytest.mark.skipif(not THOROUGH, reason="takes a minute: make thorough")
 
 
-def needs(command, package):
-    """Skip a test where a command of a Debian package is not there."""
+DEBIAN = "RUNLEVEL=1 apt-get install --no-install-recommends"
+
+
+def needs(command, install):
+    """Skip a test where a command is not there, and say how to install it."""
     missing = shutil.which(command, path=f"{os.environ['PATH']}:/usr/sbin") is None
-    install = f"RUNLEVEL=1 apt-get install --no-install-recommends {package}"
     return pytest.mark.skipif(missing, reason=f"no {command} here: {install}")
 
 
@@ -62,7 +65,7 @@ def sha_of(folder):
 # ---- ssh and a hostfile ----
 
 CONF = CLUSTERS / "ssh" / "sshd_config"
-needs_sshd = needs("sshd", "openssh-server")
+needs_sshd = needs("sshd", f"{DEBIAN} openssh-server")
 
 
 @pytest.fixture
@@ -93,6 +96,12 @@ def test_a_machine_with_another_key_than_it_had_is_refused(ssh):
     assert code == 255 and "Host key verification failed" in text
 
 
+def sshd_runs(machines, machine):
+    """Whether sshd is in a machine; a Z is a process that has ended."""
+    listed = machines.run(machine, "ps ax -o stat,comm").text
+    return re.search("^[^Z].* sshd", listed, re.MULTILINE)
+
+
 @needs_namespaces
 @needs_sshd
 def test_of_ssh_nothing_is_left(ssh):
@@ -104,9 +113,7 @@ def test_of_ssh_nothing_is_left(ssh):
     assert (sorted(own.iterdir()) if own.exists() else None) == before
     assert Path("/proc/mounts").read_text() == mounts
     for machine in range(2):
-        listed = lambda: ssh.machines.run(machine, "ps ax -o stat,comm").text
-        left = lambda: re.findall("^[^Z].* sshd", listed(), re.MULTILINE)
-        assert wait_until(lambda: not left()), listed()
+        assert wait_until(lambda: not sshd_runs(ssh.machines, machine))  # noqa: B023
         assert "learner" not in ssh.machines.run(machine, "cat /etc/passwd").text
     mark = str(ssh.folder)
     assert not [p for p in psutil.process_iter(["cmdline"]) if mark in str(p.info)]
@@ -139,7 +146,7 @@ def test_where_sshd_is_not_installed_it_says_how_to_install_it(monkeypatch):
 
 @needs_namespaces
 @needs_sshd
-@needs("mpirun", "openmpi-bin")
+@needs("mpirun", f"{DEBIAN} openmpi-bin")
 def test_mpirun_starts_lesson_4_which_ends_as_on_one_machine(
     ssh, tmp_path, in_one_machine
 ):
@@ -152,7 +159,7 @@ def test_mpirun_starts_lesson_4_which_ends_as_on_one_machine(
 
 @needs_namespaces
 @needs_sshd
-@needs("pdsh", "pdsh")
+@needs("pdsh", f"{DEBIAN} pdsh")
 @needs_module("deepspeed", "deepspeed")
 def test_deepspeeds_launcher_starts_lesson_4_which_ends_as_on_one_machine(
     ssh, tmp_path, in_one_machine
@@ -333,3 +340,92 @@ def test_when_a_pod_is_lost_all_containers_start_again_and_go_on(tmp_path):
         assert [container.wait(timeout=240).code for container in again] == [0, 0]
     assert "resuming after update 1" in again[0].text
     assert json.loads((tmp_path / "lesson14" / "result.json").read_text())
+
+
+# ---- torchx ----
+
+TORCHX = "pip install torchx-nightly==2026.10.26"
+
+
+@needs_namespaces
+@needs("torchx", TORCHX)
+def test_torchx_starts_two_agents_of_torchrun_which_end_as_one(
+    tmp_path, monkeypatch, in_one_machine
+):
+    """In a machine of the laboratory, where nobody else can connect."""
+    monkeypatch.chdir(COURSE)
+    line = f"sh clusters/torchx/lesson04.sh {FLAGS} --out {tmp_path}"
+    with Machines(1, quiet=True) as machines:
+        code, text = machines.run(0, line, {"LOG_DIR": str(tmp_path)}, timeout=240)
+    assert code == 0 and "job finished: SUCCEEDED" in text, text
+    assert "world_size          2" in text
+    assert sha_of(tmp_path) == in_one_machine[lesson04]
+
+
+@needs("torchx", TORCHX)
+def test_torchx_shows_the_script_that_it_would_give_to_slurm():
+    script = (CLUSTERS / "torchx" / "lesson04.sh").read_text()
+    assert f"torchx-nightly=={version('torchx-nightly')}" in script
+    script = re.sub("local_cwd --scheduler_args .*", "slurm --dryrun \\\\", script)
+    done = subprocess.run(
+        ["sh", "-c", script], cwd=COURSE, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "#SBATCH hetjob" in done.stdout and "srun" in done.stdout
+
+
+# ---- a cloud's machines, rented by SkyPilot ----
+
+TASK = CLUSTERS / "cloud" / "lesson14.yaml"
+READ_BY_SKYPILOT = """
+import sys, yaml
+import sky
+task = yaml.safe_load(sys.stdin)
+print(sky.Task.from_yaml_config(task, env_overrides=[("SHARED", "host:/path")]))
+"""
+
+
+def read_by_skypilot(task, home):
+    """What SkyPilot makes of a task, in a process without a network."""
+    with Machines(1, quiet=True) as machines:
+        (home / "task").write_text(json.dumps(task))
+        line = f"{sys.executable} -c '{READ_BY_SKYPILOT}' < {home}/task"
+        env = {"HOME": str(home), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+        return machines.run(0, ["sh", "-c", line], env, timeout=120)
+
+
+@needs_namespaces
+@needs_module("sky", "skypilot==0.14.1")
+def test_skypilot_reads_the_clouds_file_and_refuses_a_wrong_one(tmp_path):
+    task = yaml.safe_load(TASK.read_text())
+    code, text = read_by_skypilot(task, tmp_path)
+    assert code == 0 and "nodes: 2" in text and "{'L4': 1}" in text, text
+    for wrong in ({"machines": 2}, {"num_nodes": "two"}):
+        code, text = read_by_skypilot(task | wrong, tmp_path)
+        assert code == 1 and "Invalid task YAML" in text, text
+
+
+@needs_namespaces
+def test_the_clouds_command_ends_on_two_machines_as_on_one(tmp_path, in_one_machine):
+    task = yaml.safe_load(TASK.read_text())
+    command = f"{task['run'].rstrip()} {FLAGS}"
+    env = task["envs"] | {  # sky/backends/task_codegen.py, SkyPilot 0.14.1
+        "SHARED": "node0:/path",
+        "SKYPILOT_NUM_NODES": "2",
+        "SKYPILOT_NODE_IPS": "10.77.0.1\n10.77.0.2",
+        "SKYPILOT_NUM_GPUS_PER_NODE": "1",
+        "OMP_NUM_THREADS": "1",  # not SkyPilot's: for the same sums as on one machine
+    }
+    with Machines(2, quiet=True) as machines:
+        for machine in range(2):  # in place of the NFS of `setup`
+            machines.run(machine, f"mount --bind {tmp_path} /mnt")
+        jobs = [
+            machines.follow(
+                rank, ["bash", "-c", command], env | {"SKYPILOT_NODE_RANK": str(rank)}
+            )
+            for rank in range(2)
+        ]
+        for job in jobs:
+            code, text = job.wait(timeout=240)
+            assert code == 0, text
+    assert sha_of(tmp_path / "lesson14") == in_one_machine[lesson14]
