@@ -6,7 +6,6 @@ account are made for the block, in a folder of its own; your ~/.ssh is not touch
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -66,11 +65,16 @@ class Ssh:
         keys.mkdir(mode=0o700)
         for name in ("id_ed25519", "host_key"):
             make = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name]
-            subprocess.run([*make, "-f", keys / name], check=True)
+            # on a machine, where everybody has an account
+            code, text = self.machines.run(0, [*make, "-f", str(keys / name)])
+            if code:
+                raise UsageError(f"no key could be made: {text.strip()}")
         (keys / "id_ed25519.pub").rename(keys / "authorized_keys")
         theirs = (keys / "host_key.pub").read_text()
         (keys / "known_hosts").write_text(f"node* {theirs}")
-        (keys / "config").write_text("BatchMode yes\nConnectionAttempts 10\n")
+        # never your own agent's keys; and sshd needs a moment to start
+        config = "IdentityAgent none\nBatchMode yes\nConnectionAttempts 10\n"
+        (keys / "config").write_text(config)
         (self.folder / "passwd").write_text(self.account.format(self.folder))
         env = {name: os.environ[name] for name in HANDED_ON if name in os.environ}
         env["TMPDIR"] = str(self.folder)
