@@ -302,6 +302,7 @@ class Pods:
         """Start the container's command, with nothing in its environment but its own."""
         trainer = self.job["spec"]["trainer"]
         image = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+        image["TMPDIR"] = str(self.volume)  # a container's /tmp is gone with it
         if "PYTHONPATH" in os.environ:  # to this course, where it is not installed
             image["PYTHONPATH"] = os.environ["PYTHONPATH"]
         env = image | environment_of(self.job, index)
@@ -411,6 +412,7 @@ def test_the_clouds_command_ends_on_two_machines_as_on_one(tmp_path, in_one_mach
     command = f"{task['run'].rstrip()} {FLAGS}"
     env = task["envs"] | {  # sky/backends/task_codegen.py, SkyPilot 0.14.1
         "SHARED": "node0:/path",
+        "TMPDIR": str(tmp_path),
         "SKYPILOT_NUM_NODES": "2",
         "SKYPILOT_NODE_IPS": "10.77.0.1\n10.77.0.2",
         "SKYPILOT_NUM_GPUS_PER_NODE": "1",
