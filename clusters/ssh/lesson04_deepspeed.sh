@@ -7,8 +7,8 @@
 # among them. The rest is in a file.
 export DS_ENV_FILE=clusters/ssh/deepspeed_env
 
-# Each rank gets --local_rank=N, too. If one fails, deepspeed ends those on its machine;
-# the others notice when their group's timeout is over. Nothing is started again.
+# Each rank gets --local_rank=N, too. If a rank fails, deepspeed ends those on the same
+# machine. The others end when a collective fails. Nothing is started again.
 exec deepspeed --hostfile clusters/ssh/hostfile --launcher pdsh \
     --master_addr node0 --master_port "${MASTER_PORT:-29500}" \
     ddp_course/lesson04.py "$@"
