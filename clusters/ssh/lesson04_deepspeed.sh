@@ -3,8 +3,8 @@
 # sh clusters/ssh/lesson04_deepspeed.sh [flags of the program]
 
 # Run this once, on any machine; all must have the same folders, and let you in by key.
-# Of the shell's variables only some get to the other machines, PYTHONPATH and NCCL_*
-# among them. The rest is in a file.
+# Of the shell's variables only some get to the machines, such as PYTHONPATH, and NCCL_*
+# where there are GPUs. The rest is in a file.
 export DS_ENV_FILE=clusters/ssh/deepspeed_env
 
 # Each rank gets --local_rank=N, too. If a rank fails, deepspeed ends those on the same
