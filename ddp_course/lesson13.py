@@ -154,14 +154,11 @@ def arguments(argv=()):
     flag("--deepspeed_config", metavar="FILE", help="takes the place of these flags")
     flag("--resume", action="store_true", help="from the newest checkpoint in --out")
     flag("--universal", action="store_true", help="--resume from a universal one")
-    flag("--local_rank", type=int, help="from DeepSpeed's launcher; not needed")
     return parser.parse_args(argv)
 
 
 def main(argv=()):
     args = arguments(argv)
-    if "LOCAL_SIZE" in os.environ:  # DeepSpeed's launcher's name for it
-        os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ["LOCAL_SIZE"])
     device = choose_device(args.device)
     with process_group(backend_for(device), args.timeout) as (rank, world_size):
         return train(args, rank, world_size, device)

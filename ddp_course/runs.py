@@ -55,6 +55,8 @@ def parser(file, doc, trains="images"):
     flag("--out", type=Path, default=out, help="where the result and the log go")
     flag("--seed", type=int, default=0)
     flag("--timeout", type=count, default=60, help="seconds to wait for a rank (60)")
+    appended = "appended by some launchers; the environment says it, too"
+    flag("--local-rank", "--local_rank", type=own_local_rank, help=appended)
     if trains:
         data, data_help = DATA[trains]
         choices = ["auto", "digits", "mnist"] if trains == "images" else None
@@ -75,6 +77,19 @@ def count(text):
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
     return int(text)
+
+
+def own_local_rank(text):
+    """The type of --local-rank: this process's local rank, as LOCAL_RANK has it.
+
+    DeepSpeed's launcher and torch.distributed.launch append the flag. The programs use
+    the variable, so a flag that says something else is refused.
+    """
+    local_rank = torchrun_environment().local_rank
+    if text != str(local_rank):
+        told = f"{text!r} contradicts the environment, where it is {local_rank}"
+        raise argparse.ArgumentTypeError(f"{told}: leave this flag to the launcher")
+    return local_rank
 
 
 def check_batch_size(batch_size, samples, world_size):

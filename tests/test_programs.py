@@ -210,6 +210,11 @@ def assert_one_line(done, expected):
             "--batch-size 1500 is more than a rank's share, 1437 of 1437 samples",
         ),
         (["--device", "mps"], "mps is for one process on a Mac"),
+        (
+            ["--local_rank=1"],
+            "'1' contradicts the environment, where it is 0: leave this flag to",
+        ),
+        (["--local-rank", "first"], "'first' contradicts the environment"),
         (["--data", "mnist"], "MNIST could not be downloaded"),
     ],
 )
@@ -219,6 +224,37 @@ def test_wrong_flags_give_one_line(arguments, expected, workplace, monkeypatch):
         start(*arguments) if own_process else start_here(monkeypatch, *arguments),
         expected,
     )
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("flag", ["--local_rank", "--local-rank"])
+def test_every_lesson_takes_the_local_rank_that_launchers_append(
+    flag, path, monkeypatch
+):
+    lesson = importlib.import_module(f"ddp_course.{path.stem}")
+    assert lesson.arguments([f"{flag}=0"]).local_rank == 0
+    for name, value in (PLACE | {"RANK": "1", "LOCAL_RANK": "1"}).items():
+        monkeypatch.setenv(name, value)
+    assert lesson.arguments([f"{flag}=1"]).local_rank == 1
+    with pytest.raises(UsageError, match="'0' contradicts the .* where it is 1"):
+        lesson.arguments([f"{flag}=0"])
+
+
+def test_the_launcher_of_old_scripts_starts_a_lesson(workplace):
+    """torch.distributed.launch, which appends --local-rank."""
+    launcher = ["-W", "ignore", "-m", "torch.distributed.launch"]
+    launcher += ["--nproc_per_node", "2", "ddp_course/lesson04.py", "--data", "digits"]
+    done = python(*launcher, "--epochs", "1", "--train-samples", "128", timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "world_size          2" in done.stdout
+
+
+def test_deepspeeds_name_for_the_ranks_on_a_machine_is_known(monkeypatch):
+    for name, value in PLACE.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    monkeypatch.setenv("LOCAL_SIZE", "1")
+    assert environment.torchrun_environment() == (0, 0, 2, 1)
 
 
 def test_what_is_impossible_on_three_ranks_gives_one_line(workplace):

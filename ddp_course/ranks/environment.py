@@ -34,6 +34,8 @@ def torchrun_environment():
     A process that was started without a launcher is rank 0 of 1. Raises UsageError if
     only some variables are set, or if they contradict each other.
     """
+    if "LOCAL_SIZE" in os.environ:  # DeepSpeed's launcher's name for it
+        os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ["LOCAL_SIZE"])
     places = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"]
     names = [*places, "MASTER_ADDR", "MASTER_PORT"]
     missing = [name for name in names if name not in os.environ]
