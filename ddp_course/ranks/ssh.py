@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from ddp_course import UsageError
+from ddp_course.ranks.namespaces import environment
 
 INSTALL = "RUNLEVEL=1 apt-get install --no-install-recommends openssh-server"
 HANDED_ON = ("PYTHONPATH", "DDP_COURSE_DATA")  # where they are set
@@ -26,8 +27,8 @@ class Ssh:
 
     def __init__(self, machines, conf):
         machines.real("ssh")
-        # an ordinary user's PATH may be without it, and sshd must know its whole path
-        self.sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
+        # sshd must know its whole path
+        self.sshd = shutil.which("sshd", path=environment()["PATH"])
         if not self.sshd:
             raise UsageError(f"sshd is not installed: {INSTALL}")
         self.machines, self.conf = machines, Path(conf)
