@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: lab setup lessons test thorough grade exercises bench doctor
+.PHONY: lab setup lessons test thorough grade exercises bench doctor engines
 
 lab: setup
 	@$(BIN)/ddp-course lab
@@ -44,3 +44,10 @@ bench: setup
 
 doctor: setup
 	@$(BIN)/ddp-course doctor
+
+# Debian's packages for lesson 14: SLURM, ssh, Open MPI. RUNLEVEL=1: their services are not started.
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+engines:
+	@$(SUDO) apt-get update -qq
+	@$(SUDO) env RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+		iproute2 util-linux slurmctld slurmd slurm-client openssh-server openssh-client pdsh openmpi-bin

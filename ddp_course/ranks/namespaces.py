@@ -171,7 +171,9 @@ class Namespaces:
     def _connect(self, machine):
         """Give a machine its eth0, and connect it to the others."""
         veth, number = f"veth{machine}", _number(self.machines[machine])
-        ends = f"name {veth} type veth peer name eth0 netns {number}"
+        # after a power cut, the others still know the machine by its hardware address
+        own = f"address 02:00:00:00:00:{machine:02x}"
+        ends = f"name {veth} type veth peer name eth0 {own} netns {number}"
         self._in_outer(f"ip link add {ends}")
         master = "" if self.switch else "master bridge "
         self._in_outer(f"ip link set {veth} {master}up")
