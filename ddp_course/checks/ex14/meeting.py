@@ -9,12 +9,13 @@ from ddp_course.school.judge import Wrong, question, trying
 
 # what may be wrong with a network that looks faster than the right one
 TRAPS = {
-    "bridges": "docker0 has the same address on all hosts",
+    "bridges": "a bridge inside each host has the same address on all of them",
     "down": "the fastest network's interface is down on one host",
     "partial": "the fastest network does not reach all hosts",
     "uneven": "one host's interface is much slower than the others'",
     "lookalike": "addresses that look alike are in different networks",
 }
+BRIDGES = [("docker0", "172.17.0.1/16"), ("virbr0", "192.168.122.1/24")]
 
 
 # ---- tables ----
@@ -39,7 +40,8 @@ def a_table(draw, traps, good_ports="first", wide=False, names_lead="elsewhere")
     fast = [f"10.{nets[1]}.0.{11 + k}/24" for k in range(n)]
     found = {"slow": (slow, [1000] * n), "right": (right, [25_000] * n)}
     if "bridges" in traps:
-        found["docker0"] = (["172.17.0.1/16"] * n, [40_000] * n)
+        bridge, inside = draw.choice(BRIDGES)
+        found[bridge] = ([inside] * n, [40_000] * n)
     if "down" in traps or "partial" in traps:
         found["fast"] = (fast, [100_000] * n)
     if "uneven" in traps:
@@ -59,7 +61,7 @@ def a_table(draw, traps, good_ports="first", wide=False, names_lead="elsewhere")
     for k in range(n):
         interfaces = [
             {
-                "name": name if name == "docker0" else names[name][draw.randrange(2)],
+                "name": draw.choice(names.get(name, [name])),
                 "address": addresses[k],
                 "up": not (name == "fast" and "down" in traps and k == odd),
                 "speed": speeds[k],
@@ -185,17 +187,18 @@ def in_words(hosts):
     "For each network, collect each host's interface: name, address, speed. Leave out networks that miss a host, loopback, "
     "and those in which two hosts have the same address: these are bridges inside each host. A network is as fast as the "
     "slowest of its interfaces. Then look for a host with a port that is neither taken nor blocked on it.",
-    "networks = {}; for host in hosts: for i in host['interfaces']: if i['up']: networks.setdefault(ip_interface(i['address'])"
-    ".network, {})[host['name']] = i. Keep those with len(found) == len(hosts) == len({i['address'] for i in "
-    "found.values()}) that are not .is_loopback; take max(..., key=lambda found: min(i['speed'] for i in found.values())). "
-    "MASTER_ADDR is the address of the first host with a good port, without the /24; a name is not needed.",
+    "networks = {}; for host in hosts: for i in host['interfaces']: if i['up']: "
+    "networks.setdefault(ip_interface(i['address']).network, {})[host['name']] = i. Keep those with len(found) == "
+    "len(hosts) == len({i['address'] for i in found.values()}) that are not .is_loopback; take max(..., key=lambda found: "
+    "min(i['speed'] for i in found.values())). MASTER_ADDR is the address of the first host with a good port, without the /24; "
+    "a name is not needed.",
 )
 def check_meeting_place(answer, draw):
     """On drawn tables, network, address and port must be those that work; then real
     ranks meet there, on three machines, where this system allows them.
     """
     cases = cases_of(draw)
-    [seen] = answer.on_ranks(observe_places, cases)
+    [seen] = answer.on_ranks(observe_places, cases, timeout=10)
     for (hosts, ports), got in zip(cases, seen):
         judge_place(hosts, ports, got)
     if obstacle := laboratory.obstacle():
@@ -296,7 +299,7 @@ def judge_address(fail, hosts, text, network):
             meant = host["resolves"].get(text)
             if meant == addresses[place] or host["name"] == text:
                 continue
-            cause = f"the /etc/hosts of {host['name']} says {meant} for {text}, which is in another network than its interface"
+            cause = f"the /etc/hosts of {host['name']} says {meant} for {text}, which is not its address in {network}"
             if meant is None:
                 cause = f"{host['name']} does not know the name {text}"
             tell(text, f"{cause}: give the address")

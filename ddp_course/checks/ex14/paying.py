@@ -149,8 +149,8 @@ def observe_steps(*objects_and_case):
 
 
 @question(
-    "Write down what one machine does in a step, and what it waits for. All machines wait for the one with the most samples. "
-    "How many messages in a row does a ring all-reduce have on n machines, and how large is each? (Lesson 2.)",
+    "Write down what one machine does in a step, and what it waits for. All machines wait for the one with the most "
+    "samples. How many messages in a row does a ring all-reduce have on n machines, and how large is each? (Lesson 2.)",
     "step_seconds is math.ceil(batch / machines) * sample + 2 (n - 1) messages, and each takes delay + gradient / n / "
     "bandwidth. For the other function: the machines save alone - computing seconds of each step. The delays take some of "
     "that, whatever the bandwidth. In what is left, the bytes have to travel.",
@@ -229,8 +229,8 @@ PARTS = [  # a mistake in one part, and its cause
     ({"computing": rounded}, "round up, not to the nearest: some machines get one sample more, and all wait for these"),
     ({"computing": alone}, "each machine computes only its part of the batch"),
     ({"computing": lambda case: 0.0}, "the computing is missing: a step computes, and then communicates"),
-    ({"messages": lambda n: n - 1}, "this is only one round of the ring, the reduce-scatter: an all-reduce has a second one, "
-     "the all-gather"),
+    ({"messages": lambda n: n - 1}, "this is only one round of the ring, the reduce-scatter: an all-reduce has a second "
+     "one, the all-gather"),
     ({"messages": lambda n: 2 * n}, "a ring on n machines has n - 1 steps in each of its two rounds, not n: on one machine, "
      "nothing is sent"),
     ({"messages": lambda n: 2 * (n - 1), "share": lambda n: 1}, "each message of the ring has a part of the gradient, 1 / n "
@@ -342,23 +342,23 @@ PAYING_LOOK = [
      "these"),
     (pays(ring, lambda case: alone(case) - computing(case)), "the delays take a part of what is saved, whatever the "
      "bandwidth is: 2 (n - 1) of them"),
-    (pays(ring, lambda case: alone(case) - computing(case) - case["delay"]), "there are 2 (n - 1) messages in a row, and each "
-     "waits for the delay"),
-    (pays(ring, lambda case: alone(case) - computing(case) - 2 * case["delay"]), "there are 2 (n - 1) messages in a row, and "
+    (pays(ring, lambda case: alone(case) - computing(case) - case["delay"]), "there are 2 (n - 1) messages in a row, and "
      "each waits for the delay"),
+    (pays(ring, lambda case: alone(case) - computing(case) - 2 * case["delay"]), "there are 2 (n - 1) messages in a row, "
+     "and each waits for the delay"),
     (pays(lambda case: case["gradient"]), "a ring sends 2 (n - 1) / n times the gradient from each machine; that is the "
      "gradient once for two machines only"),
-    (pays(lambda case: 2 * case["gradient"]), "a ring sends 2 (n - 1) / n times the gradient from each machine, which is less "
-     "than twice"),
+    (pays(lambda case: 2 * case["gradient"]), "a ring sends 2 (n - 1) / n times the gradient from each machine, which is "
+     "less than twice"),
     (pays(lambda case: ring(case) / 2), "this is only one round of the ring: an all-reduce has two"),
     (pays(lambda case: ring(case) * case["machines"]), "each message of the ring has a part of the gradient, 1 / n of it"),
     (pays(lambda case: 8 * ring(case)), "these are bits per second: return bytes per second"),
-    (pays(ring, lambda case: alone(case) - messages(case["machines"]) * case["delay"]), "the machines compute, too: what they "
-     "save is the difference between one machine's computing and theirs"),
-    (pays(ring, lambda case: computing(case) - messages(case["machines"]) * case["delay"]), "the bytes have to travel in the "
-     "time that is saved, which is one machine's computing less that of several"),
-    (pays(ring, lambda case: computing(case)), "the bytes have to travel in the time that is saved, less the delays; this is "
-     "the time that several machines compute"),
+    (pays(ring, lambda case: alone(case) - messages(case["machines"]) * case["delay"]), "the machines compute, too: what "
+     "they save is the difference between one machine's computing and theirs"),
+    (pays(ring, lambda case: computing(case) - messages(case["machines"]) * case["delay"]), "the bytes have to travel in "
+     "the time that is saved, which is one machine's computing less that of several"),
+    (pays(ring, lambda case: computing(case)), "the bytes have to travel in the time that is saved, less the delays; this "
+     "is the time that several machines compute"),
 ]  # fmt: skip
 
 

@@ -106,8 +106,8 @@ def train_once(train, run, path, alarms, only_rank_0):
         given = [batch.clone() for batch in batches]
         returned = train(network, (data.inputs, data.labels), given, Path(path))
         limit_files()
-        parameters = {name: value for name, value in state(network).items()}
-        return {"losses": as_floats(returned), "end": parameters, "seen": network.seen}
+        seen = {"losses": as_floats(returned), "seen": network.seen}
+        return seen | {"end": state(network)}
 
 
 def as_floats(returned):
@@ -125,8 +125,8 @@ class OneProcess:
     the first update and after each.
 
     shares: for each update, the samples of each rank; the gradient is then the mean of
-    the means over these, which is a mistake. forget: the update before which the momentum is
-    lost. momentum, factor: of the optimizer, and on its learning rate.
+    the means over these, which is a mistake. forget: the update before which the
+    momentum is lost. momentum: of the optimizer. factor: on its learning rate.
     """
 
     def __init__(self, run, shares=None, forget=None, momentum=MOMENTUM, factor=1.0):
@@ -135,7 +135,9 @@ class OneProcess:
         averages = [torch.zeros_like(parameter) for parameter in network.parameters()]
         self.losses, self.ends = [], [state(network)]
         for update, batch in enumerate(batches):
-            parts = [batch] if shares is None else map(torch.tensor, shares[update])
+            parts = [batch]
+            if shares is not None:
+                parts = [torch.tensor(part) for part in shares[update] if part] or parts
             means = [
                 F.cross_entropy(network(data.inputs[part]), data.labels[part])
                 for part in parts
@@ -151,3 +153,8 @@ class OneProcess:
                     parameter -= RATE * factor * average
             self.losses.append(loss.item())
             self.ends.append(state(network))
+
+
+def near(got, expected):
+    """Whether two losses are equal, as far as 32 bits go."""
+    return abs(got - expected) <= 1e-6 * (1 + abs(expected))

@@ -55,7 +55,7 @@ def a_job(number, nodelist, hosts, tasks, cyclic=False, asked=False):
 
 def jobs_of(draw):
     """Jobs as (hosts, tasks on each host, what SLURM sets for each task)."""
-    number = draw.randrange(10_000, 4_000_000)
+    number = draw.randrange(20_000, 4_000_000)
     planned = [
         ("gpu[03-05,11],login7", ["gpu03", "gpu04", "gpu05", "gpu11", "login7"]),
         ("node7", ["node7"]),
@@ -75,10 +75,11 @@ def jobs_of(draw):
         nodelist = f"{name}[{first:0{wide}}-{first + count - 1:0{wide}}]"
         tasks = [draw.randrange(1, 5)] * (count - 1) + [draw.randrange(5, 9)]
         jobs.append((hosts, tasks, {"nodelist": nodelist}))
-    steps = [0, 1, 10, 100, 1000, 5000, 9999, 7, 4321]  # none is 10,000 from another
+    numbers = [number, *draw.sample(range(number + 1, number + 10_000), 7)]
+    numbers.append(draw.randrange(1, 100))  # on a new cluster
     return [
-        (hosts, tasks, a_job(number + step, hosts=hosts, tasks=tasks, **options))
-        for step, (hosts, tasks, options) in zip(steps, jobs)
+        (hosts, tasks, a_job(number, hosts=hosts, tasks=tasks, **options))
+        for number, (hosts, tasks, options) in zip(numbers, jobs)
     ]
 
 
@@ -112,6 +113,12 @@ def in_words(slurm):
     return ", ".join(
         f"{name}={value}" for name, value in slurm.items() if "SLURM_" in name
     )
+
+
+def ports_for(rank_variables, numbers):
+    """The ports of jobs with these numbers."""
+    jobs = [a_job(number, "node7", ["node7"], [1]) for number in numbers]
+    return [rank_variables(dict(slurm))["MASTER_PORT"] for [slurm] in jobs]
 
 
 def answer_in_this_task(rank_variables, tasks):
@@ -149,11 +156,11 @@ def join(rank_variables, tasks):
     "SLURM_NODEID that of the machine. Only the sizes, the first host's name and the port need some work. All values of an "
     "environment are texts.",
     "Write out SLURM_TASKS_PER_NODE as a list first: 2(x3),1 is [2, 2, 2, 1]. Its sum is WORLD_SIZE, and the entry of this "
-    "machine is LOCAL_WORLD_SIZE. For MASTER_ADDR you need the first host only: in each pair of brackets, its number ends at "
-    "the first - , or ], and it keeps its zeros. What is before and behind the brackets is part of the name.",
-    "for part in text.split(','): size, _, times = part.rstrip(')').partition('(x'); sizes += [int(size)] * int(times or 1). "
-    "First host: replace each pair of brackets by its first number, re.sub(r'\\[(\\d+)[^\\]]*\\]', r'\\1', nodelist), and then "
-    "take .split(',')[0]. Port: 20000 + int(job) % 10000. Make every value a str.",
+    "machine is LOCAL_WORLD_SIZE. For MASTER_ADDR you need the first host only: in each pair of brackets, its number ends "
+    "at the first - , or ], and it keeps its zeros. What is before and behind the brackets is part of the name.",
+    "for part in text.split(','): size, _, times = part.rstrip(')').partition('(x'); sizes += [int(size)] * int(times or "
+    "1). First host: replace each pair of brackets by its first number, re.sub(r'\\[(\\d+)[^\\]]*\\]', r'\\1', nodelist), "
+    "and then take .split(',')[0]. Port: 20000 + int(job) % 10000. Make every value a str.",
 )
 def check_rank_variables(answer, draw):
     """For all tasks of several jobs, the variables that torchrun would set; then four
@@ -161,7 +168,7 @@ def check_rank_variables(answer, draw):
     """
     jobs = jobs_of(draw)
     tasks = [slurm for _, _, of_tasks in jobs for slurm in of_tasks]
-    [seen] = answer.on_ranks(answers_for, tasks)
+    [seen] = answer.on_ranks(answers_for, tasks, timeout=10)
     expected = [
         expected_of(hosts, sizes, slurm)
         for hosts, sizes, of_tasks in jobs
@@ -171,7 +178,13 @@ def check_rank_variables(answer, draw):
         judge_form(slurm, got)
     for name in [*SAME, "MASTER_ADDR"]:
         judge_variable(name, tasks, expected, seen)
-    judge_ports(tasks, seen)
+    found = judge_ports(tasks, seen)
+    # the beginning, the middle and the end of 10,000 jobs in a row
+    first = draw.randrange(20_000, 4_000_000)
+    more = [first + start + k for start in (0, 4900, 9800) for k in range(200)]
+    [ports] = answer.on_ranks(ports_for, more, timeout=10)
+    judge_neighbours(found)
+    judge_neighbours(dict(zip(map(str, more), ports)))
     judge_meeting(answer, draw)
 
 
@@ -225,69 +238,70 @@ def sizes_of(slurm):
 
 FIRST = "all machines are taken to be like the first: SLURM_TASKS_PER_NODE has a number for each of them"
 WITHOUT_TIMES = "2(x3) in SLURM_TASKS_PER_NODE means three machines with 2 tasks each: here it is counted once"
-LOOKS = {  # {variable: [(formula, cause)]}; p, l, k: the task, on its machine, the machine
+# {variable: [(formula, cause)]}; p: the task in the job, q: on its machine, k: the machine
+LOOKS = {
     "RANK": [
-        (lambda p, l, k, sizes: l, "this is the number on the task's own machine: two tasks of a job would be the same rank"),
-        (lambda p, l, k, sizes: k, "this is the number of the machine: its tasks would all be the same rank"),
-        (lambda p, l, k, sizes: k * sizes[0] + l, FIRST + ". SLURM has counted already: SLURM_PROCID"),
-        (lambda p, l, k, sizes: k * sizes[k] + l, "the machines before this one may have other numbers of tasks. SLURM has "
+        (lambda p, q, k, sizes: q, "this is the number on the task's machine: two tasks of a job would be the same rank"),
+        (lambda p, q, k, sizes: k, "this is the number of the machine: its tasks would all be the same rank"),
+        (lambda p, q, k, sizes: k * sizes[0] + q, FIRST + ". SLURM has counted already: SLURM_PROCID"),
+        (lambda p, q, k, sizes: k * sizes[k] + q, "the machines before this one may have other numbers of tasks. SLURM has "
          "counted already: SLURM_PROCID"),
-        (lambda p, l, k, sizes: k * max(sizes) + l, "not all machines have the largest number of tasks. SLURM has counted "
+        (lambda p, q, k, sizes: k * max(sizes) + q, "not all machines have the largest number of tasks. SLURM has counted "
          "already: SLURM_PROCID"),
-        (lambda p, l, k, sizes: sum(sizes[:k]) + l, "this counts machine after machine, but srun --distribution=cyclic deals "
-         "tasks over the machines. SLURM has counted already: SLURM_PROCID"),
-        (lambda p, l, k, sizes: p + 1, "ranks are counted from 0, as SLURM_PROCID is"),
+        (lambda p, q, k, sizes: sum(sizes[:k]) + q, "this counts machine after machine, but srun --distribution=cyclic "
+         "deals tasks over the machines. SLURM has counted already: SLURM_PROCID"),
+        (lambda p, q, k, sizes: p + 1, "ranks are counted from 0, as SLURM_PROCID is"),
     ],
     "LOCAL_RANK": [
-        (lambda p, l, k, sizes: p, "this is the number in the whole job: with it, a rank would look for GPU 7 on a machine "
+        (lambda p, q, k, sizes: p, "this is the number in the whole job: with it, a rank would look for GPU 7 on a machine "
          "with 4"),
-        (lambda p, l, k, sizes: k, "this is the number of the machine, not that of the task on it"),
-        (lambda p, l, k, sizes: p % sizes[0], FIRST + ". SLURM has counted already: SLURM_LOCALID"),
-        (lambda p, l, k, sizes: p % sizes[k], "the machines before this one may have other numbers of tasks. SLURM has "
+        (lambda p, q, k, sizes: k, "this is the number of the machine, not that of the task on it"),
+        (lambda p, q, k, sizes: p % sizes[0], FIRST + ". SLURM has counted already: SLURM_LOCALID"),
+        (lambda p, q, k, sizes: p % sizes[k], "the machines before this one may have other numbers of tasks. SLURM has "
          "counted already: SLURM_LOCALID"),
-        (lambda p, l, k, sizes: p % max(sizes), "not all machines have the largest number of tasks. SLURM has counted "
+        (lambda p, q, k, sizes: p % max(sizes), "not all machines have the largest number of tasks. SLURM has counted "
          "already: SLURM_LOCALID"),
-        (lambda p, l, k, sizes: p - sum(sizes[:k]), "this counts machine after machine, but srun --distribution=cyclic deals "
-         "tasks over the machines. SLURM has counted already: SLURM_LOCALID"),
-        (lambda p, l, k, sizes: 0, "it is 0 everywhere: all tasks of a machine would take its first GPU"),
+        (lambda p, q, k, sizes: p - sum(sizes[:k]), "this counts machine after machine, but srun --distribution=cyclic "
+         "deals tasks over the machines. SLURM has counted already: SLURM_LOCALID"),
+        (lambda p, q, k, sizes: 0, "it is 0 everywhere: all tasks of a machine would take its first GPU"),
     ],
     "WORLD_SIZE": [
-        (lambda p, l, k, sizes: len(sizes), "this is the number of machines: count their tasks"),
-        (lambda p, l, k, sizes: len(sizes) * sizes[0], FIRST),
-        (lambda p, l, k, sizes: len(sizes) * sizes[k], "all machines are taken to be like this one: SLURM_TASKS_PER_NODE has "
-         "a number for each of them, and the world size is the same on all"),
-        (lambda p, l, k, sizes: len(sizes) * max(sizes), "not all machines have the largest number of tasks: add up "
+        (lambda p, q, k, sizes: len(sizes), "this is the number of machines: count their tasks"),
+        (lambda p, q, k, sizes: len(sizes) * sizes[0], FIRST),
+        (lambda p, q, k, sizes: len(sizes) * sizes[k], "all machines are taken to be like this one: SLURM_TASKS_PER_NODE "
+         "has a number for each of them, and the world size is the same on all"),
+        (lambda p, q, k, sizes: len(sizes) * max(sizes), "not all machines have the largest number of tasks: add up "
          "SLURM_TASKS_PER_NODE"),
-        (lambda p, l, k, sizes: sizes[k], "these are the tasks of this machine only: add those of all machines"),
-        (lambda p, l, k, sizes: sizes[0], "these are the tasks of the first machine only: add those of all machines"),
-        (lambda p, l, k, sizes: sum(size for size, _ in groupby(sizes)), WITHOUT_TIMES),
-        (lambda p, l, k, sizes: sum(sizes) - 1, "this is the last rank: ranks are counted from 0, so there is one more"),
-        (lambda p, l, k, sizes: p + 1, "this grows with the rank, but the world size is the same for all"),
+        (lambda p, q, k, sizes: sizes[k], "these are the tasks of this machine only: add those of all machines"),
+        (lambda p, q, k, sizes: sizes[0], "these are the tasks of the first machine only: add those of all machines"),
+        (lambda p, q, k, sizes: sum(size for size, _ in groupby(sizes)), WITHOUT_TIMES),
+        (lambda p, q, k, sizes: sum(sizes) - 1, "this is the last rank: ranks are counted from 0, so there is one more"),
+        (lambda p, q, k, sizes: p + 1, "this grows with the rank, but the world size is the same for all"),
     ],
     "LOCAL_WORLD_SIZE": [
-        (lambda p, l, k, sizes: sizes[0], FIRST),
-        (lambda p, l, k, sizes: max(sizes), "this is the largest number of tasks of any machine: take this machine's own, at "
-         "place SLURM_NODEID"),
-        (lambda p, l, k, sizes: sizes[-1], "this is the number of the last machine: take this machine's own, at place "
+        (lambda p, q, k, sizes: sizes[0], FIRST),
+        (lambda p, q, k, sizes: max(sizes), "this is the largest number of tasks of any machine: take this machine's own, "
+         "at place SLURM_NODEID"),
+        (lambda p, q, k, sizes: sizes[-1], "this is the number of the last machine: take this machine's own, at place "
          "SLURM_NODEID"),
-        (lambda p, l, k, sizes: sum(sizes), "these are the tasks of the whole job: take those of this machine"),
-        (lambda p, l, k, sizes: len(sizes), "this is the number of machines, not of the tasks on this one"),
-        (lambda p, l, k, sizes: sum(sizes) // len(sizes), "machines may have different numbers of tasks: this is their mean"),
-        (lambda p, l, k, sizes: -(-sum(sizes) // len(sizes)), "machines may have different numbers of tasks: this is their "
-         "mean"),
-        (lambda p, l, k, sizes: l + 1, "this is one more than the task's own number on its machine: count all tasks there"),
-        (lambda p, l, k, sizes: 1, "this machine may have several tasks: SLURM_TASKS_PER_NODE says how many"),
+        (lambda p, q, k, sizes: sum(sizes), "these are the tasks of the whole job: take those of this machine"),
+        (lambda p, q, k, sizes: len(sizes), "this is the number of machines, not of the tasks on this one"),
+        (lambda p, q, k, sizes: sum(sizes) // len(sizes), "this is the mean: machines may have different numbers of tasks"),
+        (lambda p, q, k, sizes: -(-sum(sizes) // len(sizes)), "this is the mean: machines may have different numbers of "
+         "tasks"),
+        (lambda p, q, k, sizes: q + 1, "this is one more than the task's own number on its machine: count all tasks there"),
+        (lambda p, q, k, sizes: 1, "this machine may have several tasks: SLURM_TASKS_PER_NODE says how many"),
     ],
     "GROUP_RANK": [
-        (lambda p, l, k, sizes: p, "this is the rank: GROUP_RANK is the number of the machine"),
-        (lambda p, l, k, sizes: l, "this is the number on the machine: GROUP_RANK is the number of the machine"),
-        (lambda p, l, k, sizes: p // sizes[0], FIRST + ". SLURM has counted already: SLURM_NODEID"),
-        (lambda p, l, k, sizes: p // sizes[k], "the machines before this one may have other numbers of tasks. SLURM has "
+        (lambda p, q, k, sizes: p, "this is the rank: GROUP_RANK is the number of the machine"),
+        (lambda p, q, k, sizes: q, "this is the number on the machine: GROUP_RANK is the number of the machine"),
+        (lambda p, q, k, sizes: p // sizes[0], FIRST + ". SLURM has counted already: SLURM_NODEID"),
+        (lambda p, q, k, sizes: p // sizes[k], "the machines before this one may have other numbers of tasks. SLURM has "
          "counted already: SLURM_NODEID"),
-        (lambda p, l, k, sizes: p // max(sizes), "not all machines have the largest number of tasks. SLURM has counted "
+        (lambda p, q, k, sizes: p // max(sizes), "not all machines have the largest number of tasks. SLURM has counted "
          "already: SLURM_NODEID"),
-        (lambda p, l, k, sizes: k + 1, "machines are counted from 0, as SLURM_NODEID is"),
-        (lambda p, l, k, sizes: 0, "it is 0 everywhere: each machine has a number of its own, SLURM_NODEID"),
+        (lambda p, q, k, sizes: k + 1, "machines are counted from 0, as SLURM_NODEID is"),
+        (lambda p, q, k, sizes: 0, "it is 0 everywhere: each machine has a number of its own, SLURM_NODEID"),
     ],
 }  # fmt: skip
 OTHERWISE = {
@@ -343,7 +357,7 @@ def without_zeros(name):
 
 
 def judge_ports(tasks, seen):
-    """Raise Wrong unless each job has a port of its own, the same for all its tasks."""
+    """Raise Wrong unless all tasks of a job have the same port; return {job: port}."""
     found = {}  # {job: its port}
     for slurm, got in zip(tasks, seen):
         port, job = got["MASTER_PORT"], slurm["SLURM_JOB_ID"]
@@ -360,17 +374,26 @@ def judge_ports(tasks, seen):
             expected = f"{found[job]}, as for rank 0 of this job"
             checked = f"MASTER_PORT for {in_words(slurm)}"
             raise Wrong(checked, expected=expected, **told, cause=cause)
+    return found
+
+
+def judge_neighbours(found):
+    """Raise Wrong if jobs have the same port whose numbers are close to each other.
+
+    found: {job: its port}, texts.
+    """
+    owners = {}
     for job, port in found.items():
-        if twins := [other for other in found if found[other] == port and other != job]:
+        for other in owners.setdefault(port, []):
+            if abs(int(job) - int(other)) >= 10_000:
+                continue
             cause = "two jobs may share a machine: those whose numbers differ by less than 10,000 need different ports"
             if len(set(found.values())) == 1:
                 cause = "all jobs have the same port, and two of them may share a machine: derive it from the job's number"
-            raise Wrong(
-                f"MASTER_PORT for the jobs {job} and {twins[0]}",
-                expected="two ports",
-                got=f"{port} for both",
-                cause=cause,
-            )
+            checked = f"MASTER_PORT for the jobs {other} and {job}"
+            got = f"{port} for both"
+            raise Wrong(checked, expected="two ports", got=got, cause=cause)
+        owners[port].append(job)
 
 
 def judge_meeting(answer, draw):
