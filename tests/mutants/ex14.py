@@ -16,11 +16,11 @@ from ipaddress import ip_interface, ip_network
 import numpy as np
 import torch
 import torch.distributed as dist
-from mutants import right, wrong
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course import lesson14
+from mutants import right, wrong
 
 # ---- rank_variables ----
 
@@ -545,7 +545,7 @@ def computes_with_bits(hosts, ports):
     return meet(hosts, ports, fit)
 
 
-@wrong("meeting_place", "several hosts have the address 172.17.0.1")
+@wrong("meeting_place", "several hosts have the address 1(72.17.0.1|92.168.122.1)")
 def takes_dockers_bridge(hosts, ports):
     return meet(hosts, ports, fitting(hosts, doubles=True))
 
@@ -1527,7 +1527,7 @@ class SavesTheParametersBefore(Run):
         return super().state() | {"network": self.before}
 
 
-@wrong_run("the file has only its first")
+@wrong_run("the file at `path` has only its first")
 class WritesInPlace(Run):
     def save(self):
         if self.rank == 0:
@@ -1541,7 +1541,7 @@ class WritesInPlace(Run):
             self.losses = []
 
 
-@wrong_run("the file has only its first")
+@wrong_run("the file at `path` has only its first")
 class WritesInPlaceAndTrusts(Run):
     def save(self):
         if self.rank == 0:

@@ -31,7 +31,7 @@ def a_table(draw, traps, good_ports="first", wide=False, names_lead="elsewhere")
     n = draw.randrange(3, 5)
     start = draw.randrange(20_000, 60_000)
     ports = list(range(start, start + 5))
-    nets = [draw.randrange(1, 120), draw.randrange(121, 250)]
+    nets = [draw.randrange(1, 120), draw.randrange(130, 250)]
     right = [
         f"10.{nets[0]}.{k if wide else 0}.{11 + k}/{16 if wide else 24}"
         for k in range(n)
@@ -190,8 +190,8 @@ def in_words(hosts):
     "networks = {}; for host in hosts: for i in host['interfaces']: if i['up']: "
     "networks.setdefault(ip_interface(i['address']).network, {})[host['name']] = i. Keep those with len(found) == "
     "len(hosts) == len({i['address'] for i in found.values()}) that are not .is_loopback; take max(..., key=lambda found: "
-    "min(i['speed'] for i in found.values())). MASTER_ADDR is the address of the first host with a good port, without the /24; "
-    "a name is not needed.",
+    "min(i['speed'] for i in found.values())). MASTER_ADDR is the address of the first host with a good port, without the "
+    "/24; a name is not needed.",
 )
 def check_meeting_place(answer, draw):
     """On drawn tables, network, address and port must be those that work; then real

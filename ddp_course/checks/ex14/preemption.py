@@ -14,7 +14,7 @@ from ddp_course.ranks.launch import RankError
 from ddp_course.school.judge import Wrong, question
 
 TERM, USR1 = int(signal.SIGTERM), int(signal.SIGUSR1)
-UPDATES = 16
+UPDATES = 19
 
 
 @question(
@@ -80,7 +80,7 @@ class Trial:
         try:
             return self.answer.on_ranks(train_once, *args, nproc=n, timeout=15)
         except RankError as error:
-            if told and error.rank == 0 and "SIGXFSZ" in str(error):
+            if told and killed_while_writing(error):
                 raise
             raise causes.of_error(self, checked, error, told, n) from None
 
@@ -110,7 +110,9 @@ class Trial:
         checked = f"{in_words(told, n)}{self.since()}"
         try:
             of_ranks = self.train(checked, n, told)
-        except RankError:
+        except RankError as error:
+            if not killed_while_writing(error):
+                raise
             self.killed = True
             if not self.path.exists():
                 cause = "for a moment there was no file at `path`: leave the old one there until os.replace"
@@ -255,6 +257,11 @@ class Trial:
             ]
             for update in range(UPDATES)
         ]
+
+
+def killed_while_writing(error):
+    """Whether rank 0 has written more to a file than it was allowed."""
+    return error.rank == 0 and "killed by SIGXFSZ" in str(error)
 
 
 def judge_form(checked, of_ranks):

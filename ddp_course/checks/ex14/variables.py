@@ -83,6 +83,23 @@ def jobs_of(draw):
     ]
 
 
+def neighbours(draw):
+    """Small jobs: the beginning, the middle and the end of 10,000 in a row."""
+    first = draw.randrange(20_000, 4_000_000)
+    numbers = [first + start + k for start in (0, 4900, 9800) for k in range(200)]
+    return [(["node7"], [1], a_job(n, "node7", ["node7"], [1])) for n in numbers]
+
+
+def meeting_jobs(draw):
+    """Some jobs of four tasks that can really meet, each at a port of its own."""
+    hosts, sizes = ["localhost", "node4", "node5"], [2, 1, 1]
+    numbers = draw.sample(range(10_000, 20_000), 20)
+    return [
+        (hosts, sizes, a_job(number, "localhost,node[4-5]", hosts, sizes))
+        for number in numbers
+    ]
+
+
 def expected_of(hosts, tasks, slurm):
     """What torchrun would set for this task, but for the port."""
     node = int(slurm["SLURM_NODEID"])
@@ -113,12 +130,6 @@ def in_words(slurm):
     return ", ".join(
         f"{name}={value}" for name, value in slurm.items() if "SLURM_" in name
     )
-
-
-def ports_for(rank_variables, numbers):
-    """The ports of jobs with these numbers."""
-    jobs = [a_job(number, "node7", ["node7"], [1]) for number in numbers]
-    return [rank_variables(dict(slurm))["MASTER_PORT"] for [slurm] in jobs]
 
 
 def answer_in_this_task(rank_variables, tasks):
@@ -166,7 +177,8 @@ def check_rank_variables(answer, draw):
     """For all tasks of several jobs, the variables that torchrun would set; then four
     real processes meet with nothing but these.
     """
-    jobs = jobs_of(draw)
+    meeting = meeting_jobs(draw)
+    jobs = [*jobs_of(draw), *neighbours(draw), *meeting]
     tasks = [slurm for _, _, of_tasks in jobs for slurm in of_tasks]
     [seen] = answer.on_ranks(answers_for, tasks, timeout=10)
     expected = [
@@ -178,14 +190,9 @@ def check_rank_variables(answer, draw):
         judge_form(slurm, got)
     for name in [*SAME, "MASTER_ADDR"]:
         judge_variable(name, tasks, expected, seen)
-    found = judge_ports(tasks, seen)
-    # the beginning, the middle and the end of 10,000 jobs in a row
-    first = draw.randrange(20_000, 4_000_000)
-    more = [first + start + k for start in (0, 4900, 9800) for k in range(200)]
-    [ports] = answer.on_ranks(ports_for, more, timeout=10)
-    judge_neighbours(found)
-    judge_neighbours(dict(zip(map(str, more), ports)))
-    judge_meeting(answer, draw)
+    judge_neighbours(judge_ports(tasks, seen))
+    of_tasks, answers = at_a_free_port(meeting, tasks, seen)
+    judge_meeting(answer, of_tasks, answers)
 
 
 def judge_form(slurm, got):
@@ -396,28 +403,32 @@ def judge_neighbours(found):
         owners[port].append(job)
 
 
-def judge_meeting(answer, draw):
+def at_a_free_port(meeting, tasks, seen):
+    """The tasks of a job at whose port nobody listens here, and the answers for them."""
+    for _, _, of_tasks in meeting:
+        start = tasks.index(of_tasks[0])
+        answers = seen[start : start + len(of_tasks)]
+        if is_free(int(answers[0]["MASTER_PORT"])):
+            break
+    return of_tasks, answers
+
+
+def judge_meeting(answer, tasks, expected):
     """Raise Wrong unless four processes meet that have only these variables."""
-    hosts, sizes = ["localhost", "node4", "node5"], [2, 1, 1]
-    starts = [draw.randrange(10_000, 90_000) for _ in range(20)]
-    jobs = [a_job(start, "localhost,node[4-5]", hosts, sizes) for start in starts]
-    [seen] = answer.on_ranks(answers_for, [job[0] for job in jobs])
-    ports = [int(got["MASTER_PORT"]) for got in seen]
-    job = next((job for job, port in zip(jobs, ports) if is_free(port)), jobs[0])
-    [expected] = answer.on_ranks(answers_for, job)
-    for rank, got in enumerate(answer.on_ranks(answer_in_this_task, job, nproc=4)):
+    for rank, got in enumerate(answer.on_ranks(answer_in_this_task, tasks, nproc=4)):
         if got != expected[rank]:
             cause = (
                 "the same variables give another answer in another process: is it drawn at random, or from hash() of a "
                 "text, which differs from process to process?"
             )
-            checked = f"{in_words(job[rank])}, in four processes"
+            checked = f"{in_words(tasks[rank])}, in four processes"
             told = {"rank": f"{rank} of 4", "expected": expected[rank], "got": got}
             raise Wrong(checked, **told, cause=cause)
-    for rank, got in enumerate(answer.on_ranks(join, job, nproc=4, timeout=15)):
+    of_ranks = answer.on_ranks(join, tasks, nproc=4, timeout=15)
+    for rank, got in enumerate(of_ranks):
         if got != [rank, 4, 10.0]:
             told = {"rank": f"{rank} of 4", "expected": [rank, 4, 10.0], "got": got}
-            checked = "four processes that join with these variables: rank, world size, and the sum 1 + 2 + 3 + 4"
+            checked = "rank, world size, and 1 + 2 + 3 + 4 of four processes that join with these variables"
             cause = (
                 "does the function return the same for the same variables each time?"
             )
