@@ -604,7 +604,8 @@ def the_first_hosts_name_for_all(hosts, ports):
 
 
 @wrong(
-    "meeting_place", "which network it is in, and these are in different ones|is down"
+    "meeting_place",
+    "which network it is in, and these are in different ones|is down|several hosts have the address",
 )
 def each_hosts_fastest_interface(hosts, ports):
     best = [
