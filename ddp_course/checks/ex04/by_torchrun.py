@@ -11,7 +11,7 @@ from torch.distributed.run import parse_args
 from torch.distributed.run import run as torchrun
 
 from ddp_course.checks.ex04 import watched
-from ddp_course.school.run import loopback_rendezvous
+from ddp_course.ranks.agent import loopback_rendezvous
 
 
 def a_run(program, folder, n, arguments):

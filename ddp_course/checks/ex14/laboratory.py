@@ -1,0 +1,129 @@
+"""Three machines of the laboratory with traps in their networks, and ranks that meet on
+them, for question 2.
+"""
+
+import io
+import json
+import os
+import time
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ddp_course.ranks.machines import PRETENDED, Machines
+from ddp_course.ranks.namespaces import why_not
+
+PORTS = [29_700, 29_701, 29_702, 29_703]
+SPEEDS = {"lo": 0, "docker0": 40_000, "ib0": 100_000}  # Mbit/s; eth0 has 10,000
+LISTEN = "import socket, time; s = socket.create_server(('', {})); time.sleep(600)"
+# Each machine gets a bridge with the same address, as Docker makes it, and a fast
+# interface in a network of its own; its own name leads to loopback, as on Debian.
+TRAPS = """
+ip link add docker0 type bridge
+ip address add 172.17.0.1/16 dev docker0
+ip link set docker0 up
+ip link add ib0 type veth peer name ib0-end
+ip address add 192.168.{machine}.1/24 dev ib0
+ip link set ib0 up
+ip link set ib0-end up
+sed 's/^[0-9.]* node{machine}$/127.0.1.1 node{machine}/' /etc/hosts > {copy}
+cat {copy} > /etc/hosts
+rm {copy}
+"""
+# one machine's card has another name
+RENAME = "ip link set eth0 down; ip link set eth0 name ens5; ip link set ens5 up"
+
+
+def obstacle():
+    """Why there can be no machines here, in a few words; None if there can."""
+    if os.environ.get("DDP_COURSE_MACHINES") == PRETENDED:
+        return f"DDP_COURSE_MACHINES={PRETENDED}"
+    return why_not()
+
+
+@contextmanager
+def machines():
+    """Three machines, the table of these hosts, and the ports to choose from."""
+    with Machines(3, quiet=True) as found:
+        for machine in range(3):
+            copy = f"/tmp/ddp-course-hosts-{os.getpid()}-{machine}"
+            script = TRAPS.format(machine=machine, copy=copy)
+            do(found, machine, script + RENAME * (machine == 2))
+        found.start(0, ["python", "-c", LISTEN.format(PORTS[0])])
+        do(found, 0, f"ip rule add sport {PORTS[1]} ipproto tcp blackhole")
+        wait_for_listener(found, 0, PORTS[0])
+        yield found, [table_of(found, machine) for machine in range(3)], PORTS
+
+
+def do(found, machine, script):
+    """Run a shell script in a machine; return what it printed. Raises RuntimeError."""
+    code, text = found.run(machine, ["sh", "-ec", script])
+    if code:
+        raise RuntimeError(f"node{machine}: {text}")
+    return text
+
+
+def wait_for_listener(found, machine, port, patience=20):
+    deadline = time.monotonic() + patience
+    while f":{port:04X} 00000000:0000 0A" not in do(
+        found, machine, "cat /proc/net/tcp"
+    ):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nobody listens at port {port} of node{machine}")
+        time.sleep(0.05)
+
+
+def table_of(found, machine):
+    """A machine's interfaces and names, as it says itself, and its ports."""
+    text = do(found, machine, "ip -j -4 address")
+    interfaces = [
+        {
+            "name": card["ifname"],
+            "address": f"{own['local']}/{own['prefixlen']}",
+            "up": "UP" in card["flags"],
+            "speed": SPEEDS.get(card["ifname"], 10_000),
+        }
+        for card in json.loads(text)
+        for own in card.get("addr_info", [])
+    ]
+    lines = [line.split() for line in do(found, machine, "cat /etc/hosts").splitlines()]
+    resolves = {
+        line[1]: line[0] for line in lines if len(line) == 2 and ":" not in line[0]
+    }
+    return {
+        "name": f"node{machine}",
+        "interfaces": interfaces,
+        "resolves": {name: resolves[name] for name in resolves if name != "localhost"},
+        "taken": PORTS[:1] if machine == 0 else [],
+        "blocked": PORTS[1:2] if machine == 0 else [],
+    }
+
+
+def meet(machines, address, port, names, host):
+    """Let one rank per machine meet at an address; return the sum of 1, 2 and 3 on each.
+
+    names: each machine's interface. host: the machine with this address.
+    """
+    said = io.StringIO()  # gloo and the store warn about names that no server knows
+    with redirect_stdout(said), redirect_stderr(said):
+        sums = machines.launch(add_up, address, port, names, host, nproc=1, timeout=60)
+    if sums != [6.0] * 3:
+        raise RuntimeError(f"the ranks on three machines got {sums}")
+    return sums
+
+
+def add_up(address, port, names, host):
+    rank, patience = int(os.environ["RANK"]), timedelta(seconds=15)
+    os.environ["GLOO_SOCKET_IFNAME"] = names[rank]
+    serves = {"is_master": rank == host, "wait_for_workers": False}
+    store = dist.TCPStore(address, port, timeout=patience, **serves)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=3, timeout=patience
+    )
+    total = torch.tensor(rank + 1.0)
+    dist.all_reduce(total)
+    dist.barrier()
+    dist.destroy_process_group()
+    return total.item()

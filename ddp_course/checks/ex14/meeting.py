@@ -1,0 +1,352 @@
+"""Question 2: the network, the address and the port for a table of hosts."""
+
+import ipaddress
+import operator
+from contextlib import suppress
+
+from ddp_course.checks.ex14 import laboratory
+from ddp_course.school.judge import Wrong, question, trying
+
+# what may be wrong with a network that looks faster than the right one
+TRAPS = {
+    "bridges": "a bridge inside each host has the same address on all of them",
+    "down": "the fastest network's interface is down on one host",
+    "partial": "the fastest network does not reach all hosts",
+    "uneven": "one host's interface is much slower than the others'",
+    "lookalike": "addresses that look alike are in different networks",
+}
+BRIDGES = [("docker0", "172.17.0.1/16"), ("virbr0", "192.168.122.1/24")]
+
+
+# ---- tables ----
+
+
+def a_table(draw, traps, good_ports="first", wide=False, names_lead="elsewhere"):
+    """A table of hosts, and the ports to choose from.
+
+    traps: of TRAPS. good_ports: where there is a good port, on the "first" host, on the
+    "last" one, or "none". wide: the right network is a /16. names_lead: where the names
+    of /etc/hosts lead, "elsewhere", to a slower network, or "right".
+    """
+    n = draw.randrange(3, 5)
+    start = draw.randrange(20_000, 60_000)
+    ports = list(range(start, start + 5))
+    nets = [draw.randrange(1, 120), draw.randrange(130, 250)]
+    right = [
+        f"10.{nets[0]}.{k if wide else 0}.{11 + k}/{16 if wide else 24}"
+        for k in range(n)
+    ]
+    slow = [f"192.168.{nets[1]}.{51 + k}/24" for k in range(n)]
+    fast = [f"10.{nets[1]}.0.{11 + k}/24" for k in range(n)]
+    found = {"slow": (slow, [1000] * n), "right": (right, [25_000] * n)}
+    if "bridges" in traps:
+        bridge, inside = draw.choice(BRIDGES)
+        found[bridge] = ([inside] * n, [40_000] * n)
+    if "down" in traps or "partial" in traps:
+        found["fast"] = (fast, [100_000] * n)
+    if "uneven" in traps:
+        found["fast"] = (fast, [100_000] * (n - 1) + [10_000])
+    if "lookalike" in traps:
+        found["fast"] = (
+            [f"10.{nets[1]}.0.{3 + 64 * k}/26" for k in range(n)],
+            [50_000] * n,
+        )
+    odd = draw.randrange(n)  # the host with the trap
+    names = {
+        "slow": ["eth0", "eno1"],
+        "right": ["eth1", "ens5f0"],
+        "fast": ["ib0", "eth2"],
+    }
+    hosts = []
+    for k in range(n):
+        interfaces = [
+            {
+                "name": draw.choice(names.get(name, [name])),
+                "address": addresses[k],
+                "up": not (name == "fast" and "down" in traps and k == odd),
+                "speed": speeds[k],
+            }
+            for name, (addresses, speeds) in found.items()
+            if not (name == "fast" and "partial" in traps and k == odd)
+        ]
+        draw.shuffle(interfaces)
+        lo = {"name": "lo", "address": "127.0.0.1/8", "up": True, "speed": 0}
+        others = right if names_lead == "right" else slow
+        resolves = {f"node{j}": others[j].split("/")[0] for j in range(n)}
+        resolves[f"node{k}"] = "127.0.1.1"
+        good = {"first": True, "last": k == n - 1, "none": False}[good_ports]
+        taken, blocked = [ports[0], 22], [ports[1], ports[3]]
+        if not good:
+            taken, blocked = [22, ports[4]], ports[:4]
+        host = {"name": f"node{k}", "interfaces": [lo, *interfaces]}
+        hosts.append(host | {"resolves": resolves, "taken": taken, "blocked": blocked})
+    return hosts, ports
+
+
+def without_a_network(draw):
+    """A table in which no network joins all hosts."""
+    hosts, ports = a_table(draw, ["bridges", "partial"])
+    for name in networks(hosts):
+        for interface in hosts[-1]["interfaces"]:
+            if network_of(interface) == name:
+                interface["up"] = False
+    return hosts, ports
+
+
+def cases_of(draw):
+    plain = [a_table(draw, [], names_lead="right"), a_table(draw, [], wide=True)]
+    trapped = [a_table(draw, [trap]) for trap in TRAPS]
+    together = [
+        a_table(
+            draw, ["bridges", *draw.sample([*TRAPS][1:], 1)], wide=draw.random() < 0.5
+        )
+        for _ in range(4)
+    ]
+    at_the_end = [
+        a_table(draw, ["bridges", "uneven"], "last"),
+        a_table(draw, [], "last"),
+    ]
+    hopeless = [a_table(draw, ["bridges"], "none"), without_a_network(draw)]
+    return [*plain, *trapped, *together, *at_the_end, *hopeless]
+
+
+# ---- what is true of a table ----
+
+
+def network_of(interface):
+    return ipaddress.ip_interface(interface["address"]).network
+
+
+def networks(hosts):
+    """The networks that join all hosts, {network: its speed in Mbit/s}."""
+    found = {}
+    for network in {network_of(i) for host in hosts for i in host["interfaces"]}:
+        members = [
+            [i for i in host["interfaces"] if i["up"] and network_of(i) == network]
+            for host in hosts
+        ]
+        if network.is_loopback or not all(members):
+            continue
+        addresses = [own[0]["address"] for own in members]
+        if len(set(addresses)) == len(hosts):
+            found[network] = min(own[0]["speed"] for own in members)
+    return found
+
+
+def usable(host, ports):
+    """The ports of these that are free and open on a host."""
+    closed = {*host["taken"], *host["blocked"]}
+    return [port for port in ports if port not in closed]
+
+
+def observe_places(meeting_place, cases):
+    seen = []
+    for number, (hosts, ports) in enumerate(cases):
+        with trying(f"table {number}: {in_words(hosts)}"):
+            seen.append(as_plain(meeting_place(hosts, list(ports))))
+    return seen
+
+
+def as_plain(returned):
+    """[address, port, interfaces], a port of any kind of whole number as an int."""
+    if returned is None or isinstance(returned, str | dict):
+        return returned
+    with suppress(TypeError, ValueError):
+        address, port, names = returned
+        with suppress(TypeError):
+            port = operator.index(port)
+        address = str(address) if is_address(str(address)) else address
+        return [address, port, names if isinstance(names, dict | str) else list(names)]
+    return returned
+
+
+def is_address(text):
+    with suppress(ValueError):
+        return bool(ipaddress.ip_address(text))
+    return False
+
+
+def in_words(hosts):
+    """The interfaces of a table, a line per host."""
+    return "\n" + "\n".join(
+        f"{host['name']}: "
+        + ", ".join(
+            f"{i['name']} {i['address']}{'' if i['up'] else ' (down)'} {i['speed']}"
+            for i in host["interfaces"]
+        )
+        for host in hosts
+    )
+
+
+# ---- the question ----
+
+
+@question(
+    "Begin with the networks. ipaddress.ip_interface('10.0.3.7/16').network is the network of an interface. Which networks "
+    "have an interface that is up on every host? lo is on every host, too, but leads to the host itself.",
+    "For each network, collect each host's interface: name, address, speed. Leave out networks that miss a host, loopback, "
+    "and those in which two hosts have the same address: these are bridges inside each host. A network is as fast as the "
+    "slowest of its interfaces. Then look for a host with a port that is neither taken nor blocked on it.",
+    "networks = {}; for host in hosts: for i in host['interfaces']: if i['up']: "
+    "networks.setdefault(ip_interface(i['address']).network, {})[host['name']] = i. Keep those with len(found) == "
+    "len(hosts) == len({i['address'] for i in found.values()}) that are not .is_loopback; take max(..., key=lambda found: "
+    "min(i['speed'] for i in found.values())). MASTER_ADDR is the address of the first host with a good port, without the "
+    "/24; a name is not needed.",
+)
+def check_meeting_place(answer, draw):
+    """On drawn tables, network, address and port must be those that work; then real
+    ranks meet there, on three machines, where this system allows them.
+    """
+    cases = cases_of(draw)
+    [seen] = answer.on_ranks(observe_places, cases, timeout=10)
+    for (hosts, ports), got in zip(cases, seen):
+        judge_place(hosts, ports, got)
+    if obstacle := laboratory.obstacle():
+        print(f"judged by tables alone, without machines: {obstacle}")
+        return
+    with laboratory.machines() as (machines, hosts, ports):
+        [[got]] = answer.on_ranks(observe_places, [(hosts, ports)])
+        place = judge_place(hosts, ports, got)
+        laboratory.meet(machines, *got, place)
+
+
+def judge_place(hosts, ports, got):
+    """Raise Wrong unless all hosts can meet there; return the number of the host."""
+    found = networks(hosts)
+    best = max(found, key=found.get, default=None)
+    hopeless = not found or not any(usable(host, ports) for host in hosts)
+    checked = f"meeting_place(hosts, ports) for{in_words(hosts)}"
+
+    def fail(expected, got, cause):
+        raise Wrong(checked, expected=expected, got=got, cause=cause)
+
+    if hopeless:
+        if got is None:
+            return None
+        cause = "no network joins all hosts: return None"
+        if found:
+            cause = "on all hosts, each of these ports is taken or blocked: return None"
+        fail("None", got, cause)
+    if got is None:
+        cause = f"there is a way, over {best}"
+        if not usable(hosts[0], ports):
+            last = hosts[-1]["name"]
+            cause = f"{hosts[0]['name']} has no good port, but {last} has: the rendezvous may be on any host"
+        fail("an address, a port, and names of interfaces", "None", cause)
+    if not isinstance(got, list) or len(got) != 3 or not isinstance(got[2], list):
+        cause = "return three things: MASTER_ADDR, MASTER_PORT, and a list with the name of an interface for each host"
+        fail("an address, a port, and names of interfaces", got, cause)
+    judge_interfaces(fail, hosts, got[2], found, best)
+    place = judge_address(fail, hosts, got[0], best)
+    judge_port(fail, hosts[place], ports, got[1], got[0])
+    return place
+
+
+def judge_interfaces(fail, hosts, names, found, best):
+    """Raise Wrong unless these are the interfaces in the best network."""
+    right = [own(host, best)["name"] for host in hosts]
+    if names == right:
+        return
+    tell = lambda cause: fail(f"{right}, in {best}", names, cause)
+    if len(names) != len(hosts):
+        tell(
+            f"there are {len(hosts)} hosts, and each needs the name of its interface, in the hosts' order"
+        )
+    chosen = []
+    for host, name in zip(hosts, names):
+        matching = [i for i in host["interfaces"] if i["name"] == name]
+        if not matching:
+            tell(
+                f"{host['name']} has no interface {name!r}: interfaces may have other names on other hosts"
+            )
+        chosen.append(matching[0])
+    for host, interface in zip(hosts, chosen):
+        if network_of(interface).is_loopback:
+            tell(
+                "lo leads to the host itself: the other hosts cannot be reached over it"
+            )
+        if not interface["up"]:
+            tell(f"{interface['name']} is down on {host['name']}")
+    addresses = [interface["address"] for interface in chosen]
+    if len(set(addresses)) < len(addresses):
+        tell(
+            f"several hosts have the address {addresses[0]}: this is a bridge inside each host, not a network between them"
+        )
+    used = list(dict.fromkeys(map(network_of, chosen)))
+    if len(used) > 1:
+        cause = "an address and its prefix say which network it is in, and these are in different ones"
+        tell(f"{cause}: {', '.join(map(str, used[:3]))}")
+    slow = min(interface["speed"] for interface in chosen)
+    cause = f"in {used[0]} the slowest interface has {slow} Mbit/s, and a ring is as slow as its slowest link"
+    tell(f"{cause}; {best} has {found[best]} everywhere")
+
+
+def own(host, network):
+    """A host's interface in a network."""
+    return next(i for i in host["interfaces"] if i["up"] and network_of(i) == network)
+
+
+def judge_address(fail, hosts, text, network):
+    """Raise Wrong unless all hosts reach one host by this text; return its number."""
+    addresses = [own(host, network)["address"].split("/")[0] for host in hosts]
+    names = [host["name"] for host in hosts]
+    tell = lambda got, cause: fail(f"one of {addresses}, or a name for it", got, cause)
+    if text in addresses:
+        return addresses.index(text)
+    if text in names:
+        place = names.index(text)
+        for host in hosts:
+            meant = host["resolves"].get(text)
+            if meant == addresses[place] or host["name"] == text:
+                continue
+            cause = f"the /etc/hosts of {host['name']} says {meant} for {text}, which is not its address in {network}"
+            if meant is None:
+                cause = f"{host['name']} does not know the name {text}"
+            tell(text, f"{cause}: give the address")
+        return place
+    if not isinstance(text, str) or not is_address(text):
+        cause = "MASTER_ADDR is an address, without its prefix, or a name that all hosts know"
+        tell(text, cause)
+    if ipaddress.ip_address(text).is_loopback:
+        tell(
+            text,
+            "an address that begins with 127 means 'this host' on every host, also if /etc/hosts gives it for a name",
+        )
+    known = {i["address"].split("/")[0] for host in hosts for i in host["interfaces"]}
+    if text in known:
+        tell(
+            text,
+            f"this address is not in {network}: the rendezvous has to be in the network that you chose",
+        )
+    tell(text, "no host has this address")
+
+
+def judge_port(fail, host, ports, port, address):
+    """Raise Wrong unless the port is free and open on the host."""
+    good = usable(host, ports)
+    expected = (
+        f"one of {good} on {host['name']}"
+        if good
+        else f"another host than {host['name']}"
+    )
+    got = f"port {port!r} on {host['name']}"
+    if not isinstance(port, int) or isinstance(port, bool):
+        fail(expected, got, "the port is a whole number")
+    if port not in ports:
+        fail(expected, got, "this port is not one of those to choose from")
+    if port in host["taken"]:
+        cause = "somebody listens at this port already: the job would end with EADDRINUSE, or talk to another job"
+        fail(
+            expected,
+            got,
+            f"{cause}"
+            + ("" if good else ". This host has no good port: look at the others"),
+        )
+    if port in host["blocked"]:
+        cause = "the firewall of this host drops what comes to this port: the other hosts would wait for their time limit"
+        fail(
+            expected,
+            got,
+            f"{cause}"
+            + ("" if good else ". This host has no good port: look at the others"),
+        )

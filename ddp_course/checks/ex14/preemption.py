@@ -1,0 +1,291 @@
+"""Question 4: training that is preempted, again and again, and goes on with other
+numbers of ranks.
+"""
+
+import signal
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from ddp_course.checks.ex14 import causes
+from ddp_course.checks.ex14.preempted import OneProcess, data_of, near, train_once
+from ddp_course.checks.training import a_look, equal
+from ddp_course.ranks.launch import RankError
+from ddp_course.school.judge import Wrong, question
+
+TERM, USR1 = int(signal.SIGTERM), int(signal.SIGUSR1)
+UPDATES = 19
+
+
+@question(
+    "A signal comes at any moment, and to any rank. The handler only remembers it: signal.signal(signal.SIGTERM, handler), "
+    "where handler takes two arguments. Between two updates, the ranks look whether one of them has been told. One rank may "
+    "know what the others do not, so looking needs a collective.",
+    "After each optimizer.step(), all-reduce two numbers: this rank's part of the loss, and 1.0 if it has had a signal, "
+    "else 0.0. If the sum of the second is above 0, all ranks know it, in the same update: rank 0 writes network, optimizer "
+    "and losses under another name and renames, and all return. At the start, all ranks load the file if it exists, and go "
+    "on with batches[len(losses):].",
+    "told = []; for kind in (signal.SIGTERM, signal.SIGUSR1): signal.signal(kind, lambda *_: told.append(True)). Per "
+    "update: mine = batch[rank::ranks]; loss = F.cross_entropy(network(inputs[mine]), labels[mine], reduction='sum') / "
+    "len(batch); backward; all_reduce each gradient, without dividing; step; news = torch.tensor([loss.item(), len(told)], "
+    "dtype=torch.float64); dist.all_reduce(news); losses.append(news[0].item()); if news[1] > 0: torch.save on rank 0 to "
+    "path.with_suffix('.tmp'), os.replace, dist.barrier(), return losses.",
+)
+def check_survive_preemption(answer, draw):
+    """Signals come to one rank or to all, in the middle of updates, and once rank 0 is
+    killed while it saves; each time the training goes on with another number of ranks,
+    and ends as one process that was left in peace.
+    """
+    run = {"seed": draw.randrange(10**6), "size": draw.choice([7, 11])}
+    run["updates"] = UPDATES
+    kinds, a_moment = draw.sample([TERM, USR1], 2), lambda: draw.choice(MOMENTS)
+    with tempfile.TemporaryDirectory() as folder:
+        Trial(answer, run, Path(folder, "peace.pt")).finish(2)
+        trial = Trial(answer, run, Path(folder, "checkpoint.pt"))
+        # one rank, which is not rank 0
+        update = draw.randrange(1, 3)
+        trial.preempt(3, {draw.randrange(1, 3): (update, kinds[0], a_moment(), None)})
+        # all ranks, and rank 0 is killed in the middle of the new file
+        update, limit = draw.randrange(4, 7), trial.path.stat().st_size // 2
+        told = {rank: (update, kinds[rank % 2], a_moment(), None) for rank in range(4)}
+        trial.kill(4, told | {0: (*told[0][:3], limit)}, limit)
+        # a multiple of 3 and 4: if the ranks look only after every third or fourth
+        # update, they are too late
+        trial.preempt(2, {0: (12, kinds[1], a_moment(), None)})
+        trial.finish(draw.choice([3, 4]))
+
+
+MOMENTS = "forward", "backward"
+
+
+class Trial:
+    """A run that is started several times with one path.
+
+    done: the updates that have been saved; torn: the size of a file that is not whole,
+    or None; killed: whether more may have been saved than is known.
+    """
+
+    def __init__(self, answer, run, path):
+        self.answer, self.run, self.path = answer, run, path
+        self.truth = OneProcess(run)
+        self.batches = [batch.tolist() for batch in data_of(run)[1]]
+        numbered = enumerate(self.batches)
+        self.update_of = {n: update for update, batch in numbered for n in batch}
+        self.done, self.torn, self.killed = 0, None, False
+
+    # ---- the ways in which it is started ----
+
+    def train(self, checked, n, told=None, only_rank_0=False):
+        args = (self.run, str(self.path), told or {}, only_rank_0)
+        try:
+            return self.answer.on_ranks(train_once, *args, nproc=n, timeout=15)
+        except RankError as error:
+            if told and killed_while_writing(error):
+                raise
+            raise causes.of_error(self, checked, error, told, n) from None
+
+    def finish(self, n):
+        """Without a signal."""
+        checked = f"{n} ranks without a signal{self.since()}"
+        self.judge(checked, self.train(checked, n), UPDATES)
+
+    def preempt(self, n, told):
+        """With signals, {rank: (update, signal, moment, limit)}: it has to save and
+        return after that update.
+        """
+        checked = f"{in_words(told, n)}{self.since()}"
+        of_ranks = self.train(checked, n, told, only_rank_0=True)
+        stopped = self.judge_stop(checked, of_ranks, update_in(told))
+        self.judge(checked, of_ranks, stopped)
+        if not self.path.exists():
+            cause = "nothing was saved: all of it is lost when the job is started again"
+            if any(self.path.parent.glob(f"*{self.path.stem}*")):
+                cause = "the checkpoint has another name: rename it to `path`"
+            expected = f"a file {self.path.name}"
+            raise Wrong(checked, expected=expected, got="no such file", cause=cause)
+        self.done, self.killed = stopped, False
+
+    def kill(self, n, told, limit):
+        """With signals, and killed while rank 0 writes the checkpoint."""
+        checked = f"{in_words(told, n)}{self.since()}"
+        try:
+            of_ranks = self.train(checked, n, told)
+        except RankError as error:
+            if not killed_while_writing(error):
+                raise
+            self.killed = True
+            if not self.path.exists():
+                cause = "for a moment there was no file at `path`: leave the old one there until os.replace"
+                checked = f"{checked}; rank 0 is killed in the middle of the new file"
+                got = "no file"
+                raise Wrong(
+                    checked, expected="the old file", got=got, cause=cause
+                ) from None
+            size = self.path.stat().st_size
+            self.torn = size if size <= limit else None
+            return
+        self.judge(
+            checked, of_ranks, self.judge_stop(checked, of_ranks, update_in(told))
+        )
+        cause = "no checkpoint was written at this signal: each preemption needs one"
+        got = f"no rank has written more than {limit:,} bytes to a file"
+        raise Wrong(checked, expected="a new checkpoint", got=got, cause=cause)
+
+    def since(self):
+        """How far the run was when it was started."""
+        words = f", after a restart with {self.done} updates saved"
+        return words * bool(self.done)
+
+    # ---- what came of it ----
+
+    def updates_of(self, seen):
+        """The updates whose samples a rank has had."""
+        return {self.update_of.get(n, -1) for call in seen["seen"] for n in call}
+
+    def judge_stop(self, checked, of_ranks, update):
+        """Raise Wrong unless all ranks have stopped after the update of the signal, or
+        the next one; return how many updates are done then.
+        """
+        judge_form(checked, of_ranks)
+        last = [max(self.updates_of(seen), default=-1) + 1 for seen in of_ranks]
+        for rank, computed in enumerate(last):
+            if computed in (update + 1, update + 2):
+                continue
+            cause = "the system kills the job some seconds after the signal: save and return after that update"
+            if computed == UPDATES:
+                cause = (
+                    "the training went on to the end, as if there was no signal: the rank that has it must tell the others, "
+                    "and all return"
+                )
+            if computed <= update:
+                cause = (
+                    "the update in which the signal came was not computed: finish it"
+                )
+            told = {"rank": f"{rank} of {len(of_ranks)}", "got": f"{computed} updates"}
+            expected = f"{update + 1} updates, with that of the signal"
+            raise Wrong(checked, expected=expected, **told, cause=cause)
+        if len(set(last)) > 1:
+            cause = "the ranks have stopped after different updates: decide together"
+            expected = "the same number of updates on all ranks"
+            raise Wrong(checked, expected=expected, got=last, cause=cause)
+        return last[0]
+
+    def judge(self, checked, of_ranks, end):
+        """Raise Wrong unless the updates from `done` to `end` were computed, once, and
+        losses and parameters are those of one process.
+        """
+        judge_form(checked, of_ranks)
+        start = self.judge_start(checked, of_ranks, end)
+        self.judge_samples(checked, of_ranks, start, end)
+        for rank, seen in enumerate(of_ranks):
+            self.judge_losses(checked, of_ranks, rank, start, end)
+            if not equal(seen["end"], self.truth.ends[end]):
+                raise Wrong(
+                    f"the parameters after {end} updates, compared with one process: {checked}",
+                    rank=f"{rank} of {len(of_ranks)}",
+                    expected=a_look(self.truth.ends[end]),
+                    got=a_look(seen["end"]),
+                    cause=causes.of_parameters(self, of_ranks, rank),
+                )
+
+    def judge_start(self, checked, of_ranks, end):
+        """Raise Wrong unless it goes on where it was; return the first update."""
+        start = min(set().union(*map(self.updates_of, of_ranks)), default=UPDATES)
+        # a checkpoint after each update is fine, too: then more is saved than we know
+        if self.done <= start <= (end - 1 if self.killed else self.done):
+            return start
+        cause = "updates have been left out, with all their samples"
+        if start < self.done:
+            cause = (
+                "an update that was saved is computed again: go on behind the last loss"
+            )
+        if start == 0:
+            cause = "the training begins anew, and what was saved is not used: load the file if it exists"
+        if start == 0 and self.torn is not None:
+            cause = causes.of_torn(self)
+        expected = f"update {self.done + 1} comes first"
+        raise Wrong(checked, expected=expected, got=f"update {start + 1}", cause=cause)
+
+    def judge_samples(self, checked, of_ranks, start, end):
+        """Raise Wrong unless all ranks together had each sample of these updates once."""
+        counts = Counter(n for seen in of_ranks for call in seen["seen"] for n in call)
+        for update in range(start, end):
+            batch = self.batches[update]
+            times = Counter(counts[number] for number in batch)
+            if times == {1: len(batch)}:
+                continue
+            cause = (
+                "together, the ranks there are now must take each sample of an update once, also where their number does "
+                "not divide it"
+            )
+            if times == {len(of_ranks): len(batch)}:
+                cause = "each rank computes all samples of the update: divide them"
+            groups = sorted(times.items())
+            got = ", ".join(f"{many} samples {often} times" for often, many in groups)
+            raise Wrong(
+                f"the samples of update {update + 1}, all ranks together: {checked}",
+                expected=f"{len(batch)} samples once",
+                got=got,
+                cause=cause,
+            )
+
+    def judge_losses(self, checked, of_ranks, rank, start, end):
+        """Raise Wrong unless this rank has returned the losses of all updates."""
+        got, told = of_ranks[rank]["losses"], {"rank": f"{rank} of {len(of_ranks)}"}
+        if len(got) != end:
+            cause = causes.of_number(self, len(got), start, end)
+            told |= {"expected": f"{end} losses", "got": f"{len(got)} losses"}
+            raise Wrong(f"the losses that come back: {checked}", **told, cause=cause)
+        for place, (own, right) in enumerate(zip(got, self.truth.losses)):
+            if not near(own, right):
+                cause = causes.of_loss(self, of_ranks, rank, start, place)
+                told |= {"expected": f"{right:.6f}", "got": f"{own:.6f}"}
+                what = f"the loss of update {place + 1}, compared with one process"
+                raise Wrong(f"{what}: {checked}", **told, cause=cause)
+
+    def shares(self, of_ranks):
+        """For each update, the samples of each rank in this run."""
+        return [
+            [
+                [
+                    n
+                    for call in seen["seen"]
+                    for n in call
+                    if self.update_of.get(n) == update
+                ]
+                for seen in of_ranks
+            ]
+            for update in range(UPDATES)
+        ]
+
+
+def killed_while_writing(error):
+    """Whether rank 0 has written more to a file than it was allowed."""
+    return error.rank == 0 and "killed by SIGXFSZ" in str(error)
+
+
+def judge_form(checked, of_ranks):
+    """Raise Wrong unless each rank has returned a list of numbers."""
+    for rank, seen in enumerate(of_ranks):
+        losses = seen["losses"]
+        if isinstance(losses, list) and all(isinstance(x, float) for x in losses):
+            continue
+        cause = "return a list with the loss of each update, numbers"
+        if losses is None:
+            cause = "the function ends without a return statement: return the losses"
+        told = {"rank": f"{rank} of {len(of_ranks)}", "got": losses}
+        raise Wrong(checked, expected="a list of losses", **told, cause=cause)
+
+
+def update_in(told):
+    """The update in which the signals come."""
+    return next(iter(told.values()))[0]
+
+
+def in_words(told, n):
+    """Which ranks get which signal."""
+    if len(told) > 1:
+        return f"{n} ranks, which all get a signal in update {update_in(told) + 1}"
+    [(rank, (update, kind, moment, _))] = told.items()
+    name = signal.Signals(kind).name
+    return f"{n} ranks, of which rank {rank} gets {name} in update {update + 1}, in its {moment} pass"
