@@ -15,7 +15,7 @@ import failures
 import front
 import lessons
 import reference
-from course import Course
+from course import ROOT, Course
 
 HERE = Path(__file__).parent
 BUILT = HERE / "_build"
@@ -51,6 +51,7 @@ def build(course, built):
 
 
 if __name__ == "__main__":
+    sys.path.insert(1, str(ROOT))  # the reference is of this checkout's package
     os.environ["COLUMNS"] = "88"  # of what programs print for --help
     course = Course.of_the_environment()
     if not course.repository:

@@ -7,7 +7,6 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 project = "Distributed training, on any machine"
-author = "the course's authors"
 html_title = project
 language = "en"
 highlight_language = "none"
@@ -25,6 +24,8 @@ myst_heading_anchors = 3
 
 html_theme = "sphinx_book_theme"
 html_theme_options = {
+    "navbar_persistent": [],  # the search is in the side bar already
+    "footer_content_items": [],
     "use_download_button": False,  # each page has its own, for the notebook as it is
     "use_fullscreen_button": False,
     "use_issues_button": False,
@@ -34,13 +35,13 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
+html_context = {"default_mode": "auto"}  # light or dark, as the reader's system
 html_static_path = [str(HERE / "static")]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False
 html_show_copyright = False
-html_last_updated_fmt = None
 
 copybutton_selector = "div.cell_input pre, div.highlight-bash pre, div.highlight-python pre"
 copybutton_exclude = ".linenos"

@@ -27,7 +27,7 @@ class Failure(NamedTuple):
 
     lesson: str  # "04"
     title: str  # the error in a line
-    name: str  # what was done wrong, as the lesson calls it
+    name: str  # what was done wrong, as the lesson calls it; maybe ""
     error: str  # all that the cell has printed
     before: str  # the text above the cell, Markdown
     after: str  # the text below it, Markdown, maybe ""
@@ -104,13 +104,16 @@ def texts_above(notebook, number):
 
 
 def name_above(notebook, number):
-    """What the lesson calls a failure: the bold words, or the heading, above it."""
+    """What the lesson calls a failure: the bold words above it, unless a heading is
+    nearer; "" if it has no name.
+    """
     for text in texts_above(notebook, number):
-        names = [*NUMBERED.finditer(text), *SECTION.finditer(text)]
-        names = [name for name in names if name["name"] not in ("Predict", "Try it")]
-        if names:
-            return plain(max(names, key=lambda name: name.start())["name"])
-    return title_of(notebook)
+        found = [*NUMBERED.finditer(text), *SECTION.finditer(text)]
+        found = [name for name in found if name["name"] not in ("Predict", "Try it")]
+        if found:
+            last = max(found, key=lambda name: name.start())
+            return plain(last["name"]) if last[0].startswith("*") else ""
+    return ""
 
 
 def text_above(notebook, number):
@@ -159,13 +162,14 @@ def page_of_failure(failure, course):
 
     below = f"## What to do\n\n{moved(failure.after)}\n" if failure.after else ""
     head = "Why" if failure.after else "Why, and what to do"
-    about = f"{failure.name}: what this error looks like, why it comes, and the fix."
+    name = f" ({escaped(failure.name)})" if failure.name else ""
+    about = f"{failure.title}: what it looks like, why it comes, and what to do."
     return f"""---
 myst:
   html_meta:
-    description: {quoted(f"{failure.title} {about}")}
+    description: {quoted(about)}
 ---
-# {escaped(failure.title)} ({escaped(failure.name)})
+# {escaped(failure.title)}{name}
 
 Reproduced in [lesson {title_of(read(lesson))}](../lessons/{lesson.name}), section "{escaped(failure.section)}".
 
@@ -192,8 +196,9 @@ def index(failures, course):
             lesson = failure.lesson
             path = course.notebooks("lessons")[lesson]
             lines.append(f"\n## {title_of(read(path))}\n")
-        lines.append(f"- [{escaped(failure.title)}](failures/{slug}.md)\\\n  {failure.name}")
-        entries.append(f"{failure.name} <failures/{slug}>")
+        lines.append(f"- [{escaped(failure.title)}](failures/{slug}.md)")
+        lines.append(f"\n  {failure.name}\n" if failure.name else "")
+        entries.append(f"{failure.name or failure.title} <failures/{slug}>")
     toctree = "\n".join(["```{toctree}", ":hidden:", "", *entries, "```"])
     return "\n".join([*lines, "", toctree, ""])
 
