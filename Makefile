@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: lab setup lessons test thorough grade exercises bench doctor
+.PHONY: lab setup lessons test thorough grade exercises bench doctor site
 
 lab: setup
 	@$(BIN)/ddp-course lab
@@ -44,3 +44,6 @@ bench: setup
 
 doctor: setup
 	@$(BIN)/ddp-course doctor
+
+site: setup
+	@$(BIN)/python site/make.py

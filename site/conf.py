@@ -43,5 +43,7 @@ html_show_sourcelink = False
 html_show_sphinx = False
 html_show_copyright = False
 
-copybutton_selector = "div.cell_input pre, div.highlight-bash pre, div.highlight-python pre"
+copybutton_selector = (
+    "div.cell_input pre, div.highlight-bash pre, div.highlight-python pre"
+)
 copybutton_exclude = ".linenos"

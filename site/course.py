@@ -30,7 +30,9 @@ class Course:
 
     def notebooks(self, kind):
         """The `lessons` or `exercises`, {"01": path}."""
-        return {path.name[:2]: path for path in sorted(self.root.glob(f"{kind}/{NUMBERED}"))}
+        return {
+            path.name[:2]: path for path in sorted(self.root.glob(f"{kind}/{NUMBERED}"))
+        }
 
     def programs(self):
         """The lessons' programs, {"01": path}."""

@@ -9,8 +9,8 @@ import re
 from typing import NamedTuple
 
 from course import read, title_of
-from lessons import heading_above, plain
 from links import relinked
+from notebooks import heading_above, plain
 
 NUMBERED = re.compile(r"(?m)^\*\*(?:\d+\. )?(?P<name>[^*\n]+?)[.:]?\*\*")
 SECTION = re.compile(r"(?m)^#{1,4} (?P<name>.+)$")
@@ -71,8 +71,13 @@ def expected(source):
         if isinstance(node, ast.With):
             for item in node.items:
                 call = item.context_expr
-                if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "fails":
-                    return [arg.value for arg in call.args if isinstance(arg, ast.Constant)]
+                if (
+                    isinstance(call, ast.Call)
+                    and getattr(call.func, "id", "") == "fails"
+                ):
+                    return [
+                        arg.value for arg in call.args if isinstance(arg, ast.Constant)
+                    ]
     return None
 
 
@@ -84,11 +89,17 @@ def printed(cell):
 def title_in(error, patterns):
     """The error in a line: the sentence that the lesson waits for, without C++ files."""
     lines = [line.strip() for line in error.splitlines() if not FRAME.match(line)]
-    wanted = [line for pattern in patterns for line in lines if re.search(pattern, line)]
+    wanted = [
+        line for pattern in patterns for line in lines if re.search(pattern, line)
+    ]
     line = next((line for line in lines if line.startswith("what():")), None)
     if line is None or "SIGABRT" not in wanted[0]:
         line = (wanted or lines)[0]
-    line = re.sub(r"\[(enforce fail at )?/\S+\] ?", "", line).removeprefix("what():").strip()
+    line = (
+        re.sub(r"\[(enforce fail at )?/\S+\] ?", "", line)
+        .removeprefix("what():")
+        .strip()
+    )
     line = re.sub(r"^(?:\w+\.)+(?=\w+(Error|Exception))", "", line)
     sentence = re.split(r"(?<=[a-z)])\. (?=[A-Z])", line)[0]
     if len(sentence) > LONGEST:
@@ -122,7 +133,9 @@ def text_above(notebook, number):
     """
     text = next(texts_above(notebook, number), "")
     starts = [found.end() for found in SECTION.finditer(text)]
-    starts += [found.start() for found in NUMBERED.finditer(text) if found[0][2].isdigit()]
+    starts += [
+        found.start() for found in NUMBERED.finditer(text) if found[0][2].isdigit()
+    ]
     starts += [found.end() for found in ASIDE.finditer(text)]
     starts = [start for start in starts if text[start:].strip()]
     text = text[max(starts, default=0) :].strip()
@@ -196,8 +209,8 @@ def index(failures, course):
             lesson = failure.lesson
             path = course.notebooks("lessons")[lesson]
             lines.append(f"\n## {title_of(read(path))}\n")
-        lines.append(f"- [{escaped(failure.title)}](failures/{slug}.md)")
-        lines.append(f"\n  {failure.name}\n" if failure.name else "")
+        name = f"\\\n  {failure.name}" if failure.name else ""
+        lines.append(f"- [{escaped(failure.title)}](failures/{slug}.md){name}")
         entries.append(f"{failure.name or failure.title} <failures/{slug}>")
     toctree = "\n".join(["```{toctree}", ":hidden:", "", *entries, "```"])
     return "\n".join([*lines, "", toctree, ""])
@@ -217,11 +230,13 @@ def write(course, folder):
     failures = [failure for path in lessons for failure in failures_of(path)]
     (folder / "failures").mkdir(exist_ok=True)
     for slug, failure in with_names(failures):
-        (folder / "failures" / f"{slug}.md").write_text(page_of_failure(failure, course))
+        (folder / "failures" / f"{slug}.md").write_text(
+            page_of_failure(failure, course)
+        )
     (folder / "failures.md").write_text(index(failures, course))
 
 
-def fenced(text, language):
+def fenced(text, language=""):
     """A block of code, Markdown, behind a fence that the text does not have."""
     fence = "```"
     while fence in text:

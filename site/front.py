@@ -9,7 +9,13 @@ from failures import escaped
 from links import relinked
 
 PAGES = Path(__file__).parent / "pages"
-START = ["How to work", "On Colab and Kaggle", "Commands", "For instructors", "The data"]
+START = [
+    "How to work",
+    "On Colab and Kaggle",
+    "Commands",
+    "For instructors",
+    "The data",
+]
 LANGUAGES = {"zh": "Chinese", "ru": "Russian", "es": "Spanish"}
 
 
@@ -30,15 +36,21 @@ def filled(template, parts):
 
 def pieces(course, readme):
     """What the pages take from elsewhere, {name: Markdown}."""
-    introduction, _, steps = sections(readme)[""].strip().partition("\n\n")[2].partition("```")
+    introduction, _, steps = (
+        sections(readme)[""].strip().partition("\n\n")[2].partition("```")
+    )
     own = course.repository and f"git+{course.repository}"
     colab = sections(readme)["On Colab and Kaggle"]
     if own:
         colab = re.sub(r"(?s) Replace `COURSE`.*?`\.", "", colab).replace("COURSE", own)
     colab = colab.replace("```python\n%", "```ipython\n%")
-    start = {name: sections(readme)[name] for name in START} | {"On Colab and Kaggle": colab}
+    start = {name: sections(readme)[name] for name in START} | {
+        "On Colab and Kaggle": colab
+    }
     return {
-        "three sentences": " ".join(re.findall(r"(?s).+?[.](?:\s|$)", introduction)[:3]),
+        "three sentences": " ".join(
+            re.findall(r"(?s).+?[.](?:\s|$)", introduction)[:3]
+        ),
         "commands": f"```{steps.partition('```')[0]}```",
         "installation": f"```{steps}",
         "the lessons": sections(readme)["The lessons"],
@@ -66,7 +78,7 @@ def film(path, call):
         for output in cell.get("outputs", []) if call in cell.source else []:
             page = output.get("data", {}).get("text/html", "")
             if "<img" in page:
-                return f"```{{raw}} html\n{page}\n```"
+                return f'```{{raw}} html\n<div class="film">{page}</div>\n```'
     raise LookupError(f"no stored output of {call}...) in {path.name}")
 
 
@@ -104,4 +116,4 @@ def entry(term, lessons):
     )
     text = " ".join(term["text"].split())
     link = f"[Lesson {title_of(read(path))}](lessons/{path.name})"
-    return f"{escaped(term['term'])}\n: {text} {link}.\n\n  {others}"
+    return f"{escaped(term['term'])}\n  {text} {link}.\n\n  {others}"

@@ -28,10 +28,16 @@ def relinked(text, course, origin, page):
         address = address_of(path, course, page)
         if address is None:
             return link[0]
-        return f"[{link['text']}]({address}{anchor and '#' + anchor})" if address else link["text"]
+        return (
+            f"[{link['text']}]({address}{anchor and '#' + anchor})"
+            if address
+            else link["text"]
+        )
 
     parts = re.split(CODE, text)
-    return "".join(part if CODE.fullmatch(part) else LINK.sub(replace, part) for part in parts)
+    return "".join(
+        part if CODE.fullmatch(part) else LINK.sub(replace, part) for part in parts
+    )
 
 
 def address_of(path, course, page):

@@ -7,7 +7,15 @@ import io
 
 from failures import fenced
 
-FUNCTIONS = ["launch", "process_group", "show", "compare", "table", "fails", "fresh_kernel"]
+FUNCTIONS = [
+    "launch",
+    "process_group",
+    "show",
+    "compare",
+    "table",
+    "fails",
+    "fresh_kernel",
+]
 MAGICS = ["ranks", "machines"]
 
 
@@ -60,7 +68,9 @@ def functions():
         home = next(home for home in homes if name in vars(home))
         function = getattr(home, name)
         text = f"{name}{inspect.signature(function)}\n\n{inspect.getdoc(function)}"
-        parts.append(f"### {name}\n\n`from {home.__name__} import {name}`\n\n{fenced(text, 'text')}")
+        parts.append(
+            f"### {name}\n\n`from {home.__name__} import {name}`\n\n{fenced(text)}"
+        )
     return "\n\n".join(parts)
 
 
@@ -72,13 +82,14 @@ def magics():
     for name in MAGICS:
         text = inspect.getdoc(getattr(magics, name)).removeprefix("::\n\n").lstrip()
         text = text.replace(f"%{name}", f"%%{name}", 1)
-        parts.append(f"### %%{name}\n\n{fenced(text, 'text')}")
+        parts.append(f"### %%{name}\n\n{fenced(text)}")
     return "\n\n".join(parts)
 
 
 def commands():
     """What ddp-course can do: each command with its arguments and options."""
     import typer
+
     from ddp_course.school.command import app
 
     parts = []
@@ -89,7 +100,9 @@ def commands():
             words.append("[OPTIONS]")
         rows = "\n".join(row_of(each) for each in command.params)
         table = f"\n\n| | |\n|---|---|\n{rows}" if rows else ""
-        parts.append(f"### ddp-course {name}\n\n`{' '.join(words)}`\n\n{command.help}{table}")
+        parts.append(
+            f"### ddp-course {name}\n\n`{' '.join(words)}`\n\n{command.help}{table}"
+        )
     return "\n\n".join(parts)
 
 
@@ -145,11 +158,11 @@ def page_of_program(path, course):
 
 {head}
 
-{fenced(rest, "text")}
+{fenced(rest, "bash")}
 
 ## Flags
 
-{fenced(flags_of(path), "text")}
+{fenced(flags_of(path))}
 
 ## Source
 

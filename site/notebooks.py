@@ -21,7 +21,12 @@ def page_of_notebook(path, course):
             cell.metadata.tags = [*cell.metadata.get("tags", []), "hide-input"]
     first = notebook.cells[0]
     title, _, rest = first.source.partition("\n")
-    parts = [title, links_below_title(path, course), missing_outputs(notebook, path), rest]
+    parts = [
+        title,
+        links_below_title(path, course),
+        missing_outputs(notebook, path),
+        rest,
+    ]
     first.source = "\n\n".join(part for part in parts if part)
     if about := description(rest):
         notebook.metadata["myst"] = {"html_meta": {"description": about}}
@@ -59,14 +64,18 @@ def only_imports(source):
 
 def missing_outputs(notebook, path):
     """A note if a lesson's notebook has been stored without outputs."""
-    if path.parent.name != "lessons" or any(cell.get("outputs") for cell in notebook.cells):
+    if path.parent.name != "lessons" or any(
+        cell.get("outputs") for cell in notebook.cells
+    ):
         return ""
     return ":::{note}\nThis notebook has not been run yet, so its outputs are missing.\n:::"
 
 
 def description(text):
     """The first paragraph of a text as plain text, for search engines."""
-    paragraphs = [part for part in text.split("\n\n") if not re.match(r"\s*(\*\*|[>#|<-])", part)]
+    paragraphs = [
+        part for part in text.split("\n\n") if not re.match(r"\s*(\*\*|[>#|<-])", part)
+    ]
     return plain(paragraphs[0] if paragraphs else "")
 
 
@@ -79,7 +88,9 @@ def plain(markdown):
 def heading_above(notebook, number):
     """The last heading of level 1 to 3 above a cell, or in it, as text."""
     text = "\n".join(
-        cell.source for cell in notebook.cells[: number + 1] if cell.cell_type == "markdown"
+        cell.source
+        for cell in notebook.cells[: number + 1]
+        if cell.cell_type == "markdown"
     )
     headings = re.findall(r"(?m)^#{1,3} (.+)$", re.sub(r"(?s)```.*?```", "", text))
     return headings[-1].strip() if headings else title_of(notebook)
