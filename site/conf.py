@@ -9,6 +9,7 @@ sys.path.insert(0, str(HERE))
 project = "Distributed training, on any machine"
 html_title = project
 language = "en"
+smartquotes = False  # error messages stay what they are
 highlight_language = "none"
 
 extensions = ["myst_nb", "sphinx_copybutton", "mathml"]
@@ -17,6 +18,7 @@ html_math_renderer = "mathml"
 
 nb_execution_mode = "off"  # what readers see is what the notebooks have stored
 nb_merge_streams = True
+nb_render_markdown_format = "myst"  # with tables
 nb_code_prompt_show = "Show the imports"
 nb_code_prompt_hide = "Hide the imports"
 myst_enable_extensions = ["attrs_block", "colon_fence", "deflist", "dollarmath"]

@@ -223,8 +223,7 @@ def expected_failures():
     """What the notebooks' cells with `fails(...)` have printed, (lesson, text)."""
     for path in LESSONS:
         for cell in nbformat.read(path, as_version=4).cells:
-            calls = re.search(r"(?m)^\s*with .*\bfails\(", cell.source)
-            if cell.cell_type == "code" and calls and cell.outputs:
+            if cell.cell_type == "code" and "fails(" in cell.source and cell.outputs:
                 text = "".join(output.get("text", "") for output in cell.outputs)
                 yield path.name[:2], text.strip("\n")
 
@@ -247,7 +246,7 @@ def test_every_failure_of_the_notebooks_is_in_the_index_with_its_own_text(
     html = site / "html"
     assert list(missing_failures(html)) == []
     known = list(expected_failures())
-    assert len(known) > 40
+    assert len(known) >= 40
     assert len(list((html / "failures").glob("*.html"))) == len(known)
     # planted: an index without one of them
     (tmp_path / "failures").mkdir()
@@ -321,7 +320,7 @@ def test_a_term_of_the_glossary_is_in_its_lesson_and_has_names_in_three_language
     assert re.search(rf"(?i)\b{word}", "\n".join(cell.source for cell in cells))
     assert re.search(r"[\u4e00-\u9fff]|^[\w-]+$", term["zh"])
     assert re.search(r"[а-яё]|^[\w-]+$", term["ru"])
-    assert term["es"] and term["text"].endswith(".")
+    assert term["es"] and term["text"][-1] in ".?)"
 
 
 def test_the_glossary_names_the_first_lesson_that_prints_a_term_in_bold():
@@ -367,12 +366,13 @@ def test_the_reference_has_every_command_and_every_flag(site):
                 parameter.name,
             )
     for path in Course().programs().values():
-        page = text_of(site / "html" / "programs" / f"{path.stem}.html")
+        page = (site / "html" / "programs" / f"{path.stem}.html").read_text()
+        told = page.partition('id="flags"')[2].partition("</section>")[0]
         flags = re.findall(
             r'\bflag\("(--[\w-]+)"|add_argument\(\s*"(--[\w-]+)"', path.read_text()
         )
         for flag in filter(None, sum(flags, ())):
-            assert flag in page.partition("Source")[0], (path.name, flag)
+            assert flag in told, (path.name, flag)
 
 
 def test_the_front_page_has_three_sentences_a_film_the_commands_and_all_lessons(site):
