@@ -100,6 +100,13 @@ def test_formulas_are_drawn_by_the_browser_alone(site):
     assert "<math" in (site / "html/lessons/05_sync_batchnorm.html").read_text()
 
 
+def test_tables_in_outputs_are_tables(site):
+    for page in (site / "html" / "lessons").glob("*.html"):
+        assert "| --- |" not in page.read_text(), page.name
+    page = (site / "html/lessons/03_averaging_gradients.html").read_text()
+    assert re.search(r"(?s)cell_output.*?<table.*?all-reduces per step", page)
+
+
 GOOD = """<html><body id="top"><h1 id="here">x</h1><img src="a.png" alt="a picture">
 <a href="#here">x</a><a href="https://pytorch.org">x</a><script src="a.js"></script></body></html>"""
 
