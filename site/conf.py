@@ -12,7 +12,7 @@ language = "en"
 smartquotes = False  # error messages stay what they are
 highlight_language = "none"
 
-extensions = ["myst_nb", "sphinx_copybutton", "mathml"]
+extensions = ["myst_nb", "sphinx_copybutton", "mathml", "accessible"]
 exclude_patterns = ["files"]
 html_math_renderer = "mathml"
 

@@ -100,6 +100,15 @@ def test_formulas_are_drawn_by_the_browser_alone(site):
     assert "<math" in (site / "html/lessons/05_sync_batchnorm.html").read_text()
 
 
+def test_controls_have_the_names_that_are_written_on_them(site):
+    for path in inspection.pages_in(site / "html"):
+        page = path.read_text()
+        assert not re.search('<summary><span class="toctree-toggle"', page), path
+        assert "Toggle hidden content" not in page, path
+        for button in re.findall(r"<button[^>]*search-button-field[^>]*>", page):
+            assert "aria-label" not in button, path
+
+
 def test_tables_in_outputs_are_tables(site):
     for page in (site / "html" / "lessons").glob("*.html"):
         assert "| --- |" not in page.read_text(), page.name
