@@ -6,7 +6,6 @@ script, as GitHub's, and a notebook that JupyterLab does not trust show one of t
 """
 
 import base64
-import html
 import json
 
 from ddp_course.notebook.plots.display import as_img, display_page
@@ -15,24 +14,32 @@ from ddp_course.notebook.plots.style import BLUE, GREEN, NOTE, ORANGE, RED
 from ddp_course.notebook.plots.words import count, listing, number
 from ddp_course.scenery.memory import STAGES, states
 
-# The script is the slider's neighbour, so it needs no id. It shows the slider, which is
-# hidden where no script runs.
+# The script makes the slider, so that there is none where no script runs. It finds its
+# picture without an id: both have the same parent. JupyterLab would take the arrow keys
+# for its own commands; the attribute beginning with data-lm tells it not to.
 SCRIPT = """\
-(function (script) {
-  var pictures = %s, knob = script.parentNode;
-  var slider = knob.querySelector("input"), said = knob.querySelector("output");
-  var picture = knob.querySelector("img");
+(function (knob) {
+  var label = %s, pictures = %s, picture = knob.querySelector("img");
+  var box = document.createElement("label"), slider = document.createElement("input");
+  var said = document.createElement("output");
   function turn() {
     var chosen = pictures[slider.value];
-    said.textContent = chosen[0];
+    said.textContent = " " + chosen[0];
     slider.setAttribute("aria-valuetext", chosen[0]);
     picture.alt = chosen[1];
     picture.src = "data:image/svg+xml;base64," + chosen[2];
   }
+  slider.type = "range";
+  slider.max = pictures.length - 1;
+  slider.value = %d;
+  slider.style.verticalAlign = "middle";
+  slider.setAttribute("data-lm-suppress-shortcuts", "true");
   slider.oninput = turn;
-  knob.querySelector("label").hidden = false;
+  box.style.display = "block";
+  box.append(label + " ", slider, said);
+  knob.prepend(box);
   turn();
-})(document.currentScript);"""
+})(document.currentScript.parentNode);"""
 
 
 def knob(label, pictures, at=0):
@@ -41,14 +48,15 @@ def knob(label, pictures, at=0):
     also what shows where no script runs.
     """
     coded = [(name, alt, base64.b64encode(svg).decode()) for name, alt, svg in pictures]
-    # "<" in a script must not end it
-    script = SCRIPT % json.dumps(coded, ensure_ascii=False).replace("<", "\\u003c")
+    script = SCRIPT % (in_script(label), in_script(coded), at)
     _, alt, svg = pictures[at]
-    slider = f'<input type="range" min="0" max="{len(pictures) - 1}" value="{at}">'
-    control = f"<label hidden>{html.escape(label)} {slider} <output></output></label>"
     picture = as_img("svg+xml", svg, alt)
-    page = f"<div>{control}<br>{picture}<script>{script}</script></div>"
-    display_page(page, alt)
+    display_page(f"<div>{picture}<script>{script}</script></div>", alt)
+
+
+def in_script(value):
+    """A value as JavaScript; a "<" in it cannot end the script."""
+    return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
 
 
 # ---- memory over the number of ranks ----
