@@ -36,8 +36,12 @@ class Failure(NamedTuple):
 
     @property
     def slug(self):
-        """The name of its page, without a suffix."""
-        words = re.findall(r"[a-z]+", re.sub(r"0x\w+", "", self.title.lower()))
+        """The name of its page: the lesson's words for it, which stay, where error
+        messages change.
+        """
+        words = re.findall(
+            r"[a-z]+", re.sub(r"0x\w+", "", (self.name or self.title).lower())
+        )
         return "-".join([self.lesson, *words[:8]])
 
 
