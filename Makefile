@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: lab setup lessons test thorough grade exercises bench doctor engines
+.PHONY: lab setup lessons test thorough grade exercises bench doctor engines site
 
 lab: setup
 	@$(BIN)/ddp-course lab
@@ -44,6 +44,9 @@ bench: setup
 
 doctor: setup
 	@$(BIN)/ddp-course doctor
+
+site: setup
+	@$(BIN)/python site/make.py
 
 # Debian's packages for lesson 14: SLURM, ssh, Open MPI. RUNLEVEL=1: their services are not started.
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)

@@ -265,6 +265,7 @@ ALONE = {
         "One training step of one rank of 4",
         blocks=[(50 + 60 * i, min(i, 11 - i)) for i in range(12)],
     ),
+    "memory_knob": lambda: plots.memory_knob(7.5e9),
     "adapter": lambda: plots.adapter(inputs=256, outputs=256, r=8),
     "four_bits": lambda: plots.four_bits(
         NF4, (torch.randn(65536, generator=torch.manual_seed(0)) / 2.8).clamp(-1, 1)

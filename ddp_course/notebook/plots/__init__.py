@@ -22,6 +22,7 @@ from ddp_course.notebook.plots.diagrams import (
 )
 from ddp_course.notebook.plots.exchange import messages
 from ddp_course.notebook.plots.fsdp_film import fsdp
+from ddp_course.notebook.plots.knob import memory_knob
 from ddp_course.notebook.plots.pipeline_film import pipeline_steps
 from ddp_course.notebook.plots.ring_film import ring
 from ddp_course.notebook.plots.samples import batch_statistics, images, sample_map
@@ -49,6 +50,7 @@ __all__ = [
     "item_weights",
     "losses",
     "machines",
+    "memory_knob",
     "messages",
     "pipeline_steps",
     "pipelines",

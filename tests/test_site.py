@@ -1,0 +1,429 @@
+"""The site: every page is there and nothing on it is broken, the error messages are the
+notebooks' own, and a search for one of them finds it.
+"""
+
+import ast
+import importlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+import yaml
+from conftest import COURSE, python
+from filelock import FileLock
+
+for needed in ("sphinx", "myst_nb", "sphinx_book_theme", "sphinx_copybutton"):
+    pytest.importorskip(needed, reason=f"the site needs {needed}: pip install .[site]")
+sys.path.append(str(COURSE / "site"))
+
+import failures  # noqa: E402
+import front  # noqa: E402
+import inspection  # noqa: E402
+import notebooks  # noqa: E402
+from course import Course  # noqa: E402
+from links import relinked  # noqa: E402
+from mathml import mathml  # noqa: E402
+
+LESSONS = sorted((COURSE / "lessons").glob("[0-9][0-9]_*.ipynb"))
+HOME = "https://github.com/NAME/COURSE"
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory):
+    """The site, made once for all workers of a test run."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with FileLock(folder / "site.lock"):
+        if not (folder / "site" / "html" / "index.html").exists():
+            made = python(COURSE / "site" / "make.py", folder / "site", timeout=280)
+            (folder / "site" / "printed.txt").write_text(made.stdout + made.stderr)
+            (folder / "site" / "code.txt").write_text(str(made.returncode))
+    return folder / "site"
+
+
+def text_of(page):
+    """The text of a page, without tags."""
+    import html
+
+    return html.unescape(re.sub(r"<[^>]+>", "", page.read_text()))
+
+
+# ---- it is whole ----
+
+
+def test_the_site_is_made_without_a_warning_or_a_problem(site):
+    assert (site / "code.txt").read_text() == "0", (site / "printed.txt").read_text()
+    assert "WARNING" not in (site / "printed.txt").read_text()
+
+
+def test_each_lesson_exercise_and_program_has_a_page_and_no_solution_has(site):
+    course = Course()
+    wanted = [
+        *course.notebooks("lessons").values(),
+        *course.notebooks("exercises").values(),
+    ]
+    pages = [path.relative_to(COURSE).with_suffix(".html") for path in wanted]
+    pages += [
+        Path("programs", f"{path.stem}.html") for path in course.programs().values()
+    ]
+    names = ("index", "start", "choose", "failures", "glossary", "reference", "search")
+    pages += [Path(f"{name}.html") for name in names]
+    for page in pages:
+        assert (site / "html" / page).exists(), page
+    for path in (site / "html").rglob("*"):
+        assert "solution" not in path.name, path
+        if path.suffix in (".html", ".ipynb"):
+            assert "BEGIN SOLUTION" not in path.read_text(), path
+
+
+def test_a_notebook_can_be_downloaded_as_it_is(site):
+    offered = {path.name: path for path in (site / "html/_downloads").rglob("*.ipynb")}
+    for path in LESSONS:
+        assert offered[path.name].read_bytes() == path.read_bytes()
+
+
+def test_formulas_are_drawn_by_the_browser_alone(site):
+    assert "<mfrac>" in mathml(r"\frac{x}{\sqrt{2}}", "block")
+    assert mathml(r"\text{batch\_size}", "inline").count("batch_size") == 1
+    pages = [inspection.Page(path) for path in inspection.pages_in(site / "html")]
+    fetched = {address for page in pages for address in page.fetched}
+    assert not [
+        address for address in fetched if re.search("(?i)mathjax|katex", address)
+    ]
+    assert "<math" in (site / "html/lessons/05_sync_batchnorm.html").read_text()
+
+
+def test_controls_have_the_names_that_are_written_on_them(site):
+    for path in inspection.pages_in(site / "html"):
+        page = path.read_text()
+        assert not re.search('<summary><span class="toctree-toggle"', page), path
+        assert "Toggle hidden content" not in page, path
+        for button in re.findall(r"<button[^>]*search-button-field[^>]*>", page):
+            assert "aria-label" not in button, path
+
+
+def test_tables_in_outputs_are_tables(site):
+    for page in (site / "html" / "lessons").glob("*.html"):
+        assert "| --- |" not in page.read_text(), page.name
+    page = (site / "html/lessons/03_averaging_gradients.html").read_text()
+    assert re.search(r"(?s)cell_output.*?<table.*?all-reduces per step", page)
+
+
+GOOD = """<html><body id="top"><h1 id="here">x</h1><img src="a.png" alt="a picture">
+<a href="#here">x</a><a href="https://pytorch.org">x</a><script src="a.js"></script></body></html>"""
+
+
+@pytest.mark.parametrize(
+    "old, planted, problem",
+    [
+        ('href="#here"', 'href="gone.html"', "a link leads nowhere: gone.html"),
+        ('href="#here"', 'href="#gone"', "a link leads nowhere: #gone"),
+        ('alt="a picture"', "", "no alternative text: a.png"),
+        ('alt="a picture"', 'alt=" "', "no alternative text: a.png"),
+        (
+            'src="a.js"',
+            'src="https://cdn.example/a.js"',
+            "fetches https://cdn.example/a.js",
+        ),
+        ('src="a.png"', 'src="//cdn.example/a.png"', "fetches //cdn.example/a.png"),
+        ('src="a.js"', 'src="b.js"', "there is no b.js"),
+        (
+            "<h1",
+            "<style>@import 'https://a.example/b.css';</style><h1",
+            "fetches https://a.example/b.css",
+        ),
+        (
+            "<h1",
+            '<p style="background: url(//a.example/b.png)"><h1',
+            "fetches //a.example/b.png",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_page_is_found(old, planted, problem, tmp_path):
+    for name in ("a.png", "a.js"):
+        (tmp_path / name).touch()
+    page = tmp_path / "page.html"
+    page.write_text(GOOD)
+    assert inspection.problems(tmp_path) == []
+    assert old in GOOD
+    page.write_text(GOOD.replace(old, planted, 1))
+    assert inspection.problems(tmp_path) == [f"page.html: {problem}"]
+
+
+def test_a_style_sheet_that_fetches_from_another_host_is_found(tmp_path):
+    (tmp_path / "a.css").write_text(
+        "@font-face {src: url('https://a.example/b.woff2')}"
+    )
+    assert inspection.problems(tmp_path) == ["a.css: fetches https://a.example/b.woff2"]
+
+
+# ---- links ----
+
+
+def test_a_link_leads_to_the_page_of_what_it_names():
+    origin, page = COURSE / "lessons", Path("failures/page.md")
+    course = Course()
+    link = "[x](../ddp_course/lesson04.py), [y](04_ddp.ipynb#break-it)"
+    moved = "[x](../programs/lesson04.md), [y](../lessons/04_ddp.ipynb#break-it)"
+    assert relinked(link, course, origin, page) == moved
+    for text in ("[x](https://pytorch.org)", "`[x](04_ddp.ipynb)`", "[x](#here)"):
+        assert relinked(text, course, origin, page) == text
+
+
+def test_a_file_that_is_not_on_the_site_is_linked_in_the_repository_if_that_is_known():
+    text, origin, page = "[x](../Makefile)", COURSE / "lessons", Path("lessons/x.md")
+    assert relinked(text, Course(), origin, page) == "x"
+    known = Course(repository=f"{HOME}.git")
+    assert relinked(text, known, origin, page) == f"[x]({HOME}/blob/main/Makefile)"
+
+
+def test_a_lesson_that_is_not_written_yet_is_plain_text_and_a_wrong_name_stays():
+    origin, page = COURSE / "lessons", Path("lessons/x.md")
+    text = "[99 · Later](99_later.ipynb)"
+    assert relinked(text, Course(), origin, page) == "99 · Later"
+    for wrong in ("[x](04_dpd.ipynb)", "[x](../ddp_course/lesson4.py)"):
+        assert relinked(wrong, Course(), origin, page) == wrong
+
+
+@pytest.mark.parametrize("wrong", ["", "[x](04_dpd.ipynb)", "[x](a.md#gone)"])
+def test_a_wrong_link_in_a_lesson_stops_the_site(wrong, tmp_path):
+    """Planted in a site of one page, made with the site's own configuration."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a.md").write_text(f"---\norphan: true\n---\n# A\n\n## Here\n\n{wrong}\n")
+    (source / "index.md").write_text("# Index\n\n[A](a.md#here)\n")
+    options = ["-q", "-W", "-c", COURSE / "site", "-d", tmp_path / "trees"]
+    made = python("-m", "sphinx", *options, source, tmp_path / "html", timeout=120)
+    assert (made.returncode == 0) == (not wrong), made.stderr
+    assert not wrong or "not found" in made.stderr
+
+
+@pytest.mark.parametrize("repository", ["", HOME, "https://gitlab.com/NAME/COURSE"])
+def test_buttons_open_a_notebook_where_the_repository_is_known(repository):
+    course = Course(repository=repository)
+    row = notebooks.links_below_title(LESSONS[3], course)
+    assert "[The program](../programs/lesson04.md)" in row
+    assert "[The exercise](../exercises/04_exercise_ddp.ipynb)" in row
+    assert "{download}`Download the notebook </files/lessons/04_ddp.ipynb>`" in row
+    addresses = re.findall(r"\((https://[^)]+)\)", row)
+    if repository != HOME:  # Colab, Kaggle and Codespaces take notebooks from GitHub
+        assert addresses == []
+        return
+    blob = "NAME/COURSE/blob/main/lessons/04_ddp.ipynb"
+    assert addresses == [
+        f"https://colab.research.google.com/github/{blob}",
+        f"https://kaggle.com/kernels/welcome?src=https://github.com/{blob}",
+        "https://codespaces.new/NAME/COURSE?ref=main",
+    ]
+
+
+def test_the_cell_for_colab_has_the_repositorys_address_if_that_is_known():
+    readme = (COURSE / "README.md").read_text()
+    unknown = front.pieces(Course(), readme)["first steps"]
+    assert "%pip install --quiet COURSE" in unknown and "Replace `COURSE`" in unknown
+    known = front.pieces(Course(repository=HOME), readme)["first steps"]
+    assert f"%pip install --quiet git+{HOME}" in known and "COURSE`" not in known
+
+
+# ---- the error messages ----
+
+
+def expected_failures():
+    """What the notebooks' cells with `fails(...)` have printed, (lesson, text)."""
+    for path in LESSONS:
+        for cell in nbformat.read(path, as_version=4).cells:
+            if cell.cell_type == "code" and "fails(" in cell.source and cell.outputs:
+                text = "".join(output.get("text", "") for output in cell.outputs)
+                yield path.name[:2], text.strip("\n")
+
+
+def missing_failures(html):
+    """The notebooks' failures that have no page of their own, or are not in the index."""
+    index = (html / "failures.html").read_text()
+    pages = {page: text_of(page) for page in (html / "failures").glob("*.html")}
+    for lesson, text in expected_failures():
+        own = [
+            page for page in pages if page.name[:2] == lesson and text in pages[page]
+        ]
+        if not any(f'href="failures/{page.name}"' in index for page in own):
+            yield lesson, text
+
+
+def test_every_failure_of_the_notebooks_is_in_the_index_with_its_own_text(
+    site, tmp_path
+):
+    html = site / "html"
+    assert list(missing_failures(html)) == []
+    known = list(expected_failures())
+    assert len(known) >= 40
+    assert len(list((html / "failures").glob("*.html"))) == len(known)
+    # planted: an index without one of them
+    (tmp_path / "failures").mkdir()
+    for page in (html / "failures").glob("*.html"):
+        (tmp_path / "failures" / page.name).write_text(page.read_text())
+    [gone] = (html / "failures").glob("04-parameters-that-are-not-used.html")
+    index = (
+        (html / "failures.html").read_text().replace(f'"failures/{gone.name}"', '""')
+    )
+    (tmp_path / "failures.html").write_text(index)
+    [(lesson, text)] = missing_failures(tmp_path)
+    assert lesson == "04" and "Expected to have finished reduction" in text
+
+
+def test_each_failure_says_why_and_its_title_is_its_error():
+    for path in LESSONS:
+        for failure in failures.failures_of(path):
+            assert failure.before, failure.title
+            words = re.findall(r"\w{4,}", failure.title)
+            assert words and all(word in failure.error for word in words), failure.title
+
+
+def found_by_search(html, query):
+    """The pages that the site's search finds: those that have each word of the query, as
+    Sphinx's searchtools.js looks them up in searchindex.js.
+    """
+    from sphinx.search.en import SearchEnglish
+
+    text = (html / "searchindex.js").read_text()
+    index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
+    language, pages = SearchEnglish({}), set(range(len(index["docnames"])))
+    for word in re.findall(r"\w+", query):
+        if word.isdigit() or word.lower() in language.stopwords:
+            continue
+        stem, having = language.stem(word.lower()), set()
+        for terms in (index["terms"], index["titleterms"]):
+            place = terms.get(stem, [])
+            having |= {place} if isinstance(place, int) else set(place)
+        pages &= having
+    return [index["docnames"][page] for page in pages]
+
+
+@pytest.mark.parametrize(
+    "line, lesson",
+    [
+        ("Expected to have finished reduction in the prior iteration", "04"),
+        ("Expected to mark a variable ready only once", "11"),
+        ("Detected mismatch between collectives on ranks", "02"),
+        (
+            "element 0 of tensors does not require grad and does not have a grad_fn",
+            "11",
+        ),
+        ("The server socket has failed to listen on any local network address", "02"),
+    ],
+)
+def test_searching_for_a_line_of_an_error_finds_it(line, lesson, site):
+    found = found_by_search(site / "html", line)
+    assert any(page.startswith(f"failures/{lesson}-") for page in found), found
+    assert any(page.startswith(f"lessons/{lesson}_") for page in found), found
+    assert found_by_search(site / "html", f"{line} zzyzx") == []
+
+
+# ---- what is written for the site ----
+
+
+@pytest.mark.parametrize("term", front.terms(), ids=lambda term: term["term"])
+def test_a_term_of_the_glossary_is_in_its_lesson_and_has_names_in_three_languages(term):
+    [path] = [path for path in LESSONS if path.name.startswith(term["lesson"])]
+    cells = nbformat.read(path, as_version=4).cells
+    word = re.escape(term["term"]).replace(r"\-", "[-_ ]")
+    assert re.search(rf"(?i)\b{word}", "\n".join(cell.source for cell in cells))
+    assert re.search(r"[\u4e00-\u9fff]|^[\w-]+$", term["zh"])
+    assert re.search(r"[а-яё]|^[\w-]+$", term["ru"])
+    assert term["es"] and term["text"][-1] in ".?)"
+
+
+def test_the_glossary_names_the_first_lesson_that_prints_a_term_in_bold():
+    for term in front.terms():
+        bold = re.compile(rf"(?i)\*\*{re.escape(term['term'])}s?\*\*")
+        for path in LESSONS:
+            cells = nbformat.read(path, as_version=4).cells
+            if any(bold.search(cell.source) for cell in cells):
+                assert path.name[:2] >= term["lesson"], (term["term"], path.name)
+                break
+
+
+def commands_on(page):
+    """The commands with a lesson's program in a page of prose: (number, flags)."""
+    for code in re.findall(r"`((?:torchrun|python) [^`]*ddp_course/[^`]*)`", page):
+        before, _, flags = code.partition(".py")
+        yield before[-2:], shlex.split(flags)
+
+
+def test_the_commands_that_lead_to_a_lesson_are_ones_that_its_program_takes():
+    from ddp_course import UsageError
+
+    commands = list(commands_on((COURSE / "site/pages/choose.md").read_text()))
+    assert len(commands) > 10
+    for number, flags in commands:
+        importlib.import_module(f"ddp_course.lesson{number}").arguments(flags)
+    planted = list(commands_on("`torchrun ddp_course/lesson04.py --shard 3`"))
+    with pytest.raises(UsageError):
+        importlib.import_module("ddp_course.lesson04").arguments(planted[0][1])
+
+
+def test_the_reference_has_every_command_and_every_flag(site):
+    import typer
+
+    from ddp_course.school.command import app
+
+    text = text_of(site / "html" / "reference.html")
+    for name, command in typer.main.get_command(app).commands.items():
+        assert f"ddp-course {name}" in text
+        for parameter in command.params:
+            assert (parameter.help or "") in " ".join(text.split()), (
+                name,
+                parameter.name,
+            )
+    for path in Course().programs().values():
+        page = (site / "html" / "programs" / f"{path.stem}.html").read_text()
+        told = page.partition('id="flags"')[2].partition("</section>")[0]
+        flags = re.findall(
+            r'\bflag\("(--[\w-]+)"|add_argument\(\s*"(--[\w-]+)"', path.read_text()
+        )
+        for flag in filter(None, sum(flags, ())):
+            assert flag in told, (path.name, flag)
+
+
+def test_the_front_page_has_three_sentences_a_film_the_commands_and_all_lessons(site):
+    page = (site / "html" / "index.html").read_text()
+    assert 'class="ddp-course-film"' in page and "make lab" in page
+    readme = (COURSE / "README.md").read_text()
+    sentences = front.pieces(Course(), readme)["three sentences"]
+    assert len(re.findall(r"\.(?:\s|$)", sentences)) == 3
+    for name in re.findall(r"\]\(lessons/(\d\d_\w+)\.ipynb\)", readme):
+        assert f'href="lessons/{name}.html"' in page
+
+
+# ---- how it is made and published ----
+
+
+def test_make_and_the_workflow_make_the_same_site():
+    assert (
+        "site: setup\n\t@$(BIN)/python site/make.py\n"
+        in (COURSE / "Makefile").read_text()
+    )
+    workflow = yaml.safe_load((COURSE / ".github/workflows/site.yml").read_text())
+    steps = workflow["jobs"]["make"]["steps"]
+    assert [step["run"] for step in steps if "run" in step] == ["make site"]
+    assert steps[-1]["with"]["path"] == "site/_build/html"
+    ignored = ["git", "check-ignore", "-q", "site/_build/html/index.html"]
+    assert subprocess.run(ignored, cwd=COURSE).returncode == 0
+
+
+def test_codespaces_set_the_course_up_and_open_its_first_lesson():
+    container = json.loads((COURSE / ".devcontainer/devcontainer.json").read_text())
+    assert container["postCreateCommand"] == "make setup"
+    for name in container["customizations"]["codespaces"]["openFiles"]:
+        assert (COURSE / name).exists()
+
+
+def test_the_sites_modules_say_what_they_do():
+    for path in (COURSE / "site").glob("*.py"):
+        assert ast.get_docstring(ast.parse(path.read_text())), path.name
