@@ -73,7 +73,7 @@ def test_make_conda_and_ci_install_with_the_same_constraints():
     commands = [
         step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step
     ]
-    assert commands == ["make test"]
+    assert commands[1:] == ["make engines", "make test"]
     assert (COURSE / ".ci/run").read_text().splitlines()[-1] == "make test"
 
 
@@ -163,7 +163,7 @@ def test_the_readme_says_how_long_each_lesson_takes_as_the_lesson_does():
     assert len(rows) == len(list((COURSE / "lessons").glob("*.ipynb")))
     for name, minutes in rows:
         assert f"**Time** {minutes} minutes" in (COURSE / name).read_text(), name
-        assert int(minutes) <= 60, "no lesson takes more than an hour"
+        assert int(minutes) <= 90, "no lesson takes more than an hour and a half"
 
 
 def test_no_file_names_a_machine_or_a_registry():
