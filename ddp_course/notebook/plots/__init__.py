@@ -25,6 +25,7 @@ from ddp_course.notebook.plots.fsdp_film import fsdp
 from ddp_course.notebook.plots.pipeline_film import pipeline_steps
 from ddp_course.notebook.plots.ring_film import ring
 from ddp_course.notebook.plots.samples import batch_statistics, images, sample_map
+from ddp_course.notebook.plots.speed import exposed, predictions, ratios
 from ddp_course.notebook.plots.timelines import attempts, pipelines, step_timelines
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "cost_line",
     "curve",
     "data_parallel_step",
+    "exposed",
     "flow",
     "four_bits",
     "fsdp",
@@ -47,6 +49,8 @@ __all__ = [
     "messages",
     "pipeline_steps",
     "pipelines",
+    "predictions",
+    "ratios",
     "ring",
     "sample_map",
     "stacked",
