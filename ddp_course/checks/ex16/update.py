@@ -47,13 +47,13 @@ def observed(update, count, size, seed):
                 hook.remove()
         dist.barrier()
         return {
-            "parameters": flat(model), "losses": losses, "log": names(watch.log),
-            "bytes": sum(entry["bytes"] for entry in watch.log), "fetched": max(fetched, default=0),
+            "parameters": flat(model), "losses": losses, "sizes": sizes_of(watch.log),
+            "fetched": max(fetched, default=0),
         }  # fmt: skip
 
 
-def names(log):
-    return [entry["name"] for entry in log if entry["name"] != "barrier"]
+def sizes_of(log):
+    return [entry["bytes"] for entry in log if entry["name"] != "barrier"]
 
 
 def as_list(losses):
@@ -126,19 +126,19 @@ def judge_update(seen, n, count, size, seed, where):
         if not near(got, true, 1e-6):
             cause = "each loss is the mean over the ranks: sum it over them, and divide"
             raise Wrong(f"{checked}: the losses", rank=where, expected=true, got=got, cause=cause)  # fmt: skip
-    judge_work(seen, parameters, checked, count, where)
+    judge_work(seen, checked, count, where)
 
 
-def judge_work(seen, parameters, checked, count, where):
-    sent = len(seen["log"])
-    trained = LAYERS - 1
-    if sent > MOST:
+def judge_work(seen, checked, count, where):
+    sizes, trained = seen["sizes"], LAYERS - 1
+    if len(sizes) > MOST:
+        cause = cause_of_messages(sizes, count, trained)
         raise Wrong(f"{checked}: how many collectives an update calls", rank=where,
-                    expected=f"at most {MOST}", got=sent, cause=cause_of_messages(sent, count, trained))  # fmt: skip
+                    expected=f"at most {MOST}", got=len(sizes), cause=cause)  # fmt: skip
     size = trained * WIDTH * WIDTH * 8
-    if seen["bytes"] > 1.1 * size + 8 * count:
+    if sum(sizes) > 1.1 * size + 8 * count:
         raise Wrong(f"{checked}: the bytes of the collectives", rank=where,
-                    expected=f"about {size:,}: each gradient once", got=f"{seen['bytes']:,}",
+                    expected=f"about {size:,}: each gradient once", got=f"{sum(sizes):,}",
                     cause="one collective is enough, but it must not hold the gradients of each micro-batch, or of "
                     "frozen parameters")  # fmt: skip
     if seen["fetched"]:
@@ -148,16 +148,19 @@ def judge_work(seen, parameters, checked, count, where):
                     "the losses at the end of the update")  # fmt: skip
 
 
-def cause_of_messages(sent, count, trained):
-    if sent >= count * trained:
+def cause_of_messages(sizes, count, trained):
+    """The likely cause, from the bytes of the collectives of an update."""
+    one = WIDTH * WIDTH * 8
+    alone, joined = sizes.count(one), sum(size > 2 * one for size in sizes)
+    if alone >= count * trained:
         return "each gradient travels alone, for each micro-batch: add up first, and send once per update"
-    if sent >= count * trained // 2 or sent in (trained, trained + 1, trained + count):
+    if alone >= trained:
         return "the gradients are added up first, but each of them travels alone: put them into one tensor"
-    if sent in (count, count + 1):
-        return "something travels once per micro-batch: the losses can wait until the end of the update, too"
-    if sent == 2 * count:
+    if joined > 1 and len(sizes) >= 2 * count:
         return "gradients and loss travel once per micro-batch: both can wait until the end of the update"
-    return "an update needs one collective for all gradients, and one for all losses"
+    if joined > 1:
+        return "the gradients travel once per micro-batch: add them up, and send them at the end of the update"
+    return "the loss travels once per micro-batch: the losses can wait until the end of the update, too"
 
 
 def cause_of_parameters(got, n, count, size, seed):
