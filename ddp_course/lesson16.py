@@ -262,6 +262,10 @@ def arguments(argv=()):
         parser.error(f"--workers {args.workers} is not a number of processes")
     if args.bucket_mb is not None and not args.bucket_mb > 0:
         parser.error(f"--bucket-mb {args.bucket_mb} is not a size")
+    if args.bucket_mb and args.compress == "powersgd":  # see lesson 14
+        parser.error("--compress powersgd needs one bucket: leave out --bucket-mb")
+    if args.compile and (args.bucket_mb or 1) < 1:
+        parser.error("--compile needs buckets of 1 MiB or more: see --bucket-mb")
     return args
 
 
@@ -274,7 +278,7 @@ def main(argv=()):
 
 def train(args, rank, world_size, device):
     log = runs.open_folder(args.out)
-    train_set, test_set = load_images(args.data, args.train_samples)
+    train_set, test_set = load_images(args.data, args.train_samples, device)
     runs.check_batch_size(args.batch_size, len(train_set), world_size)
     sampler = DistributedSampler(train_set, world_size, rank, seed=args.seed)
     train_loader = DataLoader(
@@ -290,7 +294,7 @@ def train(args, rank, world_size, device):
     if args.channels_last:
         model = model.to(memory_format=torch.channels_last)
     gpu = [device] if device.type == "cuda" else None
-    one_bucket = 100 if args.compress == "powersgd" else None  # see lesson 14
+    one_bucket = 100 if args.compress == "powersgd" else None
     model = DistributedDataParallel(
         model, device_ids=gpu, gradient_as_bucket_view=True,
         static_graph=args.static_graph, bucket_cap_mb=args.bucket_mb or one_bucket,
@@ -335,9 +339,9 @@ def traced(step, rank, folder, log):
     record_trace(lambda: losses.append(step()), path)
     of_ranks = [None] * dist.get_world_size()
     dist.all_gather_object(of_ranks, time_use(**read_trace(path)))
-    for rank, used in enumerate(of_ranks):
+    for number, used in enumerate(of_ranks):
         told = ", ".join(f"{what} {ms:.1f} ms" for what, ms in used.items())
-        log.info(f"the traced step of rank {rank}: {told}")
+        log.info(f"the traced step of rank {number}: {told}")
     return losses[0]
 
 

@@ -436,21 +436,24 @@ def test_a_traced_run_writes_a_trace_for_each_rank_and_says_where_the_time_went(
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--trace", "6"], "--trace 6 is not reached: the run has 5 steps"),
-        (["--trace", "0"], "'0' is not a whole number from 1"),
-        (["--workers", "-1"], "--workers -1 is not a number of processes"),
-        (["--bucket-mb", "0"], "--bucket-mb 0.0 is not a size"),
-        (["--bucket-mb", "nan"], "--bucket-mb nan is not a size"),
+        ("--trace 0", "'0' is not a whole number from 1"),
+        ("--workers -1", "--workers -1 is not a number of processes"),
+        ("--bucket-mb 0", "--bucket-mb 0.0 is not a size"),
+        ("--bucket-mb nan", "--bucket-mb nan is not a size"),
+        ("--bucket-mb 2 --compress powersgd", "powersgd needs one bucket"),
+        ("--bucket-mb 0.5 --compile", "--compile needs buckets of 1 MiB"),
     ],
 )
-def test_an_impossible_switch_is_refused_in_one_line(flags, text, tmp_path):
-    with pytest.raises(RankError, match=text):
-        launch(run, tmp_path, *flags)
+def test_an_impossible_switch_is_refused_before_any_rank_starts(flags, text):
+    with pytest.raises(UsageError, match=text):
+        lesson16.arguments(flags.split())
 
 
-def test_wrong_flags_are_found_before_any_rank_starts():
-    with pytest.raises(UsageError, match="bucket-mb"):
-        lesson16.arguments(["--bucket-mb", "-3"])
+def test_a_step_that_the_run_does_not_reach_cannot_be_traced(tmp_path):
+    with pytest.raises(
+        RankError, match="--trace 6 is not reached: the run has 5 steps"
+    ):
+        launch(run, tmp_path, "--trace", "6")
 
 
 @pytest.mark.skipif(not THOROUGH, reason="compiles for a minute: make thorough")
