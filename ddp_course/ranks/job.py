@@ -31,7 +31,7 @@ MARK = "DDP_COURSE_JOB"  # the environment variable by which a job's processes a
 class Job:
     """torchrun and its ranks, which run until they end or the `with` block does.
 
-    program: a path and flags, a text. nproc: how many ranks. flags: of torchrun, a text.
+    program: a Path, or a text with a path and flags. nproc: how many ranks. flags: of torchrun, a text.
     env: more environment variables. What they print is in `text`, without the names of
     this machine's folders.
     """
@@ -39,7 +39,8 @@ class Job:
     def __init__(self, program, nproc=2, flags="", env=None):
         torchrun = [sys.executable, "-m", "ddp_course.ranks.job"]
         torchrun += ["--nproc-per-node", str(nproc), *flags.split()]
-        self.command = [*torchrun, *program.split()]
+        self.command = torchrun
+        self.command += program.split() if isinstance(program, str) else [str(program)]
         self.mark, self.nproc = uuid4().hex, nproc
         self.env = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         self.env |= os.environ | (env or {}) | {MARK: self.mark}
@@ -112,11 +113,11 @@ class Job:
         command = [shutil.which("py-spy", path=here) or "py-spy", "dump", *flags]
         command += ["--pid", str(self.ranks()[rank].pid)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         except FileNotFoundError:
             return "py-spy is not installed: pip install py-spy"
-        said = without_folders(done.stdout or done.stderr)
-        return re.sub(r"(?m)^Python v.*\n", "", said)  # where it is installed
+        said = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout or done.stderr)  # colours
+        return re.sub(r"(?m)^Python v.*\n", "", without_folders(said))
 
 
 def environment(process):
