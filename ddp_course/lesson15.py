@@ -354,14 +354,17 @@ class NanGuard:
 TOOLS = ["nan", "desync", "straggler"]
 
 
-def watch(model, optimizer, log, args):
-    """Attach the tools to training that has this optimizer. The loop stays as it is."""
+def watch(model, optimizer, report, args):
+    """Attach the tools to training with this optimizer. The loop stays as it is.
+
+    report: is called with a line about a straggler.
+    """
     if "nan" in args.watch:
         NanGuard(model, optimizer, args.timeout)
     if "desync" in args.watch:
         DesyncDetector(model, optimizer, args.check_every, args.timeout)
     if "straggler" in args.watch:
-        StragglerDetector(model, optimizer, log.info, timeout=args.timeout)
+        StragglerDetector(model, optimizer, report, timeout=args.timeout)
 
 
 def arguments(argv=()):
@@ -394,7 +397,7 @@ def train(args, rank, world_size, device):
     model = DistributedDataParallel(model, device_ids=gpu, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     torch.manual_seed(args.seed + rank)  # each rank draws its own dropout
-    watch(model, optimizer, log, args)
+    watch(model, optimizer, log.info, args)
 
     losses, seconds = [], 0.0
     for epoch in range(args.epochs):

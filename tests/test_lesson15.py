@@ -184,6 +184,13 @@ def test_of_three_ranks_the_analyser_may_call_the_majority_culprits(tmp_path):
     assert (barrier, all_reduce) in ((set(), {"0", "1"}), ({"2"}, set()))
 
 
+def test_slow_preparation_is_told_by_the_records_and_the_stacks(tmp_path):
+    said = analysed("slow_preparation", tmp_path, after=2)
+    assert "Not all ranks joining collective, sequence number: 1" in said
+    assert "missing ranks: {0}" in said and "gloo:barrier" in said
+    assert "in prepare_the_data" in (tmp_path / "stack_0.txt").read_text()
+
+
 def before_the_barrier(model=None):
     with process_group(timeout=30) as (rank, _):
         if rank == 1:
