@@ -346,7 +346,8 @@ class NanGuard:
         found = enumerate(exchange(first, self.group))
         places = [f"in the {name} on rank {rank}" for rank, name in found if name]
         if places:
-            raise UsageError(f"NaN in step {self.step}, first {', and '.join(places)}")
+            first = ", and ".join(places)
+            raise UsageError(f"NaN or infinity in step {self.step}, first {first}")
 
 
 # ---- the program ----

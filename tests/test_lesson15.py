@@ -2,6 +2,7 @@
 
 import ast
 import multiprocessing
+import random
 import re
 import runpy
 import subprocess
@@ -18,6 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course import lesson04, lesson15
+from ddp_course.checks.ex15 import examining, patients
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.job import Job
 from ddp_course.ranks.launch import RankError, launch
@@ -393,7 +395,7 @@ def test_clean_runs_on_a_busy_machine_give_no_alarm(nproc, busy_machine):
 
 def test_nan_on_one_rank_stops_all_ranks_in_that_step():
     said = story("nan_on_one_rank", all_tools)
-    assert "NaN in step 5, first in the output of 2 on rank 1" in said
+    assert "NaN or infinity in step 5, first in the output of 2 on rank 1" in said
     assert "failed in the same way" in said
 
 
@@ -567,7 +569,7 @@ def test_the_guard_names_rank_and_layer_before_the_step(
     said = launch(bad_number, rank, 6, where, value, nproc=nproc)
     assert len(set(said)) == 1
     line, step, untouched = said[0]
-    assert line == f"NaN in step 6, first in the {place} on rank {rank}"
+    assert line == f"NaN or infinity in step 6, first in the {place} on rank {rank}"
     assert step == 6 and untouched, "the parameters are still those of step 5"
 
 
@@ -615,3 +617,64 @@ def test_nothing_of_all_this_is_left():
         if "clinic" in " ".join(process.cmdline()) and process.status() != "zombie"
     ]
     assert patients == []
+
+
+# ---- the patients of the exercise ----
+
+
+def attached(cause):
+    """The tool for a cause, as a learner attaches it."""
+
+    def watch(model, optimizer):
+        if cause == "nan":
+            lesson15.NanGuard(model, optimizer)
+        if cause == "drift":
+            lesson15.DesyncDetector(model, optimizer, every=1)
+        if cause == "straggler":
+            lesson15.StragglerDetector(model, optimizer, print, every=1, factor=4)
+
+    return watch
+
+
+@pytest.mark.parametrize("cause", patients.CAUSES)
+def test_each_cause_in_the_exercise_is_told_by_what_examine_prints(
+    cause, capsys, monkeypatch
+):
+    rank, step = random.randrange(3), random.randint(3, 16)
+    truth = patients.Truth(rank, step, cause)
+    monkeypatch.setattr(examining, "truths", lambda name: {"A": truth})
+    examining.examine("A", "somebody", attached(cause))
+    said = capsys.readouterr().out
+    if cause == "nan":
+        assert (
+            f"NaN or infinity in step {step}, first in the output of 0 on rank {rank}"
+            in said
+        )
+    elif cause == "drift":  # it compares with rank 0, and names the first that differs
+        assert f"desync in step {step}: 2.bias of rank {rank or 1} differs" in said
+    elif cause == "straggler":
+        named = re.findall(r"straggler in step (\d+): rank (\d)", said)
+        assert named[0] == (str(step), str(rank))
+    else:
+        others = [other for other in range(3) if other != rank]
+        for other in others:
+            assert f"rank {other}: collective {step} is all_reduce" in said
+        last = {
+            "out of data": f"rank {rank}: collective {step} is barrier [], in after_the_training",
+            "another collective": f"rank {rank}: collective {step} is barrier [], in before_the_step",
+            "stuck": f"rank {rank}: collective {step - 1} is all_reduce",
+            "killed": f"rank {rank} has left no flight record",
+        }
+        assert (
+            last[cause] in said and f"rank {rank}: collective {step} is all" not in said
+        )
+
+
+def test_patients_of_two_names_differ_and_those_of_one_do_not():
+    names = ["Ada Lovelace", "Alan Turing", "Grace Hopper", "Barbara Liskov"]
+    drawn = [str(patients.truths(name)) for name in names]
+    assert len(set(drawn)) == 4
+    assert patients.truths(" ada  LOVELACE") == patients.truths("Ada Lovelace")
+    for name in names:
+        found = patients.truths(name).values()
+        assert len({truth.cause for truth in found}) == len(patients.PATIENTS)
