@@ -24,6 +24,7 @@ BENCHMARKS = [
     "bucketed_ddp",
     "no_sync",
     "gpt",
+    "making_it_fast",
     "notebooks",
     "exercises",
 ]

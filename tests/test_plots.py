@@ -92,6 +92,11 @@ def recording(stretch=1.0):
     return rows | {"optimizer": [(52.0 * stretch, 4.0)]}
 
 
+def traced(computing, communication):
+    """What lesson16.read_trace returns, in milliseconds."""
+    return {"communication": communication, "computing": computing, "step": (0.0, 90.0)}
+
+
 def schedule(kind, stages, micro_batches, unit=0.03):
     """A pipeline's step: by stage, [(kind, micro-batch, begin, seconds)], backward twice
     as long as forward.
@@ -274,6 +279,32 @@ ALONE = {
     "step_timelines": lambda: plots.step_timelines(
         {f"version {i}": recording(1 + 0.1 * i) for i in range(4)}
     ),
+    "exposed": lambda: plots.exposed(
+        {
+            "one bucket": traced([(0, 60)], [(61, 85)]),
+            "buckets of 2 MiB": traced(
+                [(0, 20), (5, 9), (21, 58)], [(25, 52), (50, 70)]
+            ),
+        },
+        "A step of rank 0 of 2",
+    ),
+    "exposed, nothing sent": lambda: plots.exposed(
+        {"one rank": traced([(3, 60)], [])}, "A step of one rank"
+    ),
+    "ratios": lambda: plots.ratios(
+        {
+            "nothing changed": (0.97, 1.01, 1.06),
+            "bf16, layers of 32": (0.41, 0.52, 0.6),
+            "fused AdamW, 120 small tensors": (1.5, 1.8, 1.9),
+        },
+        "One switch at a time, 2 ranks",
+    ),
+    "ratios, all slower": lambda: plots.ratios({"FSDP": (0.4, 0.5, 0.7)}, "Sharding"),
+    "predictions": lambda: plots.predictions(
+        {f"model {i}": [(30 * i + 1, 33 * i), (20, 21)] for i in range(1, 5)},
+        "ms per step",
+        "Bucket sizes, models, numbers of ranks",
+    ),
     "attempts": lambda: plots.attempts(
         [range(1, 8), range(7, 13), range(13, 19)],
         3,
@@ -413,6 +444,19 @@ def test_of_replica_groups_it_is_said_what_was_lost_and_who_was_off():
     whole = plots.replica_groups
     [calm] = outputs_of(lambda: whole(two_groups(lost=False), "Two groups"))
     assert "loses" not in calm["text/plain"]
+
+
+def test_alternative_texts_of_speed_say_what_is_exposed_and_how_much_faster():
+    alt = images_of(output_of("exposed")["text/html"])[0][1]
+    first, second = alt.split("Timelines. ")[1].split("; ")
+    assert first.startswith(
+        "one bucket: computing 60 ms, hidden 0 ms and exposed 24 ms"
+    )
+    assert "hidden 33 ms and exposed 12 ms, in a step of 90 ms" in second
+    alt = images_of(output_of("ratios")["text/html"])[0][1]
+    assert "bf16, layers of 32: 0.52 (0.41 to 0.6)" in alt
+    alt = images_of(output_of("predictions")["text/html"])[0][1]
+    assert "model 2: 61 and 66 and 20 and 21" in alt
 
 
 def test_a_figure_of_very_many_shapes_is_a_small_png_in_double_resolution():

@@ -26,6 +26,7 @@ from ddp_course.notebook.plots.knob import memory_knob
 from ddp_course.notebook.plots.pipeline_film import pipeline_steps
 from ddp_course.notebook.plots.ring_film import ring
 from ddp_course.notebook.plots.samples import batch_statistics, images, sample_map
+from ddp_course.notebook.plots.speed import exposed, predictions, ratios
 from ddp_course.notebook.plots.timelines import (
     attempts,
     pipelines,
@@ -42,6 +43,7 @@ __all__ = [
     "cost_line",
     "curve",
     "data_parallel_step",
+    "exposed",
     "flow",
     "four_bits",
     "fsdp",
@@ -54,6 +56,8 @@ __all__ = [
     "messages",
     "pipeline_steps",
     "pipelines",
+    "predictions",
+    "ratios",
     "replica_groups",
     "ring",
     "sample_map",

@@ -1,0 +1,122 @@
+"""Question 3: an evaluation that waits for each sample."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from ddp_course.checks.ex16.work import Work
+from ddp_course.checks.training import a_batch, fill
+from ddp_course.school.judge import Wrong, question, trying
+
+WIDTH, CLASSES, BATCH = 8, 5, 16
+MOST = 4  # numbers fetched in an evaluation
+
+
+def make_model(seed):
+    """A network whose training mode and evaluation mode differ."""
+    layers = nn.Linear(WIDTH, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Dropout(0.5)
+    return fill(nn.Sequential(*layers, nn.Linear(12, CLASSES)), seed)
+
+
+def samples(count, seed):
+    inputs = a_batch(count, WIDTH, seed)
+    return TensorDataset(inputs, (inputs.sum(1) * 7).long().abs() % CLASSES)
+
+
+def observed(evaluate, count, seed):
+    """What the answer returns, and what it did on the way."""
+    model, loader = make_model(seed), DataLoader(samples(count, seed), BATCH)
+    seen = {"forwards": 0, "gradients": 0, "training": 0}
+
+    def note(module, inputs):
+        seen["forwards"] += 1
+        seen["gradients"] += torch.is_grad_enabled()
+        seen["training"] += module.training
+
+    model.register_forward_pre_hook(note)
+    before = model[1].running_mean.clone()
+    with Work() as work, trying(f"evaluate(model, a loader of {count} samples)"):
+        returned = evaluate(model, loader)
+    try:
+        accuracy, loss = returned
+        seen["returned"] = [float(accuracy), float(loss)]
+    except (TypeError, ValueError):
+        seen["returned"] = repr(returned)
+    changed = not torch.equal(before, model[1].running_mean)
+    return seen | {"fetched": work.fetched, "left": model.training, "changed": changed}
+
+
+def truth(count, seed):
+    """The accuracy and the mean loss; and what some mistakes would give."""
+    model, dataset = make_model(seed).eval(), samples(count, seed)
+    with torch.no_grad():
+        outputs = model(dataset.tensors[0])
+    labels = dataset.tensors[1]
+    losses = F.cross_entropy(outputs, labels, reduction="none")
+    right = (outputs.argmax(1) == labels).double()
+    of_batches = lambda values: sum(part.mean().item() for part in values.split(BATCH))
+    batches = -(-count // BATCH)
+    return {
+        "right": [right.mean().item(), losses.mean().item()],
+        "of means": [of_batches(right) / batches, of_batches(losses) / batches],
+        "sums": [right.sum().item(), losses.sum().item()],
+    }
+
+
+@question(
+    "Look for three things in a trace of the program: how often is the model called, how often does Python wait for a "
+    "number, and what does autograd keep for a backward that never comes?",
+    "Call the model once per batch, inside torch.no_grad(). Add up tensors, not numbers: each .item(), and each `if` on a "
+    "tensor, waits for the GPU.",
+    "correct += (outputs.argmax(1) == labels).sum(); total += F.cross_entropy(outputs, labels, reduction='sum'); seen += "
+    "len(labels). After the loop, return (correct / seen).item(), (total / seen).item(). The last batch is smaller, so do "
+    "not average the batches' means.",
+)
+def check_evaluate(answer, draw):
+    """The two numbers are exact; forwards and fetched numbers are counted."""
+    for count in (draw.randrange(4, 8) * BATCH, draw.randrange(5, 9) * BATCH + 3):
+        seed = draw.randrange(10**6)
+        [seen] = answer.on_ranks(observed, count, seed)
+        judge_evaluation(seen, count, truth(count, seed))
+
+
+def judge_evaluation(seen, count, known):
+    checked, batches = f"{count} samples in batches of {BATCH}", -(-count // BATCH)
+    got, names = seen["returned"], ("accuracy", "mean loss")
+    if seen["training"] or seen["changed"]:
+        raise Wrong(f"{checked}: the mode of the model", expected="evaluation mode", got="training mode",
+                    cause="in training mode, dropout draws and BatchNorm uses the batch: model.eval() first")  # fmt: skip
+    if isinstance(got, str):
+        raise Wrong(checked, expected="two numbers", got=got, cause="return the accuracy and the mean loss")  # fmt: skip
+    for place, name in enumerate(names):
+        true = known["right"][place]
+        if abs(got[place] - true) > 1e-6 * (1 + abs(true)):
+            raise Wrong(f"{checked}: the {name}", expected=f"{true:.6f}", got=f"{got[place]:.6f}",
+                        cause=cause_of_number(got[place], place, known))  # fmt: skip
+    if not seen["left"]:
+        raise Wrong(f"{checked}: the mode of the model afterwards", expected="training mode", got="evaluation mode",
+                    cause="the training goes on afterwards: model.train() before you return")  # fmt: skip
+    if seen["forwards"] != batches:
+        raise Wrong(f"{checked}: calls of the model", expected=batches, got=seen["forwards"],
+                    cause="a batch takes little more time than one sample: call the model once per batch")  # fmt: skip
+    if seen["gradients"]:
+        raise Wrong(f"{checked}: calls of the model with autograd on", expected=0, got=seen["gradients"],
+                    cause="autograd keeps all activations for a backward that never comes: torch.no_grad()")  # fmt: skip
+    if seen["fetched"] > MOST:
+        cause = "each .item(), int(tensor) and `if tensor` waits for the GPU"
+        if seen["fetched"] >= count:
+            cause += ", and here that happens for each sample: count with tensors, and fetch the sum"
+        else:
+            cause += ", and here that happens for each batch: add up tensors, and fetch them after the loop"
+        raise Wrong(f"{checked}: numbers fetched", expected=f"at most {MOST}", got=seen["fetched"], cause=cause)  # fmt: skip
+
+
+def cause_of_number(got, place, known):
+    if abs(got - known["of means"][place]) < 1e-6:
+        return "the last batch is smaller, so the mean of the batches' means is not the mean over all samples"
+    if abs(got - known["sums"][place]) < 1e-6:
+        return "that is the sum over all samples: divide by their number"
+    if place == 1:
+        return "the mean loss is the sum of the samples' losses (reduction='sum'), divided by their number"
+    return "the accuracy is the number of samples whose largest output is at their label, divided by all"

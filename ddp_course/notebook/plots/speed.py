@@ -1,0 +1,128 @@
+"""How fast something is: what hides behind what, ratios with their spread, predictions
+beside measurements.
+"""
+
+from ddp_course.notebook.plots import axes
+from ddp_course.notebook.plots.display import display_figure
+from ddp_course.notebook.plots.style import (
+    BLUE,
+    FORWARD,
+    INK,
+    LINE,
+    ORANGE,
+    styled,
+)
+from ddp_course.notebook.plots.timelines import joined
+from ddp_course.notebook.plots.words import listing, number
+
+TIME_COLORS = {"computing": BLUE, "hidden": FORWARD, "exposed": ORANGE}
+
+
+@styled
+def exposed(steps, title):
+    """What computes and what communicates in a training step, and which part of the
+    communication is exposed. steps: {label: what lesson16.read_trace returned}.
+    """
+    figure, panels = axes.charts([0.95] * len(steps))
+    told = []
+    for axis, (label, spans) in zip(panels, steps.items()):
+        lanes = in_lanes(**spans)
+        for what, of in lanes.items():
+            place = (0 if what == "computing" else 1) - 0.36, 0.72
+            axis.broken_barh(
+                joined(of), place, facecolors=TIME_COLORS[what], linewidth=0
+            )
+        axes.rows_down(axis, ["computes", "communicates"])
+        axis.set(title=label, xlim=spans["step"])
+        sums = {what: sum(length for _, length in of) for what, of in lanes.items()}
+        parts = listing(f"{what} {number(sums[what])} ms" for what in TIME_COLORS)
+        told.append(f"{label}: {parts}, in a step of {number(spans['step'][1])} ms")
+    panels[-1].set_xlabel("time since the step began (ms)")
+    names = ["computing", "communication, hidden", "communication, exposed"]
+    legend = [
+        axes.swatch(color, name) for color, name in zip(TIME_COLORS.values(), names)
+    ]
+    axes.legend_below(figure, legend)
+    display_figure(figure, f"{title}. Timelines. {'; '.join(told)}.")
+
+
+def in_lanes(communication, computing, step):
+    """Spans (begin, length) of a step: computing, and communication in two parts."""
+    computes = merged(computing, step)
+    busy = merged(communication, step)
+    bare = without(busy, computes)
+    lanes = {"computing": computes, "exposed": bare, "hidden": without(busy, bare)}
+    return {name: [(a, b - a) for a, b in spans] for name, spans in lanes.items()}
+
+
+def merged(spans, step):
+    """The union of spans (begin, end), inside a step: sorted, none touching another."""
+    union = []
+    for begin, end in sorted(spans):
+        begin, end = max(begin, step[0]), min(end, step[1])
+        if union and begin <= union[-1][1]:
+            union[-1][1] = max(union[-1][1], end)
+        elif begin < end:
+            union.append([begin, end])
+    return union
+
+
+def without(spans, holes):
+    """What is left of spans when holes are cut out; both as `merged` returns them."""
+    left = []
+    for begin, end in spans:
+        for from_, to in holes:
+            if from_ < end and to > begin:
+                left.append((begin, from_))
+                begin = max(begin, to)
+        left.append((begin, end))
+    return [(begin, end) for begin, end in left if end > begin]
+
+
+@styled
+def ratios(found, title):
+    """How many times as fast something is, with its spread. found: {label: (quartile,
+    median, quartile)}; right of the line at 1 it is faster.
+    """
+    figure, axis = axes.chart(0.85 + 0.34 * len(found))
+    for place, (low, middle, high) in enumerate(found.values()):
+        color = BLUE if middle >= 1 else ORANGE
+        axis.plot([low, high], [place, place], color=color, linewidth=3)
+        axis.plot([middle], [place], "o", color=color, markersize=7)
+        options = {"xytext": (8, 0), "textcoords": "offset points", "va": "center"}
+        axis.annotate(f"{middle:.2f}", (max(high, middle), place), **options)
+    axis.axvline(1, color=INK, linewidth=1.2, zorder=0)
+    axes.rows_down(axis, list(found))
+    highest = max(max(of) for of in found.values())
+    lowest = min(min(of) for of in found.values())
+    room = 0.14 * (max(highest, 1) - min(lowest, 1))
+    limits = min(lowest, 1) - room / 2, max(highest, 1) + room
+    axis.set(xlabel="times as fast", title=title, xlim=limits)
+    told = [
+        f"{label}: {number(middle)} ({number(low)} to {number(high)})"
+        for label, (low, middle, high) in found.items()
+    ]
+    what = "Times as fast, median and quartiles"
+    display_figure(figure, f"{title}. {what}. {'; '.join(told)}.")
+
+
+@styled
+def predictions(pairs, unit, title):
+    """Predicted beside measured values. pairs: {label: [(predicted, measured)]}; on the
+    line, a prediction is right.
+    """
+    figure, axis = axes.chart(3.6, width=5.6)
+    highest = 1.08 * max(max(pair) for of in pairs.values() for pair in of)
+    axis.plot([0, highest], [0, highest], color=LINE, linewidth=1.2, zorder=0)
+    for marker, (label, of) in zip("osD^vP*X", pairs.items()):
+        axis.plot(*zip(*of), marker, label=label, markersize=6)
+    axis.set(xlabel=f"predicted ({unit})", ylabel=f"measured ({unit})", title=title)
+    axis.set(xlim=(0, highest), ylim=(0, highest))
+    axis.legend()
+    told = [
+        f"{label}: {listing(f'{number(p)} and {number(m)}' for p, m in of)}"
+        for label, of in pairs.items()
+    ]
+    display_figure(
+        figure, f"{title}. Predicted and measured {unit}, in pairs. {'; '.join(told)}."
+    )

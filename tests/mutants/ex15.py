@@ -1,0 +1,346 @@
+"""Exercise 15: when it hangs."""
+
+import collections
+import hashlib
+import random
+
+import torch
+import torch.distributed as dist
+
+from ddp_course import UsageError, lesson15
+from ddp_course.checks.ex15.patients import CAUSES, truths
+from mutants import right, wrong
+
+# ---- diagnoses ----
+
+NAME = "Grace Hopper"
+TRUE = {letter: tuple(truth) for letter, truth in truths(NAME).items()}
+WRITTEN = {letter: list(diagnosis) for letter, diagnosis in TRUE.items()}
+
+
+def but(letter, rank=None, step=None, cause=None, name=NAME):
+    """All diagnoses are right, but one."""
+    changed = dict(WRITTEN)
+    true = WRITTEN[letter]
+    changed[letter] = [
+        true[0] if rank is None else rank,
+        true[1] if step is None else step,
+        cause or true[2],
+    ]
+    return name, changed
+
+
+def with_cause(*causes):
+    """The letter of a patient with one of these causes."""
+    return next(letter for letter, row in WRITTEN.items() if row[2] in causes)
+
+
+@right("diagnoses")
+def as_lists():
+    return NAME, WRITTEN
+
+
+@right("diagnoses")
+def in_another_spelling():
+    found = {letter: (r, s, c.upper() + " ") for letter, (r, s, c) in WRITTEN.items()}
+    return "  grace   HOPPER", found
+
+
+@wrong(
+    "diagnoses", "the rank that complains is usually healthy|nobody else agrees with"
+)
+def another_rank():
+    return but("B", rank=(WRITTEN["B"][0] + 1) % 3)
+
+
+@wrong("diagnoses", "the step is off by one")
+def counts_from_zero():
+    return but("A", step=WRITTEN["A"][1] - 1)
+
+
+@wrong("diagnoses", "rank and cause are right, the step is not")
+def the_step_of_the_check():
+    return but("C", step=WRITTEN["C"][1] + 3)
+
+
+@wrong(
+    "diagnoses", "is it dead, stuck, slow or wrong|it hangs, but otherwise|still there"
+)
+def another_cause():
+    return but("D", cause=next(cause for cause in CAUSES if cause != WRITTEN["D"][2]))
+
+
+@wrong("diagnoses", "it hangs, but otherwise")
+def confuses_two_hangs():
+    hangs = ["out of data", "another collective", "stuck"]
+    letter = with_cause(*hangs)
+    return but(letter, cause=next(c for c in hangs if c != WRITTEN[letter][2]))
+
+
+@wrong("diagnoses", "patient [A-E]")
+def copied_from_somebody_else():
+    return "Alan Turing", WRITTEN
+
+
+@wrong("diagnoses", "write your own name")
+def without_a_name():
+    return "", WRITTEN
+
+
+@wrong("diagnoses", "there is no diagnosis for E")
+def only_four():
+    return NAME, {letter: WRITTEN[letter] for letter in "ABCD"}
+
+
+@wrong("diagnoses", "use the words of checks.ex15.CAUSES")
+def in_own_words():
+    return but("A", cause="it hangs")
+
+
+@wrong("diagnoses", r"the order is \(rank, step, cause\)")
+def step_before_rank():
+    return NAME, {letter: (s + 3, r, c) for letter, (r, s, c) in WRITTEN.items()}
+
+
+@wrong("diagnoses", "return a pair")
+def only_the_dict():
+    return WRITTEN
+
+
+# ---- agreement ----
+
+
+def sha(text):
+    return int.from_bytes(hashlib.sha256(text).digest()[:7], "little")
+
+
+def raw(tensor):
+    return tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+class Right:
+    """A right answer in parts, which the wrong ones change."""
+
+    def __init__(self, model, optimizer):
+        self.model, self.optimizer, self.step, self.kept = model, optimizer, 0, []
+
+    def tensors(self):
+        found = dict(self.model.state_dict())
+        for name, parameter in self.model.named_parameters():
+            state = self.optimizer.state[parameter]
+            found |= {f"{name}.{key}": value for key, value in state.items()}
+        return found
+
+    def hash(self, tensor):
+        return sha(raw(tensor))
+
+    def after_step(self):
+        self.step += 1
+        hashes = {name: self.hash(value) for name, value in self.tensors().items()}
+        self.kept.append((self.step, hashes))
+
+    def rows(self, numbers):
+        mine = torch.tensor(numbers)
+        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, mine)
+        return list(zip(*(part.tolist() for part in parts)))
+
+    def odd(self, row):
+        [(usual, _)] = collections.Counter(row).most_common(1)
+        return next((rank for rank, one in enumerate(row) if one != usual), None)
+
+    def first(self, numbers):
+        rows = enumerate(map(self.odd, self.rows(numbers)))
+        return next(((place, odd) for place, odd in rows if odd is not None), None)
+
+    def check(self):
+        kept, self.kept = self.kept, []
+        steps = [sha(repr(list(hashes.values())).encode()) for _, hashes in kept]
+        if self.first([sha(repr(steps).encode())]) is None:
+            return None
+        place, _ = self.first(steps)
+        step, hashes = kept[place]
+        place, odd = self.first(list(hashes.values()))
+        return step, odd, list(hashes)[place]
+
+
+@right("agreement")
+class InParts(Right):
+    pass
+
+
+@right("agreement")
+class ByBisection(Right):
+    """Halves the steps, with the lesson's digest; returns a list."""
+
+    def hash(self, tensor):
+        return lesson15.digest(tensor).item()
+
+    def check(self):
+        kept, self.kept = self.kept, []
+        prefix = lambda end: sha(
+            repr([list(h.values()) for _, h in kept[:end]]).encode()
+        )
+        if self.first([prefix(len(kept))]) is None:
+            return None
+        low, high = 0, len(kept)  # the first `low` agree, the first `high` do not
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.first([prefix(middle)]) is None:
+                low = middle
+            else:
+                high = middle
+        step, hashes = kept[low]
+        place, odd = self.first(list(hashes.values()))
+        return [step, odd, list(hashes)[place]]
+
+
+@wrong("agreement", "buffers are missing")
+class ParametersOnly(Right):
+    def tensors(self):
+        kept = super().tensors()
+        return {name: kept[name] for name in kept if not name.startswith("norm.r")
+                and "num_batches" not in name}  # fmt: skip
+
+
+@wrong("agreement", "the optimizer's state is missing")
+class ModelOnly(Right):
+    def tensors(self):
+        return dict(self.model.state_dict())
+
+
+@wrong("agreement", "may be rank 0|nobody else agrees")
+class ComparesWithRank0(Right):
+    def odd(self, row):
+        return next((rank for rank, one in enumerate(row) if one != row[0]), None)
+
+
+@wrong(
+    "agreement",
+    "the change of a single bit|differed for longer",
+)
+class SumsTheNumbers(Right):
+    def hash(self, tensor):
+        return int(tensor.double().sum() * 1000)
+
+
+@wrong("agreement", "leave sums or sizes as they were")
+class SumsTheBits(Right):
+    def hash(self, tensor):
+        return int(
+            tensor.detach().abs().contiguous().flatten().view(torch.uint8).long().sum()
+        )
+
+
+@wrong("agreement", "the ranks have differed for longer")
+class LooksOnlyWhenItChecks(Right):
+    def after_step(self):
+        super().after_step()
+        self.kept = self.kept[-1:]
+
+
+@wrong("agreement", "steps are counted from 1")
+class CountsFromZero(Right):
+    def check(self):
+        found = super().check()
+        return found and (found[0] - 1, *found[1:])
+
+
+@wrong("agreement", "one hash of everything is enough then")
+class SendsEverything(Right):
+    def check(self):
+        kept, self.kept = self.kept, []
+        rows = [None] * dist.get_world_size()
+        dist.all_gather_object(rows, kept)
+        for steps in zip(*rows):
+            for name in steps[0][1]:
+                odd = self.odd([hashes[name] for _, hashes in steps])
+                if odd is not None:
+                    return steps[0][0], odd, name
+
+
+@wrong("agreement", "find the step first, with one hash per step")
+class SendsEverythingIfTheyDiffer(Right):
+    def check(self):
+        joint = sha(repr([list(hashes.values()) for _, hashes in self.kept]).encode())
+        if self.first([joint]) is None:
+            self.kept = []
+            return None
+        return SendsEverything.check(self)
+
+
+@wrong("agreement", "after_step, or the constructor, communicates")
+class CommunicatesInEachStep(Right):
+    def after_step(self):
+        super().after_step()
+        dist.barrier()
+
+
+@wrong("agreement", "draws from torch's global random generator")
+class DrawsItsWeights(Right):
+    def hash(self, tensor):
+        return sha(raw(tensor) + raw(torch.rand(1)))
+
+
+@wrong("agreement", "work on copies")
+class ChangesWhatItHashes(Right):
+    def hash(self, tensor):
+        if tensor.is_floating_point():
+            tensor.detach().add_(0.0).mul_(1.0000001)
+        return super().hash(tensor)
+
+
+@wrong("agreement", "a false alarm")
+class WithPythonsHash(Right):
+    def hash(self, tensor):
+        return hash(str(raw(tensor)) + str(random.random())) % 2**60
+
+
+@wrong("agreement", "the ranks return different results|on rank +1")
+class OnlyRank0Knows(Right):
+    def check(self):
+        found = super().check()
+        return found if dist.get_rank() == 0 else None
+
+
+@wrong("agreement", "another tensor is the first that differs")
+class TheLastTensor(Right):
+    def first(self, numbers):
+        rows = list(enumerate(map(self.odd, self.rows(numbers))))
+        return next(((p, odd) for p, odd in reversed(rows) if odd is not None), None)
+
+    def check(self):
+        kept, self.kept = self.kept, []
+        steps = [sha(repr(list(hashes.values())).encode()) for _, hashes in kept]
+        if self.first([sha(repr(steps).encode())]) is None:
+            return None
+        place, _ = Right.first(self, steps)
+        step, hashes = kept[place]
+        place, odd = self.first(list(hashes.values()))
+        return step, odd, list(hashes)[place]
+
+
+@wrong("agreement", "return None, or")
+class ReturnsAText(Right):
+    def check(self):
+        found = super().check()
+        return found and f"step {found[0]}, rank {found[1]}: {found[2]}"
+
+
+@wrong(
+    "agreement",
+    "communicates: only check may|one hash of everything|buffers are missing|optimizer's state",
+)
+class TheLessonsOwn:
+    def __init__(self, model, optimizer):
+        self.detector = lesson15.DesyncDetector(model, optimizer, every=10**9)
+
+    def after_step(self):
+        pass  # by its hook
+
+    def check(self):
+        try:
+            self.detector.check()
+        except UsageError as error:
+            words = str(error).split()
+            return int(words[3].strip(":")), int(words[7]), words[4]

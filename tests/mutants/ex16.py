@@ -1,0 +1,864 @@
+"""Exercise 16: making it fast."""
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from ddp_course.lesson16 import StepProfile, buckets, exposed_seconds, time_use
+from mutants import right, wrong
+
+# ---- update ----
+
+
+def trained(model):
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def average(tensors):
+    """One all-reduce for several tensors; their means over the ranks."""
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    dist.all_reduce(flat)
+    pieces = (flat / dist.get_world_size()).split([t.numel() for t in tensors])
+    return [piece.view_as(tensor) for piece, tensor in zip(pieces, tensors)]
+
+
+@right("update")
+def all_in_one_message(model, micro_batches, optimizer):
+    """The losses travel with the gradients."""
+    optimizer.zero_grad()
+    losses = []
+    for inputs, labels in micro_batches:
+        loss = F.cross_entropy(model(inputs), labels) / len(micro_batches)
+        loss.backward()
+        losses.append(loss.detach())
+    gradients = [parameter.grad for parameter in trained(model)]
+    *means, losses = average([*gradients, torch.stack(losses) * len(losses)])
+    for gradient, mean in zip(gradients, means):
+        gradient.copy_(mean)
+    optimizer.step()
+    return losses.tolist()
+
+
+@right("update")
+def gradients_of_the_sum(model, micro_batches, optimizer):
+    """One backward for the mean of all losses, and numbers fetched one by one."""
+    losses = [
+        F.cross_entropy(model(inputs), labels) for inputs, labels in micro_batches
+    ]
+    parameters = trained(model)
+    gradients = torch.autograd.grad(sum(losses) / len(losses), parameters)
+    for parameter, mean in zip(parameters, average(gradients)):
+        parameter.grad = mean
+    optimizer.step()
+    [means] = average([torch.stack(losses).detach()])
+    return [mean.item() for mean in means]
+
+
+@right("update")
+def with_async_messages(model, micro_batches, optimizer):
+    optimizer.zero_grad()
+    losses = []
+    for inputs, labels in micro_batches:
+        losses.append(F.cross_entropy(model(inputs), labels))
+        (losses[-1] / len(micro_batches)).backward()
+    means = torch.stack(losses).detach()
+    work = dist.all_reduce(means, dist.ReduceOp.AVG, async_op=True)
+    for parameter, mean in zip(
+        trained(model), average([parameter.grad for parameter in trained(model)])
+    ):
+        parameter.grad = mean
+    optimizer.step()
+    work.wait()
+    return means.tolist()
+
+
+def update_with(
+    each=None,
+    reset=True,
+    micro_batch_mean=True,
+    rank_mean=True,
+    travels=average,
+    fetch=None,
+):
+    """An answer with one difference.
+
+    each: what happens in the loop, with the model and the loss; travels: averages the
+    gradients; fetch: how losses become numbers.
+    """
+
+    def update(model, micro_batches, optimizer):
+        if reset:
+            optimizer.zero_grad()
+        losses = []
+        for inputs, labels in micro_batches:
+            loss = F.cross_entropy(model(inputs), labels)
+            (loss / (len(micro_batches) if micro_batch_mean else 1)).backward()
+            losses.append(each(loss.detach()) if each else loss.detach())
+        gradients = [parameter.grad for parameter in trained(model)]
+        n = 1 if rank_mean else dist.get_world_size()
+        for gradient, mean in zip(gradients, travels(gradients)):
+            gradient.copy_(mean * n)
+        optimizer.step()
+        if fetch:
+            return fetch(losses)
+        return average([torch.stack(losses)])[0].tolist()
+
+    return [update]
+
+
+def one_by_one(tensors):
+    for tensor in tensors:
+        dist.all_reduce(tensor)
+    return [tensor / dist.get_world_size() for tensor in tensors]
+
+
+def item_of_the_mean(loss):
+    dist.all_reduce(loss)
+    return torch.tensor(loss.item() / dist.get_world_size())
+
+
+def mean_without_item(loss):
+    dist.all_reduce(loss)
+    return loss / dist.get_world_size()
+
+
+@wrong("update", "each gradient travels alone, for each micro-batch")
+def as_it_was(model, micro_batches, optimizer):
+    optimizer.zero_grad()
+    losses = []
+    for inputs, labels in micro_batches:
+        loss = F.cross_entropy(model(inputs), labels)
+        gradients = torch.autograd.grad(loss, trained(model))
+        for parameter, mean in zip(trained(model), one_by_one(gradients)):
+            mean = mean / len(micro_batches)
+            parameter.grad = mean if parameter.grad is None else parameter.grad + mean
+        losses.append(item_of_the_mean(loss.detach()).item())
+    optimizer.step()
+    return losses
+
+
+@wrong("update", "each of them travels alone", several=True)
+def gradients_one_by_one():
+    return update_with(travels=one_by_one)
+
+
+@wrong("update", "the losses can wait until the end", several=True)
+def losses_one_by_one():
+    return update_with(
+        each=mean_without_item, fetch=lambda losses: torch.stack(losses).tolist()
+    )
+
+
+@wrong("update", "fetch the losses at the end", several=True)
+def fetches_each_loss():
+    return update_with(each=lambda loss: torch.tensor(loss.item(), dtype=loss.dtype))
+
+
+@wrong("update", "both can wait until the end")
+def everything_per_micro_batch(model, micro_batches, optimizer):
+    optimizer.zero_grad()
+    losses = []
+    for inputs, labels in micro_batches:
+        loss = F.cross_entropy(model(inputs), labels)
+        means = average(torch.autograd.grad(loss, trained(model)))
+        for parameter, mean in zip(trained(model), means):
+            mean = mean / len(micro_batches)
+            parameter.grad = mean if parameter.grad is None else parameter.grad + mean
+        losses.append(mean_without_item(loss.detach()))
+    optimizer.step()
+    return torch.stack(losses).tolist()
+
+
+@wrong("update", "add them up, and send them at the end")
+def gradients_per_micro_batch(model, micro_batches, optimizer):
+    optimizer.zero_grad()
+    losses = []
+    for inputs, labels in micro_batches:
+        losses.append(F.cross_entropy(model(inputs), labels))
+        means = average(torch.autograd.grad(losses[-1], trained(model)))
+        for parameter, mean in zip(trained(model), means):
+            mean = mean / len(micro_batches)
+            parameter.grad = mean if parameter.grad is None else parameter.grad + mean
+    optimizer.step()
+    return average([torch.stack(losses).detach()])[0].tolist()
+
+
+@wrong("update", "must not hold the gradients of each micro-batch")
+def all_gradients_at_the_end(model, micro_batches, optimizer):
+    losses, gradients = [], []
+    for inputs, labels in micro_batches:
+        losses.append(F.cross_entropy(model(inputs), labels))
+        gradients += torch.autograd.grad(losses[-1], trained(model))
+    means, count = average(gradients), len(micro_batches)
+    for place, parameter in enumerate(trained(model)):
+        parameter.grad = sum(means[place :: len(trained(model))]) / count
+    optimizer.step()
+    return average([torch.stack(losses).detach()])[0].tolist()
+
+
+@wrong("update", "the sum over the ranks", several=True)
+def sums_over_ranks():
+    return update_with(rank_mean=False)
+
+
+@wrong("update", "the sum over the micro-batches", several=True)
+def sums_over_micro_batches():
+    return update_with(micro_batch_mean=False)
+
+
+@wrong("update", "divide by the number of ranks and of micro-batches", several=True)
+def sums_over_all():
+    return update_with(micro_batch_mean=False, rank_mean=False)
+
+
+@wrong("update", "of the update before are still there", several=True)
+def never_resets():
+    return update_with(reset=False)
+
+
+@wrong("update", "each loss is the mean over the ranks", several=True)
+def own_losses():
+    return update_with(fetch=lambda losses: torch.stack(losses).tolist())
+
+
+@wrong("update", "a list with the mean loss of each micro-batch", several=True)
+def one_loss():
+    return update_with(fetch=lambda losses: sum(losses).item())
+
+
+@wrong("update", "must take the mean gradient over all", several=True)
+def not_averaged():
+    return update_with(travels=lambda gradients: gradients)
+
+
+# ---- Pixels ----
+
+
+class Base(Dataset):
+    """The right data set, with methods to replace."""
+
+    def __init__(self, images, labels):
+        self.images, self.labels = images, labels
+        numbers = images.float()
+        self.mean, self.deviation = numbers.mean(), numbers.std()
+
+    def __len__(self):
+        return len(self.labels)
+
+    def normal(self, images):
+        return (images.float() - self.mean) / self.deviation
+
+    def __getitem__(self, index):
+        return self.normal(self.images[index])[None], self.labels[index]
+
+
+@right("pixels", several=True)
+def whole_batches():
+    class Pixels(Base):
+        def __getitems__(self, indices):
+            images = self.normal(self.images[indices])[:, None]
+            return list(zip(images, self.labels[indices]))
+
+    return [Pixels]
+
+
+@right("pixels", several=True)
+def with_a_table():
+    """256 values are all that there are."""
+
+    class Pixels(Base):
+        def __init__(self, images, labels):
+            super().__init__(images, labels)
+            self.table = self.normal(torch.arange(256))
+
+        def __getitem__(self, index):
+            return self.table[self.images[index].long()][None], self.labels[index]
+
+    return [Pixels]
+
+
+@right("pixels", several=True)
+def when_it_is_first_needed():
+    class Pixels(Base):
+        def __init__(self, images, labels):
+            self.images, self.labels, self.found = images, labels, None
+
+        def __getitem__(self, index):
+            if self.found is None:
+                self.found = self.images.float().mean(), self.images.float().std()
+            mean, deviation = self.found
+            return ((self.images[index].float() - mean) / deviation)[None], self.labels[
+                index
+            ]
+
+    return [Pixels]
+
+
+@wrong("pixels", "each image still goes through all images", several=True)
+def for_each_image():
+    class Pixels(Base):
+        def __getitem__(self, index):
+            numbers = self.images.float()
+            image = (numbers[index] - numbers.mean()) / numbers.std()
+            return image[None], self.labels[index]
+
+    return [Pixels]
+
+
+@wrong("pixels", "each batch still goes through all images", several=True)
+def for_each_batch():
+    class Pixels(Base):
+        def __getitems__(self, indices):
+            numbers = self.images.float()
+            images = ((numbers - numbers.mean()) / numbers.std())[indices]
+            return list(zip(images[:, None], self.labels[indices]))
+
+    return [Pixels]
+
+
+@wrong("pixels", "keep them as uint8", several=True)
+def normalised_in_advance():
+    class Pixels(Base):
+        def __init__(self, images, labels):
+            super().__init__(images, labels)
+            self.ready = self.normal(images)
+
+        def __getitem__(self, index):
+            return self.ready[index][None], self.labels[index]
+
+    return [Pixels]
+
+
+@wrong("pixels", "keep them as uint8", several=True)
+def keeps_each_image():
+    class Pixels(Base):
+        def __init__(self, images, labels):
+            super().__init__(images, labels)
+            self.cache = {}
+
+        def __getitem__(self, index):
+            if index not in self.cache:
+                self.cache[index] = self.normal(self.images[index])[None]
+            return self.cache[index], self.labels[index]
+
+    return [Pixels]
+
+
+@wrong("pixels", "not of one image or one batch", several=True)
+def normalises_each_image():
+    class Pixels(Base):
+        def normal(self, images):
+            images = images.float()
+            return (images - images.mean()) / images.std()
+
+    return [Pixels]
+
+
+@wrong("pixels", r"has the shape \(1, height, width\)", several=True)
+def without_the_channel():
+    class Pixels(Base):
+        def __getitem__(self, index):
+            return self.normal(self.images[index]), self.labels[index]
+
+    return [Pixels]
+
+
+@wrong("pixels", "images are float32", several=True)
+def in_64_bits():
+    class Pixels(Base):
+        def normal(self, images):
+            return (images.double() - self.mean) / self.deviation
+
+    return [Pixels]
+
+
+@wrong("pixels", "subtract the mean before you divide", several=True)
+def forgets_the_mean():
+    class Pixels(Base):
+        def normal(self, images):
+            return images.float() / self.deviation
+
+    return [Pixels]
+
+
+@wrong("pixels", "the label of an image has the same index", several=True)
+def other_labels():
+    class Pixels(Base):
+        def __getitem__(self, index):
+            return self.normal(self.images[index])[None], self.labels[index - 1]
+
+    return [Pixels]
+
+
+@wrong("pixels", "the length is the number of images", several=True)
+def another_length():
+    class Pixels(Base):
+        def __len__(self):
+            return len(self.labels) - 1
+
+    return [Pixels]
+
+
+@wrong("pixels", "do not change them in place", several=True)
+def changes_what_it_was_given():
+    class Pixels(Base):
+        def __init__(self, images, labels):
+            super().__init__(images.clone(), labels)
+            images.zero_()
+
+    return [Pixels]
+
+
+# ---- evaluate ----
+
+
+@right("evaluate")
+def with_lists_of_tensors(model, loader):
+    model.eval()
+    right_ones, losses = [], []
+    with torch.inference_mode():
+        for inputs, labels in loader:
+            outputs = model(inputs)
+            right_ones.append(outputs.argmax(1) == labels)
+            losses.append(F.cross_entropy(outputs, labels, reduction="none"))
+    model.train()
+    return torch.cat(right_ones).double().mean().item(), torch.cat(losses).mean().item()
+
+
+@right("evaluate")
+@torch.no_grad()
+def as_a_decorator(model, loader):
+    model.eval()
+    sums = torch.zeros(3, dtype=torch.float64)
+    for inputs, labels in loader:
+        outputs = model(inputs)
+        loss = F.cross_entropy(outputs, labels, reduction="sum")
+        sums += torch.stack(
+            [(outputs.argmax(1) == labels).sum(), loss, loss * 0 + len(labels)]
+        )
+    model.train()
+    return [number.item() for number in sums[:2] / sums[2]]
+
+
+def evaluation(
+    eval_mode=True,
+    train_after=True,
+    grad=False,
+    fetch=lambda x: x,
+    loss_sum=True,
+    divide=True,
+):
+    """An answer with one difference."""
+
+    def evaluate(model, loader):
+        if eval_mode:
+            model.eval()
+        correct, total, seen, batches = 0, 0, 0, 0
+        with torch.set_grad_enabled(grad):
+            for inputs, labels in loader:
+                outputs = model(inputs)
+                right_ones = (outputs.argmax(1) == labels).double()
+                losses = F.cross_entropy(outputs, labels, reduction="none").detach()
+                correct += fetch(right_ones.sum() if loss_sum else right_ones.mean())
+                total += fetch(losses.sum() if loss_sum else losses.mean())
+                seen, batches = seen + len(labels), batches + 1
+        if train_after:
+            model.train()
+        count = (seen if loss_sum else batches) if divide else 1
+        return float(correct / count), float(total / count)
+
+    return [evaluate]
+
+
+@wrong("evaluate", "call the model once per batch")
+def per_sample(model, loader):
+    model.eval()
+    correct, total, seen = torch.zeros(()), torch.zeros((), dtype=torch.float64), 0
+    with torch.no_grad():
+        for inputs, labels in loader:
+            for one, label in zip(inputs, labels):
+                output = model(one[None])
+                correct += (output.argmax() == label).sum()
+                total += F.cross_entropy(output[0], label)
+                seen += 1
+    model.train()
+    return (correct / seen).item(), (total / seen).item()
+
+
+@wrong("evaluate", "call the model once per batch")
+def all_at_once(model, loader):
+    model.eval()
+    inputs, labels = (torch.cat(parts) for parts in zip(*loader))
+    with torch.no_grad():
+        outputs = model(inputs)
+    model.train()
+    accuracy = (outputs.argmax(1) == labels).double().mean()
+    return accuracy.item(), F.cross_entropy(outputs, labels).item()
+
+
+@wrong("evaluate", "for each sample: count with tensors")
+def asks_for_each_sample(model, loader):
+    model.eval()
+    correct, total, seen = 0, 0.0, 0
+    with torch.no_grad():
+        for inputs, labels in loader:
+            outputs = model(inputs)
+            total += F.cross_entropy(outputs, labels, reduction="sum")
+            for output, label in zip(outputs, labels):
+                if output.argmax() == label:
+                    correct += 1
+            seen += len(labels)
+    model.train()
+    return correct / seen, (total / seen).item()
+
+
+@wrong("evaluate", "for each batch: add up tensors", several=True)
+def fetches_per_batch():
+    return evaluation(fetch=lambda tensor: tensor.item())
+
+
+@wrong("evaluate", "keeps all activations for a backward", several=True)
+def with_autograd():
+    return evaluation(grad=True)
+
+
+@wrong("evaluate", r"model.eval\(\) first", several=True)
+def in_training_mode():
+    return evaluation(eval_mode=False)
+
+
+@wrong("evaluate", r"model.train\(\) before you return", several=True)
+def stays_in_evaluation_mode():
+    return evaluation(train_after=False)
+
+
+@wrong("evaluate", "mean of the batches' means", several=True)
+def mean_of_means():
+    return evaluation(loss_sum=False)
+
+
+@wrong("evaluate", "the sum over all samples: divide", several=True)
+def sums():
+    return evaluation(divide=False)
+
+
+@wrong("evaluate", "return the accuracy and the mean loss")
+def only_the_accuracy(model, loader):
+    [evaluate] = evaluation()
+    return evaluate(model, loader)[0]
+
+
+@wrong("evaluate", r"reduction='sum'\), divided by their number")
+def weighs_batches_wrongly(model, loader):
+    [evaluate] = evaluation()
+    accuracy, loss = evaluate(model, loader)
+    return accuracy, 2 * loss
+
+
+@wrong("evaluate", "whose largest output is at their label")
+def smallest_output(model, loader):
+    [evaluate] = evaluation()
+    accuracy, loss = evaluate(model, loader)
+    return 1 - accuracy - 1e-3, loss
+
+
+# ---- choose ----
+
+
+def exposed_with(cap, gradients, backward, ranks, alpha, beta):
+    profile = StepProfile(0.0, backward, gradients)
+    return exposed_seconds(profile, cap, ranks, alpha, beta)
+
+
+def smallest(forward, backward, exposed, efficiency):
+    count = efficiency * exposed / ((1 - efficiency) * (forward + backward))
+    return max(1, math.ceil(count - 1e-9))
+
+
+def every_sum(gradients):
+    sizes = [size for _, size in gradients]
+    ends = range(1, len(sizes) + 1)
+    return [sum(sizes[begin:end]) for end in ends for begin in range(end)]
+
+
+def choice(caps=every_sum, count=smallest):
+    """An answer that tries other sizes, or counts the micro-batches in another way."""
+
+    def choose(gradients, forward, backward, ranks, alpha, beta, efficiency):
+        network = backward, ranks, alpha, beta
+        cap = min(
+            caps(gradients), key=lambda cap: exposed_with(cap, gradients, *network)
+        )
+        exposed = exposed_with(cap, gradients, *network)
+        return cap, count(forward, backward, exposed, efficiency)
+
+    return [choose]
+
+
+@right("choose", several=True)
+def by_formula():
+    return choice()
+
+
+@right("choose")
+def with_a_fine_grid(gradients, forward, backward, ranks, alpha, beta, efficiency):
+    """Tries 4,000 sizes, by an own simulation."""
+    whole = sum(size for _, size in gradients)
+    best = None
+    for part in range(1, 4001):
+        cap, free = whole * part / 4000, 0.0
+        for ready, size in buckets(gradients, cap):
+            free = max(free, ready) + 2 * (ranks - 1) * (alpha + beta * size / ranks)
+        exposed = max(0.0, free - backward)
+        if best is None or exposed < best[0]:
+            best = exposed, cap
+    count = 1
+    while (
+        count * (forward + backward) / (count * (forward + backward) + best[0])
+        < efficiency - 1e-12
+    ):
+        count += 1
+    return math.ceil(best[1]), count
+
+
+def the_whole(gradients):
+    return [sum(size for _, size in gradients)]
+
+
+@wrong("choose", "one bucket: it is sent when backward is over", several=True)
+def one_bucket():
+    return choice(caps=the_whole)
+
+
+@wrong("choose", "each gradient is sent alone", several=True)
+def no_buckets():
+    return choice(caps=lambda gradients: [1])
+
+
+@wrong("choose", "a size that is often used|nothing is hidden", several=True)
+def a_megabyte():
+    return choice(caps=lambda gradients: [2**20])
+
+
+@wrong("choose", "one bucket: it is sent|a size that is often used", several=True)
+def torchs_default():
+    return choice(caps=lambda gradients: [25 * 2**20])
+
+
+@wrong("choose", "exposed once per update", several=True)
+def a_single_micro_batch():
+    return choice(count=lambda *_: 1)
+
+
+@wrong(
+    "choose",
+    "more of them make updates rarer|computes forward and backward",
+    several=True,
+)
+def one_too_many():
+    return choice(count=lambda *case: smallest(*case) + 1)
+
+
+@wrong("choose", "exposed once per update", several=True)
+def rounded_down():
+    return choice(count=lambda *case: max(1, smallest(*case) - 1))
+
+
+@wrong("choose", "a micro-batch computes forward and backward", several=True)
+def without_forward():
+    return choice(count=lambda f, b, exposed, e: smallest(0.0, b, exposed, e))
+
+
+@wrong("choose", "return two numbers", several=True)
+def half_a_micro_batch():
+    return choice(count=lambda *case: smallest(*case) + 0.5)
+
+
+@wrong("choose", "return two numbers")
+def only_the_size(gradients, forward, backward, ranks, alpha, beta, efficiency):
+    return sum(size for _, size in gradients)
+
+
+@wrong("choose", "a bucket needs a size", several=True)
+def no_size():
+    return choice(caps=lambda gradients: [0.0])
+
+
+# ---- analyse ----
+
+
+def is_kernel(event):
+    return event["ph"] == "X" and event["cat"] == "kernel"
+
+
+def end_of(event):
+    return event["ts"] + event["dur"]
+
+
+def parts_of(events):
+    [step] = [e for e in events if e["ph"] == "X" and e["name"] == "the step"]
+    kernels = [e for e in events if is_kernel(e)]
+    transfers = [e for e in kernels if e["name"].startswith("nccl")]
+    return step, transfers, [e for e in kernels if e not in transfers]
+
+
+def latest(traces):
+    found = {}
+    for events in traces:
+        for e in parts_of(events)[1]:
+            seq = e["args"]["seq"]
+            found[seq] = max(e["ts"], found.get(seq, e["ts"]))
+    return found
+
+
+@right("analyse")
+def by_edges(traces):
+    """Between two edges, nothing changes."""
+    complete, found = latest(traces), []
+    for events in traces:
+        step, transfers, computing = parts_of(events)
+        edges = {step["ts"], end_of(step)}
+        for e in [*transfers, *computing]:
+            edges |= {
+                e["ts"],
+                end_of(e),
+                complete.get(e["args"].get("seq"), step["ts"]),
+            }
+        edges = sorted(t for t in edges if step["ts"] <= t <= end_of(step))
+        spent = dict.fromkeys(("computing", "sending", "waiting", "idle"), 0)
+        for begin, end in zip(edges, edges[1:]):
+            at = lambda e, t=begin: e["ts"] <= t < end_of(e)
+            running = [e for e in transfers if at(e)]
+            if any(map(at, computing)):
+                state = "computing"
+            elif any(complete[e["args"]["seq"]] <= begin for e in running):
+                state = "sending"
+            else:
+                state = "waiting" if running else "idle"
+            spent[state] += end - begin
+        found.append(spent)
+    return found
+
+
+def analysis(
+    cut=lambda e, complete: max(complete[e["args"]["seq"]], e["ts"]),
+    clip=True, union=True, kernels_only=True, key=lambda e, place: e["args"]["seq"], hidden=True,
+):  # fmt: skip
+    """An answer with one difference, by microseconds."""
+
+    def analyse(traces):
+        complete = {}
+        for events in traces:
+            transfers = [
+                e for e in events if is_kernel(e) and e["name"].startswith("nccl")
+            ]
+            for place, e in enumerate(transfers):
+                e["args"]["key"] = key(e, place)
+                e["args"]["seq"] = e["args"]["key"]
+                complete[e["args"]["key"]] = max(
+                    e["ts"], complete.get(e["args"]["key"], e["ts"])
+                )
+        return [of_rank(events, complete) for events in traces]
+
+    def of_rank(events, complete):
+        step, transfers, computing = parts_of(events)
+        if not kernels_only:
+            others = [e for e in events if e["ph"] == "X" and e["cat"] == "cpu_op"]
+            computing = [*computing, *others]
+        ends = (step["ts"], end_of(step)) if clip else (-1000, 1000)
+        span = lambda e: (e["ts"], end_of(e))
+        busy = [span(e) for e in computing]
+        seen = busy if hidden else []
+        both = time_use([span(e) for e in transfers], seen, ends)
+        moving = [(cut(e, complete), end_of(e)) for e in transfers]
+        sending = time_use(moving, seen, ends)["exposed"]
+        computes = time_use([], busy, ends)["computing"]
+        if not union:
+            computes = sum(
+                min(b, ends[1]) - max(a, ends[0])
+                for a, b in busy
+                if b > ends[0] and a < ends[1]
+            )
+        waiting = both["exposed"] - sending
+        idle = step["dur"] - computes - sending - waiting
+        return {
+            "computing": computes,
+            "sending": sending,
+            "waiting": waiting,
+            "idle": idle,
+        }
+
+    return [analyse]
+
+
+@right("analyse", several=True)
+def with_the_lessons_analyser():
+    return analysis()
+
+
+@wrong("analyse", "that part is waiting", several=True)
+def exposed_only():
+    return analysis(cut=lambda e, complete: e["ts"])
+
+
+@wrong("analyse", "as soon as the last rank has begun", several=True)
+def all_waits():
+    return analysis(cut=lambda e, complete: end_of(e))
+
+
+@wrong("analyse", "take the union of the spans", several=True)
+def adds_lengths():
+    return analysis(union=False)
+
+
+@wrong("analyse", "only events with cat 'kernel'", several=True)
+def operators_too():
+    return analysis(kernels_only=False)
+
+
+@wrong("analyse", "cut what is outside of the step", several=True)
+def without_the_step():
+    return analysis(clip=False)
+
+
+@wrong("analyse", "by its seq, not by its place", several=True)
+def by_place():
+    return analysis(key=lambda e, place: place)
+
+
+@wrong("analyse", "it counts as computing only", several=True)
+def counts_hidden_communication():
+    return analysis(hidden=False)
+
+
+@wrong("analyse", "one dict per rank")
+def only_rank_zero(traces):
+    [analyse] = analysis()
+    return analyse(traces)[:1]
+
+
+@wrong("analyse", "these four keys|one dict per rank")
+def the_lessons_keys(traces):
+    return [{"computing": 1.0, "exposed": 2.0, "idle": 3.0} for _ in traces]
+
+
+@wrong("analyse", "even if another one waits")
+def waits_if_any_waits(traces):
+    """Two collectives at once: waiting wins."""
+    complete, found = latest(traces), []
+    for events in traces:
+        step, transfers, computing = parts_of(events)
+        counts = dict.fromkeys(("computing", "sending", "waiting", "idle"), 0)
+        for now in range(step["ts"], end_of(step)):
+            running = [e for e in transfers if e["ts"] <= now < end_of(e)]
+            if any(e["ts"] <= now < end_of(e) for e in computing):
+                counts["computing"] += 1
+            elif any(complete[e["args"]["seq"]] > now for e in running):
+                counts["waiting"] += 1
+            else:
+                counts["sending" if running else "idle"] += 1
+        found.append(counts)
+    return found

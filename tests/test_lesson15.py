@@ -1,0 +1,680 @@
+"""Lesson 15: the clinic. Each patient is diagnosed from what the tools say of it."""
+
+import ast
+import multiprocessing
+import random
+import re
+import runpy
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import COURSE, THOROUGH, descendants, wait_until
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_course import lesson04, lesson15
+from ddp_course.checks.ex15 import examining, patients
+from ddp_course.ranks.environment import process_group
+from ddp_course.ranks.job import Job
+from ddp_course.ranks.launch import RankError, launch
+
+CLINIC = COURSE / "lessons" / "clinic"
+PATIENTS = sorted(path.stem for path in CLINIC.glob("*.py"))
+WAITS = "Timed out waiting 5000ms"
+GONE = "Connection (closed|reset) by peer"
+LINUX = pytest.mark.skipif(
+    sys.platform != "linux", reason="Linux' own limits and files"
+)
+
+
+def run_patient(name, watch=None, folder=None, after=None):
+    train = runpy.run_path(str(CLINIC / f"{name}.py"))["train"]
+    if folder is None:
+        return train(watch)
+    with lesson15.flight_recorded(folder, after):
+        train(watch)
+
+
+def all_tools(model, optimizer):
+    lesson15.NanGuard(model, optimizer)
+    lesson15.DesyncDetector(model, optimizer, every=4)
+    lesson15.StragglerDetector(model, optimizer, print)
+
+
+def story(name, *arguments, nproc=2, env=None, timeout=40):
+    """What launch says of a patient that fails."""
+    with pytest.raises(RankError) as failed:
+        launch(run_patient, name, *arguments, nproc=nproc, env=env, timeout=timeout)
+    return str(failed.value)
+
+
+def line_of(name, words):
+    """The number of the patient's line with these words."""
+    lines = (CLINIC / f"{name}.py").read_text().splitlines()
+    [number] = [number for number, line in enumerate(lines, 1) if words in line]
+    return number
+
+
+def analysed(name, tmp_path, after=None, nproc=2):
+    """What torchfrtrace says of a patient's flight records."""
+    story(name, None, tmp_path, after, nproc=nproc)
+    assert len(list(tmp_path.glob("fr_*"))) == nproc
+    return torchfrtrace(tmp_path)
+
+
+def torchfrtrace(folder):
+    program = "torch.distributed.flight_recorder.fr_trace"
+    command = [sys.executable, "-m", program, "-p", "fr_", "--print_stack_trace"]
+    done = subprocess.run([*command, folder], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+# ---- the patients are short programs ----
+
+
+def test_there_are_fourteen_patients_at_least_and_each_is_a_page_of_torch_alone():
+    assert len(PATIENTS) >= 14
+    for name in PATIENTS:
+        text = (CLINIC / f"{name}.py").read_text()
+        tree = ast.parse(text)
+        assert 10 <= len(text.splitlines()) <= 42, name
+        sentence, empty, command = ast.get_docstring(tree).splitlines()
+        assert sentence.endswith(".") and not empty
+        assert command == f"torchrun --nproc_per_node 2 lessons/clinic/{name}.py"
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                module = getattr(node, "module", None) or node.names[0].name
+                assert module.split(".")[0] in {*sys.stdlib_module_names, "torch"}
+
+
+def test_each_patient_is_diagnosed_here():
+    """By a test that has its name in its own text."""
+    text = Path(__file__).read_text()
+    assert [name for name in PATIENTS if not re.search(rf'"{name}(\.py)?"', text)] == []
+
+
+# ---- stuck: the time limit, DETAIL, monitored_barrier, the flight recorder ----
+
+
+def test_a_rank_conditional_collective_is_told_by_the_flight_recorder(tmp_path):
+    said = analysed("rank_conditional", tmp_path)
+    assert "Collective sequence number: 7 has errors" in said  # after six steps
+    assert "Culprit rank 1; Error type: COLLECTIVE_TYPE_MISMATCH" in said
+    assert "'all_reduce' does not match found collective type: 'barrier'" in said
+    line = line_of("rank_conditional", "dist.all_reduce(loss)")
+    assert f"rank_conditional.py:{line}" in said
+
+
+def test_without_the_repair_the_analyser_cannot_read_gloos_records(tmp_path):
+    """Then write_flight_record has a line too many."""
+    story("rank_conditional", None, tmp_path)
+    import pickle
+
+    for path in tmp_path.glob("fr_*"):
+        record = pickle.loads(path.read_bytes())
+        record["pg_config"].pop("0")
+        path.write_bytes(pickle.dumps(record))
+    with pytest.raises(AssertionError, match="KeyError"):
+        torchfrtrace(tmp_path)
+
+
+DETAIL = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+
+
+def test_a_swapped_order_times_out_and_detail_names_both_collectives(tmp_path):
+    plain = story("swapped_order", None, tmp_path)
+    assert re.search(WAITS, plain)
+    assert "sequence number: 7" in torchfrtrace(tmp_path)  # step 4, its first of two
+    said = story("swapped_order", env=DETAIL)
+    assert "Detected mismatch between collectives on ranks" in said
+    assert re.search("Op type: (ALLREDUCEvs BROADCAST|BROADCASTvs ALLREDUCE)", said)
+    assert re.search(r"SequenceNumber=6", said)
+
+
+def test_other_shapes_abort_a_rank_and_detail_names_the_shapes():
+    plain = story("other_shapes")
+    assert "SIGABRT" in plain and "Is there a distributed collective mismatch" in plain
+    said = story("other_shapes", env=DETAIL)
+    assert re.search("Tensor shapes: (8vs 4|4vs 8)", said)
+    assert re.search(r"SequenceNumber=4, OpType=ALLGATHER", said)
+
+
+@pytest.mark.parametrize(
+    "name, silent, detail",
+    [
+        ("half_a_broadcast", "[1.0, 1.0, 1.0, 1.0, 1.0, 2.0,", "Tensor shapes: .*5.*10|10"),
+        ("other_dtypes", "[1119092736, 1120403456]", "Tensor dtypes: (Floatvs Int|Intvs Float)"),
+    ],
+)  # fmt: skip
+def test_what_gloo_corrupts_silently_is_found_by_detail(name, silent, detail, capfd):
+    launch(run_patient, name)
+    assert silent in capfd.readouterr().out, "the patient is healthy here"
+    said = story(name, env=DETAIL)
+    assert "Detected mismatch" in said and re.search(detail, said)
+
+
+def test_equal_collectives_of_other_things_are_found_by_no_tool(capfd):
+    """The lesson says so, and what to do instead."""
+    for env in (None, DETAIL):
+        launch(run_patient, "mixed_up", env=env)
+        said = capfd.readouterr().out
+        assert said.count("'loss': 1.25, 'accuracy': 1.25") == 2
+
+
+def test_a_rank_without_data_is_told_by_the_flight_recorder(tmp_path):
+    said = analysed("out_of_data", tmp_path)
+    assert "Culprit rank 1; Error type: COLLECTIVE_TYPE_MISMATCH" in said
+    line = line_of("out_of_data", ".backward()")
+    assert "gloo:all_reduce" in said and f"out_of_data.py:{line}" in said
+
+
+def test_of_three_ranks_the_analyser_may_call_the_majority_culprits(tmp_path):
+    """The lesson says so: it compares all ranks with one, here the one that is wrong."""
+    said = analysed("out_of_data", tmp_path, nproc=3)
+    assert "sequence number: 12 has errors" in said
+    barrier, all_reduce = (
+        set(re.findall(rf"rank (\d)[^,]*, [^,]*found collective type: '{kind}'", said))
+        for kind in ("barrier", "all_reduce")
+    )
+    assert (barrier, all_reduce) in ((set(), {"0", "1"}), ({"2"}, set()))
+
+
+def test_slow_preparation_is_told_by_the_records_and_the_stacks(tmp_path):
+    said = analysed("slow_preparation", tmp_path, after=2)
+    assert "Not all ranks joining collective, sequence number: 1" in said
+    assert "missing ranks: {0}" in said and "gloo:barrier" in said
+    assert "in prepare_the_data" in (tmp_path / "stack_0.txt").read_text()
+
+
+def before_the_barrier(model=None):
+    with process_group(timeout=30) as (rank, _):
+        if rank == 1:
+            time.sleep(4)
+        from datetime import timedelta
+
+        dist.monitored_barrier(timeout=timedelta(seconds=1), wait_all_ranks=True)
+
+
+def test_monitored_barrier_names_the_rank_that_does_not_come():
+    with pytest.raises(RankError, match=r"Ranks 1 failed to pass monitoredBarrier"):
+        launch(before_the_barrier, nproc=3)
+
+
+def test_a_worker_that_waits_for_a_lost_lock_is_seen_by_py_spy(nothing_of_the_job):
+    with Job(CLINIC / "loader_after_fork.py") as job:
+        nothing_of_the_job(job)
+        job.ranks()
+        wait_until(lambda: len(job.processes()) > 3, 30)
+        said = ""
+
+        def worker_seen():
+            nonlocal said
+            said = job.py_spy(1, "--subprocesses")
+            return "collate (loader_after_fork.py" in said
+
+        if "Permission" in job.py_spy(0) or "not installed" in job.py_spy(0):
+            pytest.skip("py-spy is not here, or may not look")
+        assert wait_until(worker_seen, 20), said
+        assert re.search(r"_next_data|_get_data|get \(", said)
+        code, text = job.wait(40)
+        assert code == 1 and re.search(WAITS, text)
+        assert re.search(r"rank +: 0 [^\[]*Root|Root Cause[\s\S]*rank +: 0", text)
+
+
+# ---- dead: torchrun's table, exit codes, error files ----
+
+
+@pytest.fixture
+def nothing_of_the_job():
+    """Afterwards no process of these jobs is alive."""
+    jobs = []
+    yield jobs.append
+    for job in jobs:
+        assert job.processes() == []
+
+
+@pytest.fixture
+def treated(nothing_of_the_job):
+    """Run a patient under torchrun; return the code and the text."""
+
+    def run(name, flags="", env=None, limit=60):
+        with Job(CLINIC / f"{name}.py", flags=flags, env=env) as job:
+            nothing_of_the_job(job)
+            return job.wait(limit)
+
+    return run
+
+
+def root_cause(text):
+    """The rank and the exit code that torchrun's table names, and its traceback."""
+    table = text.split("Root Cause (first observed failure):")[1]
+    rank, code = (
+        re.search(rf"{name} +: (-?\d+)", table)[1] for name in ("rank", "exitcode")
+    )
+    return int(rank), int(code), table
+
+
+def test_an_exception_is_the_root_cause_with_its_rank_and_line(treated):
+    _, text = treated("exception")
+    rank, code, table = root_cause(text)
+    # an interpreter that ends with a process group may abort, in gloo's threads
+    assert rank == 1 and code in (1, -6)
+    assert "ValueError: could not convert string to float: 'n/a'" in table
+    assert f"line {line_of('exception', 'dist.all_reduce(read')}" in table
+    assert text.count("rank 1: step") == 2, "it was the third step"
+
+
+def test_a_killed_rank_is_the_root_cause_with_its_signal(treated):
+    _, text = treated("killed")
+    rank, code, table = root_cause(text)
+    assert (rank, code) == (1, -9) and "SIGKILL" in table
+    assert re.search(GONE, text) and text.count("rank 1: step") == 4
+
+
+@LINUX
+def test_a_rank_out_of_memory_says_what_it_wanted():
+    said = story("out_of_memory")
+    assert said.startswith("rank 1 of 2 raised") and "can't allocate memory" in said
+    assert f"line {line_of('out_of_memory', 'torch.ones(length')}" in said
+    assert "you tried to allocate 1600000000 bytes" in said
+
+
+@LINUX
+def test_a_full_disk_is_told_by_the_line_that_saves_and_not_by_torchs_words():
+    said = story("full_disk")
+    assert said.startswith("rank 0 of 2 raised") and "unexpected pos" in said
+    assert f"line {line_of('full_disk', 'torch.save(')}" in said
+
+
+def test_a_port_in_use_is_named():
+    said = story("port_in_use")
+    assert said.startswith("rank 0 of 2 raised") and "EADDRINUSE" in said
+    assert "port: 29517" in said
+
+
+def test_torchrun_keeps_a_log_and_an_error_file_for_each_rank(tmp_path, treated):
+    treated("exception", f"--log-dir {tmp_path} --redirects 3 --tee 3")
+    [error] = tmp_path.glob("*/attempt_0/1/error.json")
+    assert "could not convert string to float" in error.read_text()
+    logs = sorted(
+        path.parent.name for path in tmp_path.glob("*/attempt_0/*/stderr.log")
+    )
+    assert logs == ["0", "1"]
+    [stdout] = tmp_path.glob("*/attempt_0/1/stdout.log")
+    assert "rank 1: step 2" in stdout.read_text()
+
+
+# ---- stopped ----
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGSTOP")
+def test_a_stopped_rank_has_that_state_and_the_others_wait_for_it(nothing_of_the_job):
+    with Job(CLINIC / "stopped.py") as job:
+        nothing_of_the_job(job)
+        one = job.ranks()[1]
+        assert wait_until(lambda: one.status() == psutil.STATUS_STOPPED, 60)
+        job.wait_for("Timed out waiting 5000ms")
+        assert job.text.count("rank 1: step") == 4
+        if THOROUGH:  # torchrun sends SIGTERM, waits for 30 seconds, and kills
+            _, text = job.wait(90)
+            assert root_cause(text)[0] == 0, "torchrun blames the rank that waited"
+
+
+# ---- slow ----
+
+
+def test_a_straggler_is_named_within_ten_steps(capfd):
+    launch(run_patient, "straggler", all_tools, nproc=3, timeout=120)
+    said = capfd.readouterr().out
+    named = re.findall(r"straggler in step (\d+): rank (\d)", said)
+    assert named and named[0] == ("10", "2") and {rank for _, rank in named} == {"2"}
+
+
+def healthy(runs, steps=20, width=128):
+    """Train several times; return the alarms of each run."""
+    torch.set_num_threads(1)
+    found = []
+    with process_group(timeout=120) as (rank, _):
+        for run in range(runs):
+            torch.manual_seed(run)
+            alarms = []
+            layers = (
+                nn.Linear(width, width),
+                nn.Dropout(),
+                nn.ReLU(),
+                nn.Linear(width, 1),
+            )
+            model = DistributedDataParallel(nn.Sequential(*layers))
+            optimizer = torch.optim.AdamW(model.parameters())
+            lesson15.NanGuard(model, optimizer, 120)
+            lesson15.DesyncDetector(model, optimizer, 5, 120)
+            lesson15.StragglerDetector(model, optimizer, alarms.append, timeout=120)
+            torch.manual_seed(1000 * run + rank)
+            for _ in range(steps):
+                optimizer.zero_grad()
+                model(torch.randn(32, width)).pow(2).mean().backward()
+                optimizer.step()
+            found.append(alarms)
+    return found
+
+
+def burn():
+    while True:
+        sum(range(10_000))
+
+
+@pytest.fixture
+def busy_machine():
+    """Other programs have the CPUs half of the time."""
+    context = multiprocessing.get_context("spawn")
+    programs = [context.Process(target=burn, daemon=True) for _ in range(2)]
+    for program in programs:
+        program.start()
+    yield
+    for program in programs:
+        program.kill()
+        program.join()
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_clean_runs_on_a_busy_machine_give_no_alarm(nproc, busy_machine):
+    runs = 200 if THOROUGH else 12
+    alarms = launch(healthy, runs, nproc=nproc, timeout=600)
+    assert alarms == [[[]] * runs] * nproc
+
+
+# ---- wrong ----
+
+
+def test_nan_on_one_rank_stops_all_ranks_in_that_step():
+    said = story("nan_on_one_rank", all_tools)
+    assert "NaN or infinity in step 5, first in the output of 2 on rank 1" in said
+    assert "failed in the same way" in said
+
+
+@pytest.mark.parametrize(
+    "name, place",
+    [
+        ("head_after_wrapping", "2.weight of rank 1"),
+        ("cut_gradient", "scale of rank 1"),
+        ("unequal_seeds", "weight of rank 1"),
+    ],
+)
+def test_parameters_that_drift_are_named_with_the_first_step(name, place):
+    said = story(name, all_tools)
+    assert f"desync in step 1: {place} differs from that of rank 0" in said
+    assert "failed in the same way" in said
+
+
+def drifting(step_of_fault, rank_of_fault, fault, every=7):
+    """Train; one rank goes wrong in one step. Return what the detector says."""
+    with process_group(timeout=30) as (rank, _):
+        torch.manual_seed(0)
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        detector = lesson15.DesyncDetector(model, optimizer, every, 30)
+        try:
+            for step in range(1, 22):
+                optimizer.zero_grad()
+                model(torch.randn(4, 8)).pow(2).mean().backward()
+                if (step, rank) == (step_of_fault, rank_of_fault):
+                    fault(model.module)
+                if step == step_of_fault and fault is BROADCASTS:
+                    wide = 6 if rank == rank_of_fault else 4
+                    dist.broadcast(torch.zeros(wide), src=0)
+                optimizer.step()
+        except lesson15.UsageError as error:
+            return str(error), detector.step
+        return None, detector.step
+
+
+def lowest_bit(network):
+    weight = network[1].weight.data.view(torch.int32)
+    weight[0, 3] ^= 1
+
+
+def swaps_two_numbers(network):
+    weight = network[0].weight.data
+    weight[0, 0], weight[3, 3] = weight[3, 3].item(), weight[0, 0].item()
+
+
+def doubles_all(network):
+    network[0].bias.data.fill_(2.0)
+
+
+def BROADCASTS(network):  # noqa: N802, a marker: its collective is in drifting()
+    pass
+
+
+@pytest.mark.parametrize("nproc, rank", [(2, 1), (3, 2), (3, 1)])
+@pytest.mark.parametrize(
+    "fault, place",
+    [
+        (lowest_bit, r"1\.weight of rank {} differs"),
+        (swaps_two_numbers, r"0\.weight of rank {} differs"),
+        (BROADCASTS, r"of rank {} is broadcast \[\[6\]\] Float, and that of rank 0 is"),
+    ],
+)
+def test_a_desync_is_named_by_all_ranks_with_its_step(fault, place, nproc, rank):
+    for step in (1, 9, 14):
+        said = launch(drifting, step, rank, fault, nproc=nproc)
+        assert len(set(said)) == 1
+        line, checked = said[0]
+        assert re.search(rf"desync in step {step}: .*{place.format(rank)}", line)
+        assert checked == -(-step // 7) * 7, "with the next check"
+
+
+def test_a_fault_of_rank_0_is_found_too_though_another_is_named():
+    line, _ = launch(drifting, 9, 0, lowest_bit)[0]
+    assert "desync in step 9: 1.weight of rank 1 differs" in line
+
+
+def test_a_collective_more_on_a_rank_alone_is_told():
+    """It must not hang: for a group of one rank it does not."""
+    with pytest.raises(AssertionError):
+        assert (
+            lesson15.difference((3, ["all_reduce [[4]] Float"], {}), (3, [], {}), 1)
+            is None
+        )
+    said = lesson15.difference((3, ["all_reduce [[4]] Float"], {}), (3, [], {}), 1)
+    assert said == "rank 1 has called 0 collectives, and rank 0 1"
+    said = lesson15.difference((3, [], {"a": 1}), (3, [], {"b": 1}), 1)
+    assert said == "rank 1 has other parameters than rank 0"
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_a_digest_changes_with_each_single_bit(dtype):
+    """Of any dtype: these are the bits of the floats of their size."""
+    torch.manual_seed(0)
+    tensor = torch.randint(0, 100, (7, 5), dtype=dtype)
+    before, bits = lesson15.digest(tensor).item(), 8 * tensor.element_size()
+    assert lesson15.digest(tensor.t().contiguous().t()).item() == before
+    seen = set()
+    for place in range(tensor.numel()):
+        for bit in range(bits):
+            changed = tensor.clone().flatten()
+            changed.view(torch.uint8)[place * bits // 8 + bit // 8] ^= 1 << bit % 8
+            seen.add(lesson15.digest(changed.view(7, 5)).item())
+    assert before not in seen and len(seen) == tensor.numel() * bits
+
+
+def test_a_digest_changes_where_two_changes_might_cancel_out():
+    ones = torch.ones(64)
+    before = lesson15.digest(ones)
+    for changed in (2 * ones, -ones, 0 * ones, ones + 2**-23):
+        assert lesson15.digest(changed) != before
+    torch.manual_seed(0)
+    drawn = torch.randn(200)
+    seen = {lesson15.digest(drawn).item()}
+    for one in range(0, 200, 7):
+        for other in range(one + 1, 200, 5):
+            signs, places = drawn.clone(), drawn.clone()
+            signs[[one, other]] *= -1
+            places[[one, other]] = places[[other, one]]
+            seen |= {lesson15.digest(signs).item(), lesson15.digest(places).item()}
+    pairs = sum(len(range(one + 1, 200, 5)) for one in range(0, 200, 7))
+    assert len(seen) == 1 + 2 * pairs
+
+
+def test_a_digest_takes_every_dtype():
+    for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.bool):
+        tensor = torch.ones(3, dtype=dtype)
+        assert lesson15.digest(tensor) != lesson15.digest(torch.zeros_like(tensor))
+    assert lesson15.digest(torch.tensor(1.0)) != lesson15.digest(torch.tensor(2.0))
+    assert lesson15.digest(torch.empty(0)) == 0
+
+
+def bad_number(rank_of_fault, step_of_fault, where, value):
+    with process_group(timeout=30) as (rank, _):
+        torch.manual_seed(0)
+        layers = nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1)
+        network = nn.Sequential(*layers)
+        model = DistributedDataParallel(network)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        guard = lesson15.NanGuard(model, optimizer, 30)
+        try:
+            for step in range(1, 9):
+                before = [value.clone() for value in network.parameters()]
+                inputs = torch.randn(4, 6)
+                bad = (rank, step) == (rank_of_fault, step_of_fault)
+                if bad and where == "input":
+                    inputs[1, 2] = value
+                optimizer.zero_grad()
+                outputs = model(inputs)
+                loss = outputs.pow(2).mean()
+                if bad and where == "loss":
+                    loss = loss * value
+                loss.backward()
+                optimizer.step()
+        except lesson15.UsageError as error:
+            untouched = all(map(torch.equal, before, network.parameters()))
+            return str(error), guard.step, untouched
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize(
+    "where, place", [("input", "output of 0"), ("loss", "gradient of 2.bias")]
+)
+@pytest.mark.parametrize("nproc, rank", [(2, 0), (3, 2)])
+def test_the_guard_names_rank_and_layer_before_the_step(
+    where, place, value, nproc, rank
+):
+    said = launch(bad_number, rank, 6, where, value, nproc=nproc)
+    assert len(set(said)) == 1
+    line, step, untouched = said[0]
+    assert line == f"NaN or infinity in step 6, first in the {place} on rank {rank}"
+    assert step == 6 and untouched, "the parameters are still those of step 5"
+
+
+# ---- the program ----
+
+FEW = ["--data", "digits", "--train-samples", "300", "--epochs", "2"]
+
+
+def lesson(module, out, *flags):
+    return module.main([*FEW, "--batch-size", "16", "--out", str(out), *flags])
+
+
+@pytest.mark.parametrize("nproc", [1, 2, 3])
+def test_watched_training_ends_with_the_bits_of_lesson_4(nproc, tmp_path):
+    plain = launch(lesson, lesson04, tmp_path / "plain", nproc=nproc)
+    watched = launch(lesson, lesson15, tmp_path / "watched", nproc=nproc)
+    assert watched[0]["params_sha256"] == plain[0]["params_sha256"]
+
+
+def test_lesson15_ends_with_one_line_if_a_rank_drifts(tmp_path):
+    def main(out):
+        network = lesson15.ConvNet
+
+        class Drifts(network):
+            def forward(self, images):
+                outputs = super().forward(images)
+                if self.training and dist.get_rank() == 1:
+                    self.conv1.bias.data[0] += 1e-3
+                return outputs
+
+        lesson15.ConvNet = Drifts
+        return lesson(lesson15, out, "--check-every", "2")
+
+    with pytest.raises(
+        RankError, match="UsageError: desync in step 1: conv1.bias of rank 1"
+    ):
+        launch(main, tmp_path)
+
+
+def test_nothing_of_all_this_is_left():
+    """The ranks and workers of launch; Job's own tests look for theirs."""
+    patients = [
+        process
+        for process in descendants()
+        if "clinic" in " ".join(process.cmdline()) and process.status() != "zombie"
+    ]
+    assert patients == []
+
+
+# ---- the patients of the exercise ----
+
+
+def attached(cause):
+    """The tool for a cause, as a learner attaches it."""
+
+    def watch(model, optimizer):
+        if cause == "nan":
+            lesson15.NanGuard(model, optimizer)
+        if cause == "drift":
+            lesson15.DesyncDetector(model, optimizer, every=1)
+        if cause == "straggler":
+            lesson15.StragglerDetector(model, optimizer, print, every=1, factor=4)
+
+    return watch
+
+
+@pytest.mark.parametrize("cause", patients.CAUSES)
+def test_each_cause_in_the_exercise_is_told_by_what_examine_prints(
+    cause, capsys, monkeypatch
+):
+    rank, step = random.randrange(3), random.randint(3, 16)
+    truth = patients.Truth(rank, step, cause)
+    monkeypatch.setattr(examining, "truths", lambda name: {"A": truth})
+    examining.examine("A", "somebody", attached(cause))
+    said = capsys.readouterr().out
+    if cause == "nan":
+        assert (
+            f"NaN or infinity in step {step}, first in the output of 0 on rank {rank}"
+            in said
+        )
+    elif cause == "drift":  # it compares with rank 0, and names the first that differs
+        assert f"desync in step {step}: 2.bias of rank {rank or 1} differs" in said
+    elif cause == "straggler":
+        named = re.findall(r"straggler in step (\d+): rank (\d)", said)
+        assert named[0] == (str(step), str(rank))
+    else:
+        others = [other for other in range(3) if other != rank]
+        for other in others:
+            assert f"rank {other}: collective {step} is all_reduce" in said
+        last = {
+            "out of data": f"rank {rank}: collective {step} is barrier [], in after_the_training",
+            "another collective": f"rank {rank}: collective {step} is barrier [], in before_the_step",
+            "stuck": f"rank {rank}: collective {step - 1} is all_reduce",
+            "killed": f"rank {rank} has left no flight record",
+        }
+        assert (
+            last[cause] in said and f"rank {rank}: collective {step} is all" not in said
+        )
+
+
+def test_patients_of_two_names_differ_and_those_of_one_do_not():
+    names = ["Ada Lovelace", "Alan Turing", "Grace Hopper", "Barbara Liskov"]
+    drawn = [str(patients.truths(name)) for name in names]
+    assert len(set(drawn)) == 4
+    assert patients.truths(" ada  LOVELACE") == patients.truths("Ada Lovelace")
+    for name in names:
+        found = patients.truths(name).values()
+        assert len({truth.cause for truth in found}) == len(patients.PATIENTS)
