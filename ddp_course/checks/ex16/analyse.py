@@ -147,7 +147,7 @@ def check_analyse(answer, draw):
     """All numbers are compared with those that counting microseconds gives."""
     cases = list(SIMPLE.items())
     cases += [(f"random traces, number {i}", random_traces(draw)) for i in range(60)]
-    [found] = answer.on_ranks(analysed, cases)
+    [found] = answer.on_ranks(analysed, cases, timeout=10)
     for (name, traces), got in zip(cases, found):
         judge_analysis(name, traces, got)
 

@@ -176,7 +176,7 @@ def check_choose(answer, draw):
         a_case(draw, 2e-4, 4e-9, 64, 0.9),
         a_case(draw, 1e-3, 1e-9, 1, 0.9),
     ]
-    [found] = answer.on_ranks(answers, cases)
+    [found] = answer.on_ranks(answers, cases, timeout=10)
     for case, got in zip(cases, found):
         judge_choice(case, got)
     case = a_case_for_the_laboratory(draw)

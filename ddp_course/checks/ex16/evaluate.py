@@ -77,7 +77,7 @@ def check_evaluate(answer, draw):
     """The two numbers are exact; forwards and fetched numbers are counted."""
     for count in (draw.randrange(4, 8) * BATCH, draw.randrange(5, 9) * BATCH + 3):
         seed = draw.randrange(10**6)
-        [seen] = answer.on_ranks(observed, count, seed)
+        [seen] = answer.on_ranks(observed, count, seed, timeout=10)
         judge_evaluation(seen, count, truth(count, seed))
 
 

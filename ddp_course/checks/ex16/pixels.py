@@ -65,7 +65,7 @@ def check_pixels(answer, draw):
     """The batches are the slow class's; the numbers that are computed are counted."""
     count, side = draw.randint(90, 120), draw.randint(7, 12)
     seed = draw.randrange(10**6)
-    [seen] = answer.on_ranks(observed, count, side, seed)
+    [seen] = answer.on_ranks(observed, count, side, seed, timeout=10)
     images, labels = a_data_set(count, side, seed)
     checked = f"{count} images of {side} × {side}"
     if seen["length"] != count:

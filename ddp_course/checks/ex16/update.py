@@ -105,7 +105,7 @@ def check_update(answer, draw):
     """Parameters and losses are those of one process; collectives are counted."""
     for n in (2, 3):
         case = draw.randint(3, 5), draw.randint(3, 6), draw.randrange(10**5)
-        of_ranks = answer.on_ranks(observed, *case, nproc=n, timeout=8)
+        of_ranks = answer.on_ranks(observed, *case, nproc=n, timeout=12)
         for rank, seen in enumerate(of_ranks):
             judge_update(seen, n, *case, f"{rank} of {n}")
 
