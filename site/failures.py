@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from course import read, title_of
 from links import relinked
-from notebooks import heading_above, plain
+from notebook_pages import heading_above, plain
 
 NUMBERED = re.compile(r"(?m)^\*\*(?:\d+\. )?(?P<name>[^*\n]+?)[.:]?\*\*")
 SECTION = re.compile(r"(?m)^#{1,4} (?P<name>.+)$")

@@ -17,7 +17,7 @@ from pathlib import Path
 import failures
 import front
 import inspection
-import notebooks
+import notebook_pages
 import reference
 from course import ROOT, Course
 
@@ -30,7 +30,7 @@ def gather(course, folder):
     folder.mkdir(parents=True)
     for kind in ("lessons", "exercises"):
         for path in course.notebooks(kind).values():
-            notebooks.write(path, course, folder)
+            notebook_pages.write(path, course, folder)
     failures.write(course, folder)
     reference.write(course, folder)
     front.write(course, folder)

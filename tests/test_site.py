@@ -25,7 +25,7 @@ sys.path.append(str(COURSE / "site"))
 import failures  # noqa: E402
 import front  # noqa: E402
 import inspection  # noqa: E402
-import notebooks  # noqa: E402
+import notebook_pages  # noqa: E402
 from course import Course  # noqa: E402
 from links import relinked  # noqa: E402
 from mathml import mathml  # noqa: E402
@@ -208,7 +208,7 @@ def test_a_wrong_link_in_a_lesson_stops_the_site(wrong, tmp_path):
 @pytest.mark.parametrize("repository", ["", HOME, "https://gitlab.com/NAME/COURSE"])
 def test_buttons_open_a_notebook_where_the_repository_is_known(repository):
     course = Course(repository=repository)
-    row = notebooks.links_below_title(LESSONS[3], course)
+    row = notebook_pages.links_below_title(LESSONS[3], course)
     assert "[The program](../programs/lesson04.md)" in row
     assert "[The exercise](../exercises/04_exercise_ddp.ipynb)" in row
     assert "{download}`Download the notebook </files/lessons/04_ddp.ipynb>`" in row
