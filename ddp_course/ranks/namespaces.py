@@ -99,9 +99,15 @@ class Namespaces:
 
     def close(self):
         """End all processes in the machines, and remove the network."""
-        for process in filter(None, (self.switch, self.outer_opener, *self.openers)):
+        held = [*filter(None, (self.switch, *self.openers, self.outer_opener))]
+        for process in held:
             process.stdin.close()
-            process.wait()
+        for process in held:
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:  # --kill-child then ends the rest
+                process.kill()
+                process.wait()
             process.stdout.close()
 
     def power_on(self, machine):
