@@ -73,12 +73,12 @@ def results(folder, submission="a", number="03"):
     return report["submissions"][submission][number]
 
 
-def submit(folder, edits, change=None):
-    """A submission of exercise 03 with these cells in place of the given ones:
+def submit(folder, edits, change=None, number="03"):
+    """A submission of an exercise with these cells in place of the given ones:
     {question: source}.
     """
-    name = exercises.notebooks("exercises")["03"].name
-    notebook = exercises.read(exercises.notebooks("exercises")["03"])
+    name = exercises.notebooks("exercises")[number].name
+    notebook = exercises.read(exercises.notebooks("exercises")[number])
     for task in exercises.tasks(notebook):
         task.cell.source = edits.get(task.name, task.cell.source)
     if change:
@@ -355,6 +355,28 @@ def test_a_forged_result_costs_its_own_question_only(course):  # noqa: F811
     found = results(course)["average_gradients"]
     assert found["status"] == "your code raised"
     assert "cannot make sense" in found["details"]["likely cause"]
+
+
+@needs_bwrap
+def test_an_answer_whose_check_makes_machines_is_graded_in_the_sandbox(course):  # noqa: F811
+    """Exercise 14, question 2: its ranks meet on three machines."""
+    ours = {
+        task.name: exercises.answer_of(task.cell.source)
+        for task in solution_tasks("14")
+        if task.name == "meeting_place"
+    }
+    submit(course / "all" / "a", ours, number="14")
+    done = grade("all", "--patience", "5", sandboxed=True)
+    assert done.returncode == 1  # the other questions were not attempted
+    found = results(course, number="14")["meeting_place"]
+    assert found["status"] == "passed", found
+
+
+@pytest.mark.skipif(not THOROUGH, reason="takes minutes: make thorough")
+@needs_bwrap
+def test_the_courses_own_answers_pass_in_the_sandbox(course):  # noqa: F811
+    done = grade("solutions", "--patience", "5", sandboxed=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.skipif(not THOROUGH, reason="takes minutes: make thorough")

@@ -210,6 +210,16 @@ def test_pretended_machines_cannot_be_unplugged_and_say_why(monkeypatch):
                 what(1)
 
 
+@needs_namespaces
+def test_spawned_ranks_cannot_enter_a_machine_and_that_is_said(monkeypatch):
+    """They have a second thread as soon as they import torch, see setns(2)."""
+    monkeypatch.setenv("DDP_COURSE_START_METHOD", "spawn")
+    with Machines(1, quiet=True) as machines:
+        with pytest.raises(UsageError, match="without DDP_COURSE_START_METHOD=spawn"):
+            machines.launch(place)
+        assert machines.run(0, "hostname").text == "node0\n"
+
+
 # ---- without root ----
 
 SMALL = """

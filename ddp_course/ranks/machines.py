@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddp_course import UsageError
+from ddp_course.ranks.fork_server import start_method
 from ddp_course.ranks.launch import NETWORK, launch, rank_environment
 from ddp_course.ranks.namespaces import MACHINE, Namespaces, environment, why_not
 
@@ -142,7 +143,13 @@ class Machines:
     # ---- what runs in them ----
 
     def launch(self, fn, *args, nproc=2, **options):
-        """launch() on these machines, with `nproc` ranks in each."""
+        """launch() on these machines, with `nproc` ranks in each. Raises UsageError if
+        ranks are spawned: a process with threads cannot enter a machine.
+        """
+        if self.namespaces and start_method() == "spawn":
+            fix = "without DDP_COURSE_START_METHOD=spawn, or with "
+            fix += f"DDP_COURSE_MACHINES={PRETENDED}, they can"
+            raise UsageError(f"spawned ranks cannot enter a machine: {fix}")
         return launch(fn, *args, nproc=nproc, machines=self, **options)
 
     def start(self, machine, command, env=None, **options):
