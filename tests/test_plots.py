@@ -22,6 +22,8 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from conftest import wait_until
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
 from PIL import Image, ImageChops
 from tornado.websocket import websocket_connect
 
@@ -219,6 +221,12 @@ ALONE = {
         | {"gather ": "all_gather,\nonce more", "backward": "gradients of\nthe block"}
         | {"scatter": "reduce_scatter:\nthe mean, 1/n"}
     ),
+    "flow of long notes": lambda: plots.flow(
+        {
+            f"{n}. What?": "steps end, but late: for which rank do the others wait?\nEver?"
+            for n in range(4)
+        }
+    ),  # fmt: skip
     "images": lambda: plots.images(digits(), range(20)),
     "wrong images": lambda: plots.images(
         digits(), [f"{i % 10}, not {i % 7}" for i in range(20)], wrong=range(20)
@@ -680,6 +688,29 @@ def test_no_arrow_ends_inside_a_box(name):
     for svg in svgs_of(output_of(name)):
         assert Sheet(svg).tips
         assert tips_in_boxes(svg) == []
+
+
+@pytest.mark.parametrize("name", ["flow", "flow of 7", "flow of long notes"])
+def test_the_texts_of_a_flow_stay_inside_their_boxes(name):
+    [svg] = svgs_of(output_of(name))
+    root = ElementTree.fromstring(svg)
+    boxes = [
+        [float(rect.get(key)) for key in ("x", "y", "width", "height")]
+        for rect in root.findall(".//{*}rect")
+    ][1:]  # the first is the ground
+    texts = root.findall(".//{*}text")
+    assert len(texts) > len(boxes) > 2
+    for written in texts:
+        x, y, size = (float(written.get(key)) for key in ("x", "y", "font-size"))
+        bold = "bold" if written.get("font-weight") else "normal"
+        font = FontProperties(family="DejaVu Sans", weight=bold)
+        half = TextPath((0, 0), written.text, size, prop=font).get_extents().width / 2
+        assert any(
+            left < x - half
+            and x + half < left + width
+            and top < y - size < y < top + tall
+            for left, top, width, tall in boxes
+        ), written.text
 
 
 def labels_of_axis(svg, number):

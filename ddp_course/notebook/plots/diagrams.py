@@ -1,5 +1,7 @@
 """Diagrams of programs, ranks and machines: boxes and arrows."""
 
+import textwrap
+
 from ddp_course.notebook.plots.display import display_drawing
 from ddp_course.notebook.plots.drawing import (
     WIDE,
@@ -36,7 +38,7 @@ def flow(steps):
         pieces.append(rectangle(x, y, wide, tall, CARD, BLUE, 1.5))
         middle, name = x + wide / 2, plain(label)
         pieces.append(text(middle, y + 20, name, CARD, size=15, weight=700))
-        pieces.append(text(middle, y + 58, note, CARD))
+        pieces.append(text(middle, y + 58, in_lines(note, wide - 16), CARD))
         if column:
             pieces.append(arrow((x - gap + 3, y + tall / 2), (x - 3, y + tall / 2)))
         elif row:
@@ -47,6 +49,13 @@ def flow(steps):
     told = [f"{plain(label)} ({plain(note)})" for label, note in steps.items()]
     alt = f"A program in {count(len(steps), 'step')}: {', then '.join(told)}."
     display_drawing(WIDE, rows * (tall + gap) - gap + 4, pieces, alt)
+
+
+def in_lines(note, width, size=13):
+    """A text with more line breaks, so that no line is longer than a width in pixels."""
+    long = int(width / (0.61 * size))  # an average letter of DejaVu Sans, and some more
+    lines = [part for line in note.split("\n") for part in textwrap.wrap(line, long)]
+    return "\n".join(lines)
 
 
 def data_parallel_step(ranks):
