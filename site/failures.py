@@ -19,6 +19,7 @@ ASIDE = re.compile(r"(?m)^(> \*\*Predict\.\*\*(.*\n?)(>.*\n?)*|\*\*Try it\.\*\*.
 # what ends the text about one failure
 NEXT = re.compile(r"(?m)^(\*\*\d+\.|\*\*(Try it|Predict)|#{1,4} |> \*\*Predict)")
 FRAME = re.compile(r"  \S+, line \d+, in |  cell In\[")  # a line of a rank's traceback
+ERROR = re.compile(r"[\w.]+(Error|Exception): ")  # the last line of a traceback
 LONGEST = 100  # characters of an error in a title
 
 
@@ -98,7 +99,7 @@ def title_in(error, patterns):
     ]
     line = next((line for line in lines if line.startswith("what():")), None)
     if line is None or "SIGABRT" not in wanted[0]:
-        line = (wanted or lines)[0]
+        line = [*filter(ERROR.match, wanted), *wanted, *lines][0]
     line = (
         re.sub(r"\[(enforce fail at )?/\S+\] ?", "", line)
         .removeprefix("what():")
@@ -213,8 +214,8 @@ def index(failures, course):
             lesson = failure.lesson
             path = course.notebooks("lessons")[lesson]
             lines.append(f"\n## {title_of(read(path))}\n")
-        name = f"\\\n  {failure.name}" if failure.name else ""
-        lines.append(f"- [{escaped(failure.title)}](failures/{slug}.md){name}")
+        about = failure.name or failure.section
+        lines.append(f"- [{escaped(failure.title)}](failures/{slug}.md)\\\n  {about}")
         entries.append(f"{failure.name or failure.title} <failures/{slug}>")
     toctree = "\n".join(["```{toctree}", ":hidden:", "", *entries, "```"])
     return "\n".join([*lines, "", toctree, ""])

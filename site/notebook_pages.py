@@ -17,7 +17,7 @@ def page_of_notebook(path, course):
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = relinked(cell.source, course, path.parent, page)
-        elif only_imports(cell.source):
+        elif mostly_imports(cell.source):
             cell.metadata.tags = [*cell.metadata.get("tags", []), "hide-input"]
     first = notebook.cells[0]
     title, _, rest = first.source.partition("\n")
@@ -52,14 +52,14 @@ def links_below_title(path, course):
     return "{.course-links}\n" + "\n".join(links)
 
 
-def only_imports(source):
-    """Whether a cell is a longer list of imports and magics."""
+def mostly_imports(source):
+    """Whether a cell is a longer list of imports and magics, with little else."""
     try:
         body = ast.parse(re.sub(r"(?m)^%.*", "", source)).body
     except SyntaxError:
         return False
-    imports = all(isinstance(node, ast.Import | ast.ImportFrom) for node in body)
-    return imports and len(body) > 3
+    imports = [isinstance(node, ast.Import | ast.ImportFrom) for node in body]
+    return len(body) > 3 and sum(imports) >= 0.75 * len(body)
 
 
 def missing_outputs(notebook, path):
