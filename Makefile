@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: lab setup lessons test thorough grade exercises bench doctor engines site
+.PHONY: lab setup lessons test thorough grade exercises bench doctor engines site browser
 
 lab: setup
 	@$(BIN)/ddp-course lab
@@ -31,6 +31,11 @@ test: setup
 
 thorough: setup
 	@DDP_COURSE_THOROUGH=1 $(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1 --timeout=900
+
+# in a browser: every lesson in JupyterLab, or LESSONS=01,03,12, and every page of the site
+browser: setup
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable ".[browser]"
+	@DDP_COURSE_LESSONS=$(LESSONS) $(BIN)/python -m pytest -n 0 --timeout=1800 tests/browser/in_jupyterlab.py tests/browser/on_the_site.py
 
 SUBMISSION ?= $(firstword $(wildcard work/exercises) exercises)
 grade: setup

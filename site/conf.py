@@ -40,6 +40,7 @@ html_theme_options = {
 html_context = {"default_mode": "auto"}  # light or dark, as the reader's system
 html_static_path = [str(HERE / "static")]
 html_css_files = ["site.css"]
+html_favicon = str(HERE / "static" / "icon.svg")
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False
