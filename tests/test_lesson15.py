@@ -269,7 +269,9 @@ def test_a_killed_rank_is_the_root_cause_with_its_signal(treated):
     _, text = treated("killed")
     rank, code, table = root_cause(text)
     assert (rank, code) == (1, -9) and "SIGKILL" in table
-    assert re.search(GONE, text) and text.count("rank 1: step") == 4
+    assert text.count("rank 1: step") == 4
+    # on a busy machine, torchrun may end rank 0 before it can say so
+    assert re.search(GONE, text) or "(SIGTERM)" in text
 
 
 @LINUX
