@@ -1,5 +1,5 @@
-"""The slider in an output: its pictures are the formulas', it turns in a browser, and
-without scripts one picture shows.
+"""The slider in an output: its pictures are the formulas', and without scripts one
+picture shows. tests/browser/ turns it.
 """
 
 import base64

@@ -266,12 +266,12 @@ def test_an_exception_is_the_root_cause_with_its_rank_and_line(treated):
 
 
 def test_a_killed_rank_is_the_root_cause_with_its_signal(treated):
-    _, text = treated("killed")
+    # torchrun looks after its ranks ten times per second, and on a busy machine it would
+    # end rank 0 before that has complained
+    _, text = treated("killed", flags="--monitor-interval 3")
     rank, code, table = root_cause(text)
     assert (rank, code) == (1, -9) and "SIGKILL" in table
-    assert text.count("rank 1: step") == 4
-    # on a busy machine, torchrun may end rank 0 before it can say so
-    assert re.search(GONE, text) or "(SIGTERM)" in text
+    assert re.search(GONE, text) and text.count("rank 1: step") == 4
 
 
 @LINUX

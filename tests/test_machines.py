@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import COURSE
+from conftest import COURSE, wait_until
 
 from ddp_course import UsageError
 from ddp_course.ranks.environment import process_group
@@ -309,6 +309,18 @@ def test_nothing_outlives_the_process_that_made_the_machines(how):
     assert not running(mark)
     assert socket.if_nameindex() == interfaces
     assert open("/proc/mounts").read() == mounts
+
+
+@needs_namespaces
+def test_a_machine_whose_first_process_does_not_answer_is_removed_all_the_same():
+    with Machines(2, quiet=True) as machines:
+        spaces = machines.namespaces
+        first = [*spaces.machines, spaces.outer]
+        for process in first:
+            os.kill(process, signal.SIGSTOP)  # it will not see its pipe close
+        openers = [*spaces.openers, spaces.outer_opener]
+    assert all(opener.returncode is not None for opener in openers)
+    assert wait_until(lambda: not any(map(psutil.pid_exists, first)))
 
 
 @needs_namespaces

@@ -58,7 +58,9 @@ def test_the_pinned_torch_and_torchvision_are_a_pair():
 def test_what_is_installed_by_make_is_what_is_pinned():
     if not (COURSE / ".venv" / "installed").exists():
         pytest.skip("not installed by make setup")
-    for name in {requirement.name for requirement in requirements(["engines", "browser"])}:
+    for name in {
+        requirement.name for requirement in requirements(["engines", "browser"])
+    }:
         assert importlib.metadata.version(name) == pins()[name], name
 
 

@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -102,9 +103,10 @@ class Namespaces:
         held = [*filter(None, (self.switch, *self.openers, self.outer_opener))]
         for process in held:
             process.stdin.close()
+        deadline = time.monotonic() + 5
         for process in held:
             try:
-                process.wait(5)
+                process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:  # --kill-child then ends the rest
                 process.kill()
                 process.wait()

@@ -27,6 +27,9 @@ from ddp_course.school import exercises
 
 LESSONS = {path.name[:2]: path for path in sorted((COURSE / "lessons").glob("*.ipynb"))}
 CHOSEN = list(filter(None, os.environ.get("DDP_COURSE_LESSONS", "").split(",")))
+if unknown := sorted({*CHOSEN} - {*LESSONS}):
+    text = f"there is no lesson {', '.join(unknown)}: LESSONS has numbers such as 01,12"
+    pytest.exit(text, returncode=2)
 FIGURES = {"text/html", "image/png", "image/svg+xml"}
 MAKE_RANKS_WAIT = """\
 def here():

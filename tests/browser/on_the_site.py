@@ -11,7 +11,7 @@ from urllib.parse import urldefrag, urljoin
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from chromium import browser, context  # noqa: F401
-from conftest import COURSE
+from conftest import COURSE, wait_until
 
 SITE = COURSE / "site" / "_build" / "html"
 NARROW, WIDE = {"width": 400, "height": 800}, {"width": 1400, "height": 900}
@@ -167,11 +167,10 @@ def test_the_slider_turns(visit):
     before = picture()
     slider.focus()
     page.keyboard.press("ArrowRight")
-    page.wait_for_timeout(200)
-    assert picture() != before
+    assert wait_until(lambda: picture() != before, 10)
 
 
-def test_this_test_sees_a_wide_page_and_a_low_contrast(context, tmp_path):  # noqa: F811
+def test_a_wide_page_and_a_low_contrast_are_seen(context, tmp_path):  # noqa: F811
     """A page with faults, so that the tests above are seen to find them."""
     file = Path(tmp_path, "bad.html")
     file.write_text(
