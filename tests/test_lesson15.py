@@ -266,12 +266,15 @@ def test_an_exception_is_the_root_cause_with_its_rank_and_line(treated):
 
 
 def test_a_killed_rank_is_the_root_cause_with_its_signal(treated):
-    # torchrun looks after its ranks ten times per second, and on a busy machine it would
-    # end rank 0 before that has complained
-    _, text = treated("killed", flags="--monitor-interval 3")
-    rank, code, table = root_cause(text)
-    assert (rank, code) == (1, -9) and "SIGKILL" in table
-    assert re.search(GONE, text) and text.count("rank 1: step") == 4
+    for _ in range(5):
+        _, text = treated("killed")
+        rank, code, table = root_cause(text)
+        assert (rank, code) == (1, -9) and "SIGKILL" in table
+        assert text.count("rank 1: step") == 4
+        complained = re.search(GONE, text)
+        if complained:  # on a busy machine, torchrun often ends rank 0 before that
+            break
+    assert complained
 
 
 @LINUX

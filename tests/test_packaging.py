@@ -2,6 +2,7 @@
 machine in any file.
 """
 
+import contextlib
 import importlib.metadata
 import re
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import yaml
 from conftest import COURSE
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 PROJECT = tomllib.loads((COURSE / "pyproject.toml").read_text())["project"]
@@ -53,6 +55,19 @@ def test_the_pinned_torch_and_torchvision_are_a_pair():
     if importlib.metadata.version("torchvision") != pins()["torchvision"]:
         pytest.skip("another torchvision is installed here")
     assert torch.specifier.contains(pins()["torch"])
+
+
+def test_every_pinned_package_installs_on_the_oldest_python_that_we_name():
+    """Debian 12 has 3.11.2, and there are packages that need a later 3.11."""
+    oldest = re.match(r">=([\d.]+)", PROJECT["requires-python"])[1]
+    seen = 0
+    for name, version in pins().items():
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found = importlib.metadata.metadata(name)
+            needs = SpecifierSet(found["Requires-Python"] or "")
+            seen += found["Version"] == version
+            assert found["Version"] != version or f"{oldest}.0" in needs, (name, needs)
+    assert seen > 100
 
 
 def test_what_is_installed_by_make_is_what_is_pinned():
