@@ -456,7 +456,8 @@ def test_with_a_chat_models_own_template_bos_and_pad_as_eos_answers_end(
 ):
     """All weights are trained, since this model has never seen anything."""
     options = ["--method", "full", "--learning-rate", "5e-3", "--train-samples", "120"]
-    options += ["--epochs", "6", "--accumulate", "1"]
+    # long enough for the tokens of every Python's sources, which are never the same
+    options += ["--epochs", "16", "--accumulate", "1"]
     run(chat_model, question_file, tmp_path, *options)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     assert tokenizer.chat_template == CHATML
