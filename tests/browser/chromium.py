@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +21,9 @@ FLAGS += ["--disable-component-update", "--disable-sync"]
 SCREENSHOTS = COURSE / "runs" / "browser"  # of tests that have failed
 IDLE = ".jp-Notebook-ExecutionIndicator[data-status=idle]"
 PATIENCE = 120_000  # ms, for what takes a second on a quiet machine
+
+# a run that is terminated ends its servers, too, as at Ctrl-C
+signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
