@@ -26,7 +26,7 @@ PATIENCE = 120_000  # ms, for what takes a second on a quiet machine
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # each file imports it, and only one may run
 def browser():
     """Debian's or Ubuntu's Chromium or Chrome; else the one that Playwright has
     installed.
