@@ -115,12 +115,13 @@ def test_no_page_is_wider_than_a_phone(visit, context):  # noqa: F811
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_serious_fault(visit, scheme):
+def test_axe_finds_no_serious_fault(visit, context, scheme):  # noqa: F811
     problems, axe = [], Axe()
+    [page] = context.pages
+    page.emulate_media(color_scheme=scheme)  # before, since colours change slowly
+    page.set_viewport_size(WIDE)
     for name in names_of_pages():
-        page, _ = visit(name)
-        page.emulate_media(color_scheme=scheme)
-        page.set_viewport_size(WIDE)
+        visit(name)
         for fault in axe.run(page).response["violations"]:
             if fault["impact"] in SERIOUS:
                 where = {node["html"][:150] for node in fault["nodes"]}
