@@ -188,16 +188,24 @@ def buckets(gradients, cap):
     return full + [(gradients[-1][0], size)] * (size > 0)
 
 
-def exposed_seconds(profile, cap, ranks, alpha, beta):
-    """Predict the exposed communication of DDP: what is not hidden behind backward.
+def transfers(profile, cap, ranks, alpha, beta):
+    """Predict when DDP's buckets travel, one after the other: [(begin, end), ...], in
+    seconds since backward began.
 
-    The buckets travel one after the other. alpha: seconds per message, beta: seconds
-    per byte, as in lesson 2.
+    alpha: seconds per message, beta: seconds per byte, as in lesson 2.
     """
-    free = 0.0  # when the network is free again
+    free, spans = 0.0, []  # free: when the network is free again
     for ready, size in buckets(profile.gradients, cap):
-        free = max(free, ready) + lesson02.ring_seconds(size, ranks, alpha, beta)
-    return max(0.0, free - profile.backward)
+        begin = max(free, ready)
+        free = begin + lesson02.ring_seconds(size, ranks, alpha, beta)
+        spans.append((begin, free))
+    return spans
+
+
+def exposed_seconds(profile, cap, ranks, alpha, beta):
+    """Predict the exposed communication of DDP: what is not hidden behind backward."""
+    _, end = transfers(profile, cap, ranks, alpha, beta)[-1]
+    return max(0.0, end - profile.backward)
 
 
 def amdahl(n, serial):

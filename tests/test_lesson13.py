@@ -1167,6 +1167,44 @@ def test_stages_that_sleep_wait_as_long_as_the_formula_says(kind):
 
 
 @pytest.mark.parametrize(
+    "kind, stages, m",
+    [
+        ("GPipe", 2, 3),
+        ("GPipe", 3, 4),
+        ("GPipe", 2, 1),
+        ("1F1B", 2, 2),
+        ("1F1B", 3, 4),
+        ("1F1B", 4, 9),
+    ],
+)
+def test_the_schedule_that_is_drawn_is_the_one_that_real_ranks_follow(kind, stages, m):
+    logs, clocks = zip(*launch(sleepy, f"Schedule{kind}", m, nproc=stages))
+    planned = pipeline.schedule(kind, stages, m)
+    for log, clock, spans in zip(logs, clocks, planned):
+        assert [entry[:2] for entry in log] == [entry[:2] for entry in spans]
+        *_, begin, length = spans[-1]
+        assert clock == begin + length
+
+
+@pytest.mark.parametrize("kind", ["GPipe", "1F1B"])
+@pytest.mark.parametrize(
+    "stages, micro_batches", [(1, 1), (1, 4), (2, 1), (4, 2), (4, 4), (8, 1), (8, 24)]
+)
+def test_the_idle_share_of_a_schedule_is_the_formula_of_the_bubble(
+    kind, stages, micro_batches
+):
+    planned = pipeline.schedule(kind, stages, micro_batches, unit=0.5)
+    end = max(begin + length for spans in planned for *_, begin, length in spans)
+    for spans in planned:
+        busy = sum(length for *_, length in spans)
+        assert busy == 1.5 * micro_batches
+        assert 1 - busy / end == pytest.approx(pipeline.bubble(stages, micro_batches))
+        begins = [begin for *_, begin, _ in spans]
+        ends = [begin + length for *_, begin, length in spans]
+        assert all(end <= begin for end, begin in zip(ends, begins[1:]))
+
+
+@pytest.mark.parametrize(
     "stages, micro_batches", [(1, 4), (2, 1), (2, 8), (4, 4), (8, 24)]
 )
 def test_the_bubble_is_that_of_a_schedule_that_is_played_through(stages, micro_batches):

@@ -288,6 +288,20 @@ def test_exposed_communication_is_what_backward_does_not_hide():
     assert exposed_seconds(late, 1, 2, 0.0, 1e-4) == 0
 
 
+def test_transfers_wait_for_their_bucket_and_for_the_network():
+    spans = lesson16.transfers(PROFILE, 101, 2, 0.0, 1e-4)
+    assert len(spans) == len(lesson16.buckets(PROFILE.gradients, 101))
+    for (begin, end), (ready, size) in zip(
+        spans, lesson16.buckets(PROFILE.gradients, 101)
+    ):
+        assert begin >= ready
+        taken = lesson02.ring_seconds(size, 2, 0.0, 1e-4)
+        assert end - begin == pytest.approx(taken)
+    assert spans[1][0] == spans[0][1]  # the second bucket was ready before
+    late = spans[-1][1] - PROFILE.backward
+    assert exposed_seconds(PROFILE, 101, 2, 0.0, 1e-4) == pytest.approx(late)
+
+
 def test_latency_counts_once_per_bucket_and_hop():
     few, many = (exposed_seconds(PROFILE, cap, 4, 0.01, 0.0) for cap in (10**9, 1))
     assert few == pytest.approx(2 * 3 * 0.01)

@@ -27,7 +27,7 @@ from matplotlib.textpath import TextPath
 from PIL import Image, ImageChops
 from tornado.websocket import websocket_connect
 
-from ddp_course import lesson02
+from ddp_course import lesson02, lesson16
 from ddp_course.notebook import plots
 from ddp_course.notebook.plots import (
     axes,
@@ -40,6 +40,7 @@ from ddp_course.notebook.plots import (
 from ddp_course.notebook.plots.collectives import name_of
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import launch
+from ddp_course.scenery.pipeline import schedule
 
 # ---- what is drawn: data as the notebooks have it ----
 
@@ -99,34 +100,19 @@ def traced(computing, communication):
     return {"communication": communication, "computing": computing, "step": (0.0, 90.0)}
 
 
-def schedule(kind, stages, micro_batches, unit=0.03):
-    """A pipeline's step: by stage, [(kind, micro-batch, begin, seconds)], backward twice
-    as long as forward.
-    """
-    orders = []
-    for stage in range(stages):
-        ahead = micro_batches if kind == "GPipe" else min(stages - stage, micro_batches)
-        order = [("forward", number) for number in range(ahead)]
-        for number in range(micro_batches):
-            order.append(("backward", number))
-            if ahead + number < micro_batches:
-                order.append(("forward", ahead + number))
-        orders.append(order)
-    ends, free, spans = {}, [0] * stages, [[] for _ in range(stages)]
-    while any(orders):
-        for stage, order in enumerate(orders):
-            if not order:
-                continue
-            what, number = order[0]
-            before = stage - 1 if what == "forward" else stage + 1
-            if 0 <= before < stages and (what, number, before) not in ends:
-                continue
-            begin = max(free[stage], ends.get((what, number, before), 0))
-            length = unit if what == "forward" else 2 * unit
-            free[stage] = ends[what, number, stage] = begin + length
-            spans[stage].append((what, number, begin, length))
-            order.pop(0)
-    return spans
+def overlaps(backward):
+    """Buckets that travel over two links, as lesson16.transfers predicts them."""
+    gradients = [(backward * (i + 1) / 40, 3e5) for i in range(40)]
+    profile = lesson16.StepProfile(1.3 * backward, backward, gradients)
+    return {
+        f"{mb} MiB": {
+            f"{speed} GB/s": lesson16.transfers(
+                profile, mb * 2**20, 2, 1e-3, 1e-9 / speed
+            )
+            for speed in (0.2, 5)
+        }
+        for mb in (0.25, 1, 2, 25)
+    }
 
 
 def two_groups(lost=True):
@@ -279,6 +265,14 @@ ALONE = {
         blocks=[(50 + 60 * i, min(i, 11 - i)) for i in range(12)],
     ),
     "memory_knob": lambda: plots.memory_knob(7.5e9),
+    "overlap_knob": lambda: plots.overlap_knob(overlaps(0.1), 0.1, "2 MiB"),
+    "overlap_knob, all hidden": lambda: plots.overlap_knob(overlaps(9), 9, "1 MiB"),
+    "pipeline_knob": lambda: plots.pipeline_knob(
+        {
+            m: {f"{p} stages": schedule("1F1B", p, m) for p in (2, 4, 8)}
+            for m in (1, 2, 4, 8, 16, 32)
+        }
+    ),
     "adapter": lambda: plots.adapter(inputs=256, outputs=256, r=8),
     "four_bits": lambda: plots.four_bits(
         NF4, (torch.randn(65536, generator=torch.manual_seed(0)) / 2.8).clamp(-1, 1)
@@ -333,11 +327,12 @@ OF_RANKS = {
     "one machine": lambda n: plots.machines(1, n),
     "who_holds_what": lambda n: plots.who_holds_what(observed(n)),
     "ring": lambda n: plots.ring(ring_frames(n)),
+    "ring_knob": lambda n: plots.ring_knob(ring_frames(n)),
     "pipelines": lambda n: plots.pipelines(
-        {f"{k}, {n} stages": schedule(k, n, 4) for k in ("1F1B", "GPipe")}
+        {f"{k}, {n} stages": schedule(k, n, 4, 0.03) for k in ("1F1B", "GPipe")}
     ),
     "pipeline_steps": lambda n: plots.pipeline_steps(
-        {f"{k}, {n} stages": schedule(k, n, 4) for k in ("1F1B", "GPipe")}
+        {f"{k}, {n} stages": schedule(k, n, 4, 0.03) for k in ("1F1B", "GPipe")}
     ),
     "fsdp": plots.fsdp,
     "sample_map": lambda n: plots.sample_map(
@@ -544,6 +539,9 @@ def test_all_pairs_of_text_and_background_have_enough_contrast():
     assert illegible(planted) == [("#e08a1e", "#ffffff")]
 
 
+BOX = r"M([\d.]+) ([\d.]+)h([\d.]+)v([\d.]+)h-[\d.]+z"  # as drawing.boxes writes it
+
+
 class Sheet:
     """What is drawn where on an SVG: boxes (fill, left, top, right, bottom), texts
     (content, x, y, colour, size in points, the boxes so far) and tips of arrows.
@@ -584,6 +582,11 @@ class Sheet:
         self.cover(node, left, top, right, top + float(node.get("height")))
 
     def see_path(self, node, x, y):
+        if "h" in node.get("d"):  # many boxes
+            for left, top, wide, tall in re.findall(BOX, node.get("d")):
+                right, bottom = float(left) + float(wide), float(top) + float(tall)
+                self.cover(node, x + float(left), y + float(top), x + right, y + bottom)
+            return
         numbers = [float(number) for number in re.findall(r"-?[\d.]+", node.get("d"))]
         xs, ys = numbers[::2], numbers[1::2]
         if len(xs) == len(ys) >= 4 and node.get("d").strip().endswith("z"):
@@ -851,7 +854,7 @@ def test_fsdp_gathers_a_block_and_frees_it(n):
 def test_the_stages_of_a_pipeline_show_what_the_schedule_has_them_compute():
     stages = 3
     pipeline = film_of(f"pipeline_steps, {stages}")
-    spans = schedule("1F1B", stages, 4)
+    spans = schedule("1F1B", stages, 4, 0.03)
     longest = max(begin + length for of in spans for *_, begin, length in of)
     left = drawing.MARGIN + pipeline_film.STAGE + pipeline_film.STAGE_WIDE / 2
     for rank, of_rank in enumerate(spans):

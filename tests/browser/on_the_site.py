@@ -159,9 +159,18 @@ def test_a_folded_answer_opens_and_an_animation_plays(visit):
     assert film.evaluate("image => image.complete && image.naturalWidth > 0")
 
 
-def test_the_slider_turns(visit):
-    page, _ = visit("lessons/12_memory.html")
-    slider = page.locator("input[type=range]").first
+SLIDERS = {
+    "lessons/02_ranks_and_collectives.html": "step",
+    "lessons/12_memory.html": "number of ranks",
+    "lessons/13_deepspeed.html": "micro-batches",
+    "lessons/16_making_it_fast.html": "bucket size",
+}
+
+
+@pytest.mark.parametrize("path", SLIDERS)
+def test_a_slider_turns(visit, path):
+    page, _ = visit(path)
+    slider = page.get_by_role("slider", name=SLIDERS[path])
     picture = lambda: page.evaluate(
         "input => input.closest('div').parentElement.querySelector('img').alt",
         slider.element_handle(),

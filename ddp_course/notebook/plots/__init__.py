@@ -22,9 +22,9 @@ from ddp_course.notebook.plots.diagrams import (
 )
 from ddp_course.notebook.plots.exchange import messages
 from ddp_course.notebook.plots.fsdp_film import fsdp
-from ddp_course.notebook.plots.knob import memory_knob
+from ddp_course.notebook.plots.knobs import memory_knob, overlap_knob, pipeline_knob
 from ddp_course.notebook.plots.pipeline_film import pipeline_steps
-from ddp_course.notebook.plots.ring_film import ring
+from ddp_course.notebook.plots.ring_film import ring, ring_knob
 from ddp_course.notebook.plots.samples import batch_statistics, images, sample_map
 from ddp_course.notebook.plots.speed import exposed, predictions, ratios
 from ddp_course.notebook.plots.timelines import (
@@ -54,12 +54,15 @@ __all__ = [
     "machines",
     "memory_knob",
     "messages",
+    "overlap_knob",
+    "pipeline_knob",
     "pipeline_steps",
     "pipelines",
     "predictions",
     "ratios",
     "replica_groups",
     "ring",
+    "ring_knob",
     "sample_map",
     "stacked",
     "step_timelines",

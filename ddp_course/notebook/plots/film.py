@@ -5,6 +5,8 @@ A film has a clock that counts beats. Its shapes, which are pieces of SVG, are s
 some time or travel along a path. The film is repeated after a pause.
 """
 
+import re
+
 from ddp_course.notebook.plots.drawing import document
 
 
@@ -59,9 +61,13 @@ class Film:
         body = [style, self.definitions(), *body]
         return document(self.width, self.height, body, alt)
 
-    def definitions(self):
-        """The shapes themselves."""
-        named = [f'<g id="{name}">{shape}</g>' for shape, name in self.names.items()]
+    def definitions(self, seen=None):
+        """The shapes themselves: all, or those with these names."""
+        named = [
+            f'<g id="{name}">{shape}</g>'
+            for shape, name in self.names.items()
+            if seen is None or name in seen
+        ]
         return f"<defs>{''.join(named)}</defs>"
 
     def keyframes(self, begin, end, path, arrival):
@@ -88,12 +94,14 @@ class Film:
 
     def stills(self, beats, columns, alt):
         """Pictures of the film at some beats, side by side, as one SVG, bytes."""
-        panels = [self.definitions()]
+        panels = []
         for number, beat in enumerate(beats):
             row, column = divmod(number, columns)
             left, top = column * self.width, row * self.height
             body = "".join(frozen(*part, beat) for part in self.cast)
             panels.append(f'<g transform="translate({left} {top})">{body}</g>')
+        seen = set(re.findall('href="#(.*?)"', "".join(panels)))
+        panels.insert(0, self.definitions(seen))
         rows = -(-len(beats) // columns)
         columns = min(columns, len(beats))
         return document(columns * self.width, rows * self.height, panels, alt)

@@ -2,6 +2,7 @@
 
 import math
 
+from ddp_course.notebook.plots import collectives
 from ddp_course.notebook.plots.collectives import (
     CHUNK,
     HIGH,
@@ -12,6 +13,7 @@ from ddp_course.notebook.plots.collectives import (
 from ddp_course.notebook.plots.display import display_film
 from ddp_course.notebook.plots.drawing import arrow, grid, rectangle, text
 from ddp_course.notebook.plots.film import Film
+from ddp_course.notebook.plots.knob import knob
 from ddp_course.notebook.plots.style import CARD, INK, NOTE, PAPER, color_of
 from ddp_course.notebook.plots.words import count
 
@@ -27,6 +29,30 @@ def ring(frames):
     before.
     """
     n, steps = len(frames[0]), len(frames) - 1
+    film, captions = staged(frames)
+    alt = in_words(n, steps, captions)
+    beats = [step + MOVE / 2 for step in range(1, steps + 1)] + [film.length - 0.01]
+    still = film.stills(beats, 2 if film.width <= 480 else 1, alt)
+    display_film(film, still, alt)
+
+
+def ring_knob(frames):
+    """A slider over the steps of a ring all-reduce: what each rank holds after each.
+
+    frames: as for `ring`.
+    """
+    film, captions = staged(frames)
+    pictures = []
+    for step, (caption, frame) in enumerate(zip(captions, frames)):
+        alt = f"A ring all-reduce, {caption}. The ranks hold: {collectives.in_words(frame)}."
+        at_its_end = film.stills([step + 1 - 1e-6], 1, alt)
+        pictures.append((str(step), alt, at_its_end))
+    knob("step", pictures)
+
+
+def staged(frames):
+    """The film of a ring all-reduce, and the caption of each of its beats."""
+    n, steps = len(frames[0]), len(frames) - 1
     width, height, middles = layout(n)
     film = Film(width, height, beats=steps + 1)
     film.show("".join(cards(n, middles)))
@@ -39,10 +65,7 @@ def ring(frames):
         line = text(0, 0, caption, size=14, weight=700)
         film.show(line, (width / 2, 18), begin, end)
     film.show(text(width / 2, height - 14, letters(n), color=NOTE))
-    alt = in_words(n, steps, captions)
-    beats = [step + MOVE / 2 for step in range(1, steps + 1)] + [film.length - 0.01]
-    still = film.stills(beats, 2 if width <= 480 else 1, alt)
-    display_film(film, still, alt)
+    return film, captions
 
 
 def layout(n):
