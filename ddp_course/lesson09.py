@@ -12,7 +12,10 @@ import itertools
 import json
 import logging
 import os
+import signal
+import threading
 import time
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -205,6 +208,34 @@ def job():
     return os.environ.get("TORCHELASTIC_RUN_ID", "none")
 
 
+# ---- when a scheduler wants the machines back ----
+
+
+@contextmanager
+def told_to_leave():
+    """A list that has an entry as soon as this process receives USR1.
+
+    Schedulers can send this signal some time before they end a job: SLURM does with
+    --signal. Python receives signals in its main thread only.
+    """
+    told = []
+    if threading.current_thread() is not threading.main_thread():
+        yield told
+        return
+    before = signal.signal(signal.SIGUSR1, lambda *_: told.append(True))
+    try:
+        yield told
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def any_rank(told, device):
+    """Whether any rank was told, the same on all ranks: signals do not arrive at once."""
+    flag = torch.tensor(float(bool(told)), device=device)
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return bool(flag)
+
+
 # ---- the program ----
 
 
@@ -234,10 +265,11 @@ def main(argv=()):
     args = arguments(argv)
     device = choose_device(args.device)
     with process_group(backend_for(device), args.timeout) as (rank, world_size):
-        return train(args, rank, world_size, device)
+        with told_to_leave() as told:
+            return train(args, rank, world_size, device, told)
 
 
-def train(args, rank, world_size, device):
+def train(args, rank, world_size, device, told=()):
     log = runs.open_folder(args.out)
     train_set, test_set = load_images(args.data, args.train_samples, device)
     runs.check_batch_size(args.batch_size, len(train_set), world_size)
@@ -295,12 +327,16 @@ def train(args, rank, world_size, device):
             losses.append(
                 update(model, micro_batches, optimizer, scheduler, scaler, device, args)
             )
-            if len(losses) % args.save_every == 0 or len(losses) == updates:
+            leaves = any_rank(told, device) and len(losses) < updates
+            if leaves or len(losses) % args.save_every == 0 or len(losses) == updates:
                 runs.check_finite(torch.stack(losses[epoch * per_epoch :]))
                 seconds += time.perf_counter() - begin
                 path = folder / f"step-{len(losses):08}"
                 state = snapshot(parts, losses, seconds, settings, device)
                 save_checkpoint(path, *state, args.keep)
+                if leaves:
+                    log.info(f"told to leave: {path.name} is written, see --resume")
+                    return None
                 begin = time.perf_counter()
         seconds += time.perf_counter() - begin
         runs.check_finite(torch.stack(losses[epoch * per_epoch :]))

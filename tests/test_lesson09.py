@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -294,6 +295,64 @@ def test_stopped_between_checkpoints_and_resumed_it_ends_bit_for_bit_the_same(
     options = ["--precision", precision]
     expected = one_run(tmp_path / "whole", *options, nproc=nproc)
     assert stopped_and_resumed(tmp_path / "parts", *options, nproc=nproc) == expected
+
+
+def told(rank, at):
+    """Plant the signal that a scheduler sends, to one rank in one update."""
+
+    def plant(out):
+        original = lesson09.update
+
+        def update(model, micro_batches, optimizer, scheduler, *rest):
+            if (dist.get_rank(), scheduler.last_epoch + 1) == (rank, at):
+                os.kill(os.getpid(), signal.SIGUSR1)
+            return original(model, micro_batches, optimizer, scheduler, *rest)
+
+        lesson09.update = update
+
+    return plant
+
+
+@pytest.mark.parametrize(
+    "nproc, rank, at", [(1, 0, 1), (2, 1, 5), (3, 2, 3), (2, 0, 6)]
+)
+def test_told_to_leave_all_ranks_save_after_that_update_and_the_end_is_the_same(
+    nproc, rank, at, tmp_path
+):
+    expected = one_run(tmp_path / "whole", nproc=nproc)
+    out = tmp_path / "parts"
+    assert launched(out, nproc=nproc, before=told(rank, at)) == [None] * nproc
+    assert steps_of(out) == list(range(1, at + 1))
+    assert checkpoints.finished(out / "checkpoints")[-1].name == f"step-{at:08}"
+    assert f"told to leave: step-{at:08} is written" in (out / "train.log").read_text()
+    assert not any((out / name).exists() for name in ("model.pt", "result.json"))
+    launched(out, "--resume", nproc=nproc)
+    steps = steps_of(out)
+    assert steps == list(range(1, max(steps) + 1))  # no update is done again
+    assert outcome(out) == expected
+
+
+def test_told_to_leave_in_its_last_update_a_run_ends_as_usual(undisturbed, tmp_path):
+    launched(tmp_path / "run", before=told(rank=1, at=12))
+    assert outcome(tmp_path / "run") == outcome(undisturbed[0])
+
+
+def test_after_the_program_the_signal_has_the_handler_that_it_had():
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        with lesson09.told_to_leave() as entries:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            wait_until(lambda: entries, 5)
+        assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
+        assert entries == [True]
+
+        def in_a_thread():
+            with lesson09.told_to_leave() as entries:
+                return entries
+
+        assert ThreadPoolExecutor(1).submit(in_a_thread).result() == []
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def several_buckets(dropout):

@@ -1,6 +1,7 @@
 """A real SLURM on machines of the laboratory, and lesson 9's program as its job."""
 
 import json
+import re
 import shutil
 from contextlib import redirect_stdout
 from io import StringIO
@@ -42,9 +43,9 @@ def undisturbed(tmp_path_factory):
     return launch(run, nproc=2)[0]
 
 
-def submitted(slurm, folder, flags=""):
+def submitted(slurm, folder):
     """Submit lesson 9's job; wait for its first checkpoint; return its number."""
-    job = slurm.submit(f"{flags} -o {folder}/log {SCRIPT} {FLAGS} --out {folder}/run")
+    job = slurm.submit(f"-o {folder}/log {SCRIPT} {FLAGS} --out {folder}/run")
     manifests = "run/checkpoints/*/manifest.json"
     wait_until(lambda: list(folder.glob(manifests)), 120)
     return job
@@ -134,7 +135,11 @@ def test_a_job_whose_time_is_nearly_up_goes_back_into_the_queue_and_goes_on(
     job = submitted(slurm, tmp_path)
     slurm.run(f"scancel --signal=USR1 --batch {job}")  # as at the end of its time
     check_that_it_went_on(slurm, job, tmp_path, undisturbed)
-    assert "time is nearly up" in (tmp_path / "log").read_text()
+    log = (tmp_path / "log").read_text()
+    assert "time is nearly up" in log
+    # it goes on from where it was told, and not from a checkpoint before
+    written = re.findall(r"told to leave: (step-\d+) is written", log)
+    assert written and re.findall(r"resuming from (step-\d+)", log) == written
 
 
 @slow
