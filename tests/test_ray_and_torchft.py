@@ -1,5 +1,6 @@
 """The outlook of lesson 14: its programs on Ray Train and torchft, for real."""
 
+import getpass
 import importlib.util
 import json
 import os
@@ -166,7 +167,8 @@ def check_that_nothing_is_left(folder):
         ]
 
     assert wait_until(lambda: not left()), left()
-    assert os.listdir(folder) == []
+    cache = f"torchinductor_{getpass.getuser()}"  # torch's own, which stays everywhere
+    assert set(os.listdir(folder)) <= {cache}
 
 
 @slow
