@@ -34,8 +34,12 @@ FIGURES = {"text/html", "image/png", "image/svg+xml"}
 MAKE_RANKS_WAIT = """\
 def here():
     import os, time
-    print("pid", os.getpid(), flush=True)
-    time.sleep({seconds})
+    import torch.distributed as dist
+    from ddp_course.ranks.environment import process_group
+    with process_group():
+        dist.barrier()
+        print("pid", os.getpid(), flush=True)
+        time.sleep({seconds})
     return os.getpid()
 
 launch(here, nproc=2, timeout=600)"""
@@ -197,11 +201,12 @@ def test_after_the_tab_was_closed_the_same_kernel_and_the_output_are_found_again
 
 def test_two_notebooks_run_at_once(opened, folder):
     both = [
-        opened(with_waiting_ranks(folder, number, seconds=10))
+        opened(with_waiting_ranks(folder, number, seconds=40))
         for number in ("02", "04")
     ]
     ranks = [rank for notebook in both for rank in ranks_of(notebook)]
     assert len({rank.pid for rank in ranks}) == 4
+    assert all(rank.is_running() for rank in ranks)
     for notebook in both:
         notebook.wait_for_text(notebook.cell("print('then'"), "then 42")
 
