@@ -6,8 +6,10 @@ python clusters/ray/two_machines.py --epochs 1 --lose-a-worker
 The flags are those of lesson04_on_ray.py, with one worker per machine.
 """
 
+import importlib.util
 import io
 import secrets
+import shlex
 import shutil
 import sys
 import tempfile
@@ -22,7 +24,7 @@ PROGRAM = Path(__file__).with_name("lesson04_on_ray.py")
 
 
 def main(flags=()):
-    if shutil.which("ray") is None:
+    if importlib.util.find_spec("ray") is None:
         fix = 'pip install -c constraints.txt -e ".[engines]"'
         raise UsageError(f"Ray is not installed: {fix}")
     folder = tempfile.mkdtemp(prefix="ray-")
@@ -41,7 +43,9 @@ def on_ray(machines, folder, flags):
     # reaches their ports can give them work. They listen on all of a machine's cards.
     env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
     env["RAY_raylet_start_wait_time_s"] = "120"  # on a busy laptop, 30 are too few
-    start = "ray start --block --num-cpus 1 --disable-usage-stats --node-ip-address"
+    # `ray`, also where the environment of this Python is not activated
+    ray = f"{shlex.quote(sys.executable)} -m ray.scripts.scripts"
+    start = f"{ray} start --block --num-cpus 1 --disable-usage-stats --node-ip-address"
     head = f"{start} {address(0)} --head --port 6379 --include-dashboard false"
     with redirect_stdout(io.StringIO()):  # Ray says much at the start
         head = machines.follow(0, f"{head} --temp-dir {folder}", env)
