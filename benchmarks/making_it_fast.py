@@ -79,7 +79,7 @@ def main():
         "fused": (((many, 16), {}), ((many, 16), {"fused": True})),
     }
     [found, _] = launch(ratios, pairs, timeout=300)
-    buckets = {"buckets": [((wide, 256), {"bucket_cap_mb": mb}) for mb in (25, 2)]}
+    buckets = {"buckets": [((wide, 1024), {"bucket_cap_mb": mb}) for mb in (25, 2)]}
     [bucketed, _] = launch(ratios, buckets, network=NETWORK, timeout=300)
     typical = statistics.median(map(abs, errors.values()))
     report(
