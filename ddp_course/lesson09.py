@@ -219,14 +219,15 @@ def told_to_leave():
     --signal. Python receives signals in its main thread only.
     """
     told = []
-    if threading.current_thread() is not threading.main_thread():
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or not hasattr(signal, "SIGUSR1"):  # Windows has none
         yield told
         return
     before = signal.signal(signal.SIGUSR1, lambda *_: told.append(True))
     try:
         yield told
     finally:
-        signal.signal(signal.SIGUSR1, before)
+        signal.signal(signal.SIGUSR1, before or signal.SIG_DFL)
 
 
 def any_rank(told, device):

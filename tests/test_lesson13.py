@@ -1186,6 +1186,11 @@ def test_the_schedule_that_is_drawn_is_the_one_that_real_ranks_follow(kind, stag
         assert clock == begin + length
 
 
+def test_torchs_1f1b_refuses_fewer_micro_batches_than_stages():
+    with pytest.raises(RankError, match="must be greater than or equal to the number"):
+        launch(sleepy, "Schedule1F1B", 1, nproc=2)
+
+
 @pytest.mark.parametrize("kind", ["GPipe", "1F1B"])
 @pytest.mark.parametrize(
     "stages, micro_batches", [(1, 1), (1, 4), (2, 1), (4, 2), (4, 4), (8, 1), (8, 24)]
