@@ -342,8 +342,9 @@ def train(args, rank, world_size, device, told=()):
         seconds += time.perf_counter() - begin
         runs.check_finite(torch.stack(losses[epoch * per_epoch :]))
         correct, seen = evaluate(model, test_set, device)
-        accuracy = correct / seen
-        log.info(f"epoch {epoch + 1}: loss {losses[-1]:.3f}, accuracy {accuracy:.1%}")
+        accuracy, loss = correct / seen, losses[-1].clone()
+        dist.all_reduce(loss)  # each rank has its part of the mean
+        log.info(f"epoch {epoch + 1}: loss {loss:.3f}, accuracy {accuracy:.1%}")
 
     save(model, args.out / "model.pt")
     load(model, args.out / "model.pt", device)  # what is reported is what was saved

@@ -87,7 +87,7 @@ def update(model, micro_batches, optimizer, rate, args, device):
         mean = mean + loss.detach() / len(micro_batches)
     norm = nn.utils.clip_grad_norm_(model.parameters(), args.max_norm)
     optimizer.step()
-    return torch.stack([mean, norm, mean.new_tensor(rate)])
+    return torch.stack([mean, norm, torch.full_like(mean, rate)])
 
 
 @torch.no_grad()

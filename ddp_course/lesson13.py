@@ -101,7 +101,7 @@ def start_engine(network, config, device):
 
 
 def train_one_epoch(engine, loader, device):
-    """Train on this rank's micro-batches; return the loss of each, the ranks' mean."""
+    """Train on this rank's micro-batches; return each loss, averaged over the ranks."""
     losses = []
     for tokens, targets in loader:
         loss = loss_of(engine, tokens, targets, torch.float32, device)

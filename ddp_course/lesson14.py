@@ -35,8 +35,9 @@ class DealtBatches:
     """A batch sampler that deals each global batch over the ranks that there are.
 
     However many ranks deal it, together they take the same samples. Yields this rank's
-    indices for each update from `start` on. The end of an epoch that is no whole batch
-    is left out; each epoch shuffles anew, so it is another one each time.
+    indices for each update from `start` on. Samples at the end of an epoch that do not
+    fill a global batch are left out. Each epoch is shuffled anew, so they are other
+    samples each time.
     """
 
     start = 0

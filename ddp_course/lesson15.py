@@ -7,6 +7,7 @@ python ddp_course/lesson15.py --epochs 1 --watch
 """
 
 import faulthandler
+import os
 import pickle
 import threading
 import time
@@ -48,10 +49,17 @@ def write_flight_record(folder):
     entries, and torchfrtrace ends with KeyError: ('0', 0). So we name it here.
     """
     record = flight_record(stacks=True)
-    ranks = str(list(range(dist.get_world_size())))
+    ranks_of = {
+        name: dist.get_process_group_ranks(group)
+        for group, name in dist.distributed_c10d._world.pg_names.items()
+    }
     groups = {tuple(entry["process_group"]) for entry in record["entries"]}
     for name, description in groups | {("0", "default_pg")}:
-        group = {"name": name, "desc": description, "ranks": ranks}
+        group = {
+            "name": name,
+            "desc": description,
+            "ranks": str(ranks_of.get(name, ranks_of["0"])),
+        }
         record["pg_config"].setdefault(name, group)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"fr_{dist.get_rank()}").write_bytes(pickle.dumps(record))
@@ -61,14 +69,19 @@ def write_flight_record(folder):
 def flight_recorded(folder, after=None):
     """Write this rank's flight record if the block fails, or takes too long.
 
-    after: seconds. Then a thread writes the record, and the stacks of all threads to
-    stack_RANK.txt, wherever the rank hangs.
+    after: seconds. Then a thread writes the stacks of all threads to stack_RANK.txt,
+    wherever the rank hangs, and the record. Files of an earlier run are removed.
     """
+    rank = os.environ.get("RANK", "0")
+    for name in (f"fr_{rank}", f"stack_{rank}.txt"):
+        (folder / name).unlink(missing_ok=True)
 
     def write():
-        write_flight_record(folder)
-        with (folder / f"stack_{dist.get_rank()}.txt").open("w") as file:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f"stack_{rank}.txt").open("w") as file:
             faulthandler.dump_traceback(file)
+        if dist.is_initialized():
+            write_flight_record(folder)
 
     timer = threading.Timer(after or 0, write)
     timer.daemon = True
@@ -109,7 +122,8 @@ class DesyncDetector:
     """Compares the ranks' parameters and the order of their collectives, step by step.
 
     Each rank hashes both in each step; every `every` steps the ranks exchange the
-    hashes. Raises UsageError on all ranks, with one line: the first step, the rank and
+    hashes; call `check()` for the steps since then. It is for DDP, where all ranks have
+    the same parameters, and not for shards. Raises UsageError on all ranks, with one line: the first step, the rank and
     the parameter or collective that differ from those of rank 0.
     """
 
@@ -229,7 +243,9 @@ class StragglerDetector:
     straggler is slow in all of them: its best step of each `every` takes `factor` times
     as long as the others' steps do in the median, a millisecond more at least, and it
     waits least. Time in which other programs have the CPU does not count, or a busy
-    machine would give alarms.
+    machine would give alarms. If the ranks communicate before the last gradient is
+    there, as DDP does for BatchNorm's buffers, the others wait there, in what counts as
+    their own time: then a straggler may not be found.
     report: is called with a line about the straggler, on all ranks.
     """
 
@@ -238,7 +254,8 @@ class StragglerDetector:
         self.group = side_group(timeout)
         self.step, self.begin, self.ready, self.times = 0, None, None, []
         for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(self.gradient_is_there)
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self.gradient_is_there)
         optimizer.register_step_pre_hook(self.before_step)
         optimizer.register_step_post_hook(self.after_step)
 
@@ -316,7 +333,8 @@ class NanGuard:
 
     It looks at the output of each layer, and at the gradient of each parameter before
     the ranks average it, because then all ranks have it. Raises UsageError before the
-    optimizer's step, with the rank and what was NaN first there.
+    optimizer's step, with the rank and what was NaN first there. Not for fp16 with a
+    GradScaler, which makes infinite gradients on purpose, and skips those steps.
     """
 
     def __init__(self, model, optimizer, timeout=60):
@@ -327,7 +345,8 @@ class NanGuard:
             if not list(layer.children()):
                 layer.register_forward_hook(partial(self.look_at_output, name))
         for name, parameter in model.named_parameters():
-            parameter.register_hook(partial(self.look, f"gradient of {name}"))
+            if parameter.requires_grad:
+                parameter.register_hook(partial(self.look, f"gradient of {name}"))
         optimizer.register_step_pre_hook(self.before_step)
 
     def look_at_output(self, name, layer, inputs, output):
@@ -358,14 +377,14 @@ TOOLS = ["nan", "desync", "straggler"]
 def watch(model, optimizer, report, args):
     """Attach the tools to training with this optimizer. The loop stays as it is.
 
-    report: is called with a line about a straggler.
+    report: is called with a line about a straggler. Returns the DesyncDetector, or None.
     """
     if "nan" in args.watch:
         NanGuard(model, optimizer, args.timeout)
-    if "desync" in args.watch:
-        DesyncDetector(model, optimizer, args.check_every, args.timeout)
     if "straggler" in args.watch:
         StragglerDetector(model, optimizer, report, timeout=args.timeout)
+    if "desync" in args.watch:
+        return DesyncDetector(model, optimizer, args.check_every, args.timeout)
 
 
 def arguments(argv=()):
@@ -398,7 +417,7 @@ def train(args, rank, world_size, device):
     model = DistributedDataParallel(model, device_ids=gpu, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     torch.manual_seed(args.seed + rank)  # each rank draws its own dropout
-    watch(model, optimizer, log.info, args)
+    desync = watch(model, optimizer, log.info, args)
 
     losses, seconds = [], 0.0
     for epoch in range(args.epochs):
@@ -410,6 +429,8 @@ def train(args, rank, world_size, device):
         accuracy = correct / seen
         log.info(f"epoch {epoch + 1}: loss {losses[-1]:.3f}, accuracy {accuracy:.1%}")
 
+    if desync:
+        desync.check()  # the steps since the last comparison
     save(model, args.out / "model.pt")
     load(model, args.out / "model.pt", device)  # what is reported is what was saved
     network = model.module

@@ -43,6 +43,8 @@ def record_trace(step, path):
     """
     # otherwise the profiler's library reports each start and stop
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # what earlier steps have queued is not this step's
     with profile() as profiler, record_function(STEP):
         step()
     profiler.export_chrome_trace(str(path))
@@ -108,6 +110,7 @@ def take_turns(steps, rounds, warm_up=3):
     a round of a step counts as long as the slowest rank took.
     """
     times = {name: [] for name in steps}
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     for number in range(warm_up + rounds):
         for name, step in steps.items():
             dist.barrier()
@@ -115,7 +118,7 @@ def take_turns(steps, rounds, warm_up=3):
             step()
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            taken = torch.tensor(time.perf_counter() - begin, dtype=torch.float64)
+            taken = torch.tensor([time.perf_counter() - begin], device=device)
             dist.all_reduce(taken, dist.ReduceOp.MAX)
             if number >= warm_up:
                 times[name].append(taken.item())
@@ -326,18 +329,18 @@ def train(args, rank, world_size, device):
                 losses.append(traced(step, rank, args.out, log))
             else:
                 losses.append(step())
-        own = torch.stack(losses)
-        runs.check_finite(own[-len(train_loader) :])
+        means = torch.stack(losses)
+        runs.check_finite(means[-len(train_loader) :])
+        dist.all_reduce(means, dist.ReduceOp.AVG)
         seconds += time.perf_counter() - begin
         correct, seen = evaluate(model, test_set, device)
         log.info(
-            f"epoch {epoch + 1}: loss {own[-1]:.3f}, accuracy {correct / seen:.1%}"
+            f"epoch {epoch + 1}: loss {means[-1]:.3f}, accuracy {correct / seen:.1%}"
         )
 
-    dist.all_reduce(own, dist.ReduceOp.AVG)
     save(model, args.out / "model.pt")
     load(model, args.out / "model.pt", device)  # what is reported is what was saved
-    result = args, device, model.module, train_set, own.tolist(), seconds
+    result = args, device, model.module, train_set, means.tolist(), seconds
     return runs.finish(*result, correct / seen, seen)
 
 

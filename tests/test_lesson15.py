@@ -2,6 +2,7 @@
 
 import ast
 import multiprocessing
+import os
 import pickle
 import random
 import re
@@ -119,6 +120,40 @@ def test_a_rank_conditional_collective_is_told_by_the_flight_recorder(tmp_path):
         torchfrtrace(tmp_path)
 
 
+def test_a_healthy_collective_of_some_ranks_is_not_taken_for_a_fault(tmp_path):
+    def two_of_three(folder):
+        with process_group(timeout=20) as (rank, _):
+            few = dist.new_group([0, 1])
+            if rank < 2:
+                dist.all_reduce(torch.ones(3), group=few)
+            dist.barrier()
+            lesson15.write_flight_record(folder)
+
+    launch(two_of_three, tmp_path, nproc=3)
+    said = torchfrtrace(tmp_path)
+    assert "missing ranks" not in said and "errors" not in said, said
+
+
+def test_a_rank_that_hangs_before_it_joins_writes_its_stacks(tmp_path):
+    for name in ("fr_1", "stack_1.txt"):
+        (tmp_path / name).write_text("of an earlier run")
+
+    def joins_late(folder):
+        with lesson15.flight_recorded(folder, after=1):
+            if os.environ["RANK"] == "0":
+                sleeps_too_long()
+            with process_group(timeout=20):
+                pass
+
+    def sleeps_too_long():
+        time.sleep(3)
+
+    launch(joins_late, tmp_path)
+    assert "sleeps_too_long" in (tmp_path / "stack_0.txt").read_text()
+    assert "of an earlier run" not in (tmp_path / "stack_1.txt").read_text()
+    assert not list(tmp_path.glob("fr_*")), "nobody had joined a group"
+
+
 DETAIL = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 
 
@@ -211,12 +246,12 @@ def test_a_worker_that_waits_for_a_lost_lock_is_seen_by_py_spy(nothing_of_the_jo
         def worker_seen():
             nonlocal said
             said = job.py_spy(1, "--subprocesses")
-            return "collate (loader_after_fork.py" in said
+            waits = re.search(r"_next_data|_get_data|get \(", said)
+            return waits and "collate (loader_after_fork.py" in said
 
         if "Permission" in job.py_spy(0) or "not installed" in job.py_spy(0):
             pytest.skip("py-spy is not here, or may not look")
         assert wait_until(worker_seen, 20), said
-        assert re.search(r"_next_data|_get_data|get \(", said)
         code, text = job.wait(40)
         assert code == 1 and re.search(WAITS, text)
         assert re.search(r"rank +: 0 [^\[]*Root|Root Cause[\s\S]*rank +: 0", text)
@@ -606,6 +641,43 @@ def test_lesson15_ends_with_one_line_if_a_rank_drifts(tmp_path):
         RankError, match="UsageError: desync in step 1: conv1.bias of rank 1"
     ):
         launch(main, tmp_path)
+
+
+def test_no_model_is_saved_whose_last_steps_differ(tmp_path):
+    """The drift is in the steps after the last comparison."""
+
+    def main(out):
+        step = torch.optim.AdamW.step
+
+        def drifts_at_the_end(self, closure=None):
+            step(self, closure)
+            self.steps = getattr(self, "steps", 0) + 1
+            if self.steps == 19 and dist.get_rank() == 1:
+                self.param_groups[0]["params"][0].data.view(torch.int32)[0] ^= 1
+
+        torch.optim.AdamW.step = drifts_at_the_end
+        return lesson(lesson15, out, "--check-every", "15")  # 20 steps in all
+
+    with pytest.raises(RankError, match="UsageError: desync in step .* of rank 1"):
+        launch(main, tmp_path)
+    assert not (tmp_path / "model.pt").exists()
+
+
+def test_the_tools_take_models_of_which_a_part_is_frozen():
+    def train_a_head():
+        with process_group():
+            torch.manual_seed(0)
+            network = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+            network[0].requires_grad_(False)
+            model = DistributedDataParallel(network)
+            optimizer = torch.optim.SGD(network[1].parameters(), lr=0.01)
+            all_tools(model, optimizer)
+            for _ in range(12):
+                optimizer.zero_grad()
+                model(torch.randn(4, 8)).pow(2).mean().backward()
+                optimizer.step()
+
+    launch(train_a_head)
 
 
 def test_nothing_of_all_this_is_left():

@@ -384,6 +384,25 @@ def test_a_loss_that_is_not_a_number_ends_a_run_with_the_step_and_the_rank(workp
     assert not list(workplace.glob("runs/**/result.json")), "a NaN is no success"
 
 
+LOGGED = {
+    number: ["--data", "digits", "--train-samples", "128", "--batch-size", "16"]
+    for number in ("04", "05", "06", "07", "08", "09", "12", "13", "14", "15", "16")
+}
+LOGGED["12"] = LOGGED["13"] = ["--train-samples", "16", "--batch-size", "4"]
+LOGGED["14"] = [*LOGGED["14"], "--global-batch", "32"]
+
+
+@pytest.mark.parametrize("number", LOGGED)
+def test_the_last_loss_in_the_log_is_that_of_all_ranks(number, tmp_path):
+    """As in metrics.jsonl; rank 0's own is another one."""
+    lesson = importlib.import_module(f"ddp_course.lesson{number}")
+    flags = [*LOGGED[number], "--epochs", "1", "--out", str(tmp_path)]
+    launch(lesson.main, flags, nproc=2, timeout=120)
+    said = re.findall(r"\bloss (\d+\.\d+)", (tmp_path / "train.log").read_text())
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert float(said[-1]) == pytest.approx(last["loss"], abs=6e-4)
+
+
 def test_under_torchrun_the_ranks_wait_as_long_as_timeout_says(workplace, tmp_path):
     program = tmp_path / "waits.py"
     program.write_text(

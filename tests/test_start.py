@@ -412,7 +412,7 @@ def install(bare, wheel):
 def away(installed, tmp_path):
     """An empty folder, in which `ddp-course` is the wheel's."""
 
-    def ddp_course(*arguments, cwd=tmp_path, timeout=120):
+    def ddp_course(*arguments, cwd=tmp_path, timeout=600):
         return subprocess.run(
             ["ddp-course", *map(str, arguments)],
             cwd=cwd,

@@ -46,13 +46,13 @@ def losses(curves, title="Training loss", every_epoch=None):
 @styled
 def curve(xs, lines, xlabel, ylabel, title, marks=None):
     """Lines over the same xs, {label: values}; marks: {label: (xs, values)}, drawn as
-    points that are joined.
+    points.
     """
     figure, axis = axes.chart(2.9)
     for label, values in lines.items():
         axis.plot(xs, values, label=label, linewidth=1.2 if marks else 2.2)
     for label, (places, values) in (marks or {}).items():
-        axis.plot(places, values, "o-", label=label, markersize=5)
+        axis.plot(places, values, "o", label=label, markersize=5)
     axis.set(xlabel=xlabel, ylabel=ylabel, title=title)
     if all(float(x).is_integer() for x in xs):
         axes.whole_steps(axis)
@@ -125,6 +125,8 @@ def in_use(timelines, title, blocks=()):
         axis.plot(places, values, label=label, linewidth=1.5)
     xlabel, ylabel = "operations of the step so far (%)", "bytes per parameter"
     axis.set(xlabel=xlabel, ylabel=ylabel, title=title, ylim=(0, None))
+    if blocks:  # room for their numbers above the line
+        axis.set_ylim(0, 1.15 * max(map(max, timelines.values())))
     if len(timelines) > 1:
         axes.legend_below(figure, axis.get_legend_handles_labels()[0])
     told = [

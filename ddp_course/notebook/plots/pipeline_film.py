@@ -90,7 +90,7 @@ def draw_moves(film, spans, y, rank, stages):
         token = box(0, 0, 24, 22, COLORS[kind], str(micro_batch))
         token += rectangle(0, 0, 24, 22, "none", INK, 1.5)
         place = (STAGE + 4 if down else STAGE + STAGE_WIDE - 28), y + 4
-        path = (0, 0), (0, ROW if down else -ROW)
+        path = (0, 0), (0, ROW - HIGH if down else HIGH - ROW)  # ends between stages
         film.travel(token, place, end, end + MOVE, path)
 
 

@@ -24,7 +24,7 @@ def exposed(steps, title):
     communication is exposed. steps: {label: what lesson16.read_trace returned}.
     """
     figure, panels = axes.charts([0.95] * len(steps))
-    told = []
+    told, longest = [], max(spans["step"][1] for spans in steps.values())
     for axis, (label, spans) in zip(panels, steps.items()):
         lanes = in_lanes(**spans)
         for what, of in lanes.items():
@@ -33,7 +33,7 @@ def exposed(steps, title):
                 joined(of), place, facecolors=TIME_COLORS[what], linewidth=0
             )
         axes.rows_down(axis, ["computes", "communicates"])
-        axis.set(title=label, xlim=spans["step"])
+        axis.set(title=label, xlim=(0, longest))
         sums = {what: sum(length for _, length in of) for what, of in lanes.items()}
         parts = listing(f"{what} {number(sums[what])} ms" for what in TIME_COLORS)
         told.append(f"{label}: {parts}, in a step of {number(spans['step'][1])} ms")

@@ -139,7 +139,7 @@ def attempts(rows, save_every, title):
     axes.whole_steps(axis)
     axes.legend_below(figure, attempts_legend())
     told = [
-        f"attempt {place + 1} does {count(len(row), 'update')}, {again} of them again"
+        f"attempt {place + 1} does {count(len(row), 'update')}, {again} of them redone"
         for place, (row, again) in enumerate(zip(rows, redone))
     ]
     saved = f"Checkpoints every {save_every} updates"
@@ -150,7 +150,7 @@ def attempts_legend():
     cross = {"marker": "x", "linestyle": "", "markeredgewidth": 2.5}
     return [
         axes.swatch(BLUE, "done"),
-        axes.swatch(GREY, "done again", edge=BLUE),
+        axes.swatch(GREY, "redone", edge=BLUE),
         axes.mark(RED, "killed", **cross),
         axes.mark(GREEN, "checkpoint", linestyle=":"),
     ]
