@@ -31,7 +31,7 @@ def import_fresh(module):
 STANDS_ON = {
     "ddp_course.lesson07": "accelerate",
     "ddp_course.lesson08": "torch, transformers",
-    "ddp_course.lesson11": "torch, transformers",
+    "ddp_course.lesson11": "torch, transformers, datasets",
     "ddp_course.lesson12": "torch.distributed.fsdp",
 }  # the others: torch
 

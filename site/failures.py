@@ -1,23 +1,33 @@
 """The index of failures, from the cells in which a lesson's notebook expects one.
 
-Such a cell has a block `with fails(pattern):`. Its stored output has the error, the text
-above it says how the failure comes about, and the text below it says what to do.
+Such a cell has a block `with fails(pattern):`. Its stored output has the error, and the
+text above it says how the failure comes about. The text right below it says why, and
+what to do, in a paragraph that begins with **The fix:**.
 """
 
 import ast
 import re
+from collections import Counter
+from pathlib import Path
 from typing import NamedTuple
 
 from course import read, title_of
-from links import relinked
-from notebook_pages import heading_above, plain
+from links import CODE, relinked
+from notebook_pages import anchor_above, heading_above, plain
 
-NUMBERED = re.compile(r"(?m)^\*\*(?:\d+\. )?(?P<name>[^*\n]+?)[.:]?\*\*")
-SECTION = re.compile(r"(?m)^#{1,4} (?P<name>.+)$")
+# bold words that begin a paragraph: numbered, or a sentence
+NAME = re.compile(
+    r"(?:\A|(?<=\n\n))\*\*(?!(?:Predict|Try it)\.|The fix:)"
+    r"(?:(?P<number>\d+)\. [^*\n]+|[^*\n]+[.?])\*\*"
+)
+SECTION = re.compile(r"(?m)^#{1,4} .+$")
+FIX = re.compile(r"(?m)^\*\*The fix:\*\*.*\n*")
+FOLDED = re.compile(r"(?m)^<details>(?s:.*?)</details>\n*")
 # a question or a task, to its end
-ASIDE = re.compile(r"(?m)^(> \*\*Predict\.\*\*(.*\n?)(>.*\n?)*|\*\*Try it\.\*\*.*\n?)")
-# what ends the text about one failure
-NEXT = re.compile(r"(?m)^(\*\*\d+\.|\*\*(Try it|Predict)|#{1,4} |> \*\*Predict)")
+ASIDE = re.compile(r"(?m)^(?:> \*\*Predict\.\*\*.*(?:\n>.*)*|\*\*Try it\.\*\*.*)\n*")
+# what ends the text about one failure, beside another name
+NEXT = re.compile(r"(?m)^(\*\*(Try it|Predict)|#{1,4} |> \*\*Predict)")
+SENTENCE_END = re.compile(r"[.?!][)\"*]*\s+(?=[^a-z\s])|\n\s*\n")
 FRAME = re.compile(r"  \S+, line \d+, in |  cell In\[")  # a line of a rank's traceback
 ERROR = re.compile(r"[\w.]+(Error|Exception): ")  # the last line of a traceback
 LONGEST = 100  # characters of an error in a title
@@ -30,10 +40,11 @@ class Failure(NamedTuple):
     title: str  # the error in a line
     name: str  # what was done wrong, as the lesson calls it; maybe ""
     error: str  # all that the cell has printed
-    before: str  # the text above the cell, Markdown
-    after: str  # the text below it, Markdown, maybe ""
+    before: str  # how it comes about: the text above the cell, Markdown, maybe ""
+    after: str  # why, and what to do: the text below it, Markdown
     code: str
-    section: str  # the heading that it is under
+    section: str  # the heading that it is under, Markdown
+    anchor: str  # of that heading, on the lesson's page
 
     @property
     def slug(self):
@@ -41,38 +52,71 @@ class Failure(NamedTuple):
         messages change.
         """
         words = re.findall(
-            r"[a-z]+", re.sub(r"0x\w+", "", (self.name or self.title).lower())
+            r"[a-z]+", re.sub(r"0x\S+", "", (self.name or self.title).lower())
         )
         return "-".join([self.lesson, *words[:8]])
+
+    @property
+    def heading(self):
+        """The title of its page, Markdown."""
+        name = f" ({escaped(self.name)})" if self.name else ""
+        return marked(self.title) + name
 
 
 def failures_of(path):
     """The failures of a lesson's notebook that has been run, in order."""
     notebook = read(path)
     for number, cell in enumerate(notebook.cells):
-        patterns = expected(cell.source) if cell.cell_type == "code" else None
-        error = printed(cell) if patterns is not None else ""
+        error = printed(cell) if is_failing(cell) else ""
         if error:
-            before, after = text_above(notebook, number), text_below(notebook, number)
             yield Failure(
                 path.name[:2],
-                title_in(error, patterns),
+                title_in(error, expected(cell.source)),
                 name_above(notebook, number),
                 error,
-                before,
-                after,
+                text_above(notebook, number),
+                text_below(notebook, number),
                 cell.source,
                 heading_above(notebook, number),
+                anchor_above(notebook, number),
             )
+
+
+def failures_in(course):
+    """The failures of all lessons, in order."""
+    lessons = course.notebooks("lessons").values()
+    return told_apart([failure for path in lessons for failure in failures_of(path)])
+
+
+def told_apart(failures):
+    """The failures; one that has no name, and whose title is also another's, has its
+    section's name.
+    """
+    times = Counter(failure.title for failure in failures)
+    return [
+        failure._replace(name=plain(failure.section))
+        if times[failure.title] > 1 and not failure.name
+        else failure
+        for failure in failures
+    ]
+
+
+def is_failing(cell):
+    """Whether a cell expects a failure."""
+    return cell.cell_type == "code" and expected(cell.source) is not None
+
+
+def parsed(source):
+    """The syntax tree of a cell; an empty one if it is not Python."""
+    try:
+        return ast.parse(re.sub(r"(?m)^[%!].*", "pass", source))
+    except SyntaxError:
+        return ast.Module([], [])
 
 
 def expected(source):
     """The patterns that a cell's `fails(...)` expects; None if it expects no failure."""
-    try:
-        tree = ast.parse(re.sub(r"(?m)^[%!].*", "pass", source))
-    except SyntaxError:
-        return None
-    for node in ast.walk(tree):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.With):
             for item in node.items:
                 call = item.context_expr
@@ -106,10 +150,19 @@ def title_in(error, patterns):
         .strip()
     )
     line = re.sub(r"^(?:\w+\.)+(?=\w+(Error|Exception))", "", line)
-    sentence = re.split(r"(?<=[a-z)])\. (?=[A-Z])", line)[0]
+    sentence = re.split(r"(?<=[a-z)])\. (?=[A-Z])", without_addresses(line))[0]
     if len(sentence) > LONGEST:
         sentence = sentence[:LONGEST].rsplit(" ", 1)[0] + " …"
     return sentence
+
+
+def without_addresses(line):
+    """A line of an error without what is another in each run: addresses and ports."""
+    line = re.sub(r"\b0x[0-9a-f]+", "0x…", line)
+    return re.sub(r"(?<=\bport: )\d+|(?<=\]:)\d+", "…", line)
+
+
+# ---- the texts around a cell ----
 
 
 def texts_above(notebook, number):
@@ -119,42 +172,74 @@ def texts_above(notebook, number):
             yield cell.source
 
 
+def without_fences(text):
+    """Markdown with blanks for its blocks of code, so that all else is where it was."""
+    return re.sub(r"(?s)```.*?```", lambda block: " " * len(block[0]), text)
+
+
+def below_headings(text):
+    """What comes after the last heading of a text."""
+    ends = [found.end() for found in SECTION.finditer(without_fences(text))]
+    return text[max(ends, default=0) :]
+
+
+def last_name(text):
+    """The last name below the last heading of a text, a match; None if it has none."""
+    return ([*NAME.finditer(below_headings(text))] or [None])[-1]
+
+
 def name_above(notebook, number):
-    """What the lesson calls a failure: the bold words above it, unless a heading is
-    nearer; "" if it has no name.
+    """What the lesson calls a failure; "" if it has no name.
+
+    The name is in the nearest text above the cell. A numbered one stays until the next
+    name or heading, so it may have a failing cell already.
     """
-    for text in texts_above(notebook, number):
-        found = [*NUMBERED.finditer(text), *SECTION.finditer(text)]
-        found = [name for name in found if name["name"] not in ("Predict", "Try it")]
-        if found:
-            last = max(found, key=lambda name: name.start())
-            return plain(last["name"]) if last[0].startswith("*") else ""
-    return ""
+    name, nearest, failing = None, True, False
+    for cell in reversed(notebook.cells[:number]):
+        failing = failing or is_failing(cell)
+        if cell.cell_type == "markdown":
+            name = last_name(cell.source)
+            if name or SECTION.search(without_fences(cell.source)):
+                break
+            nearest = False
+    if name is None or not (nearest or failing and name["number"]):
+        return ""
+    return plain(re.sub(r"^\d+\. ", "", name[0].strip("*")).rstrip(".:"))
 
 
 def text_above(notebook, number):
-    """How a failure comes about: the prose above its cell, from the last name, question
-    or task on.
+    """How a failure comes about: the nearest text above its cell, from the last name on,
+    without questions and tasks; "" if that text is about something else.
     """
-    text = next(texts_above(notebook, number), "")
-    starts = [found.end() for found in SECTION.finditer(text)]
-    starts += [
-        found.start() for found in NUMBERED.finditer(text) if found[0][2].isdigit()
-    ]
-    starts += [found.end() for found in ASIDE.finditer(text)]
-    starts = [start for start in starts if text[start:].strip()]
-    text = text[max(starts, default=0) :].strip()
-    return re.sub(r"^\*\*\d+\. (.+?)\*\*", r"**\1**", text)
+    text = below_headings(next(texts_above(notebook, number), ""))
+    if name := last_name(text):
+        text = ASIDE.sub("", text[name.start() :])
+    else:
+        text = FIX.split(text)[-1]  # up to there it is about the failure before
+        parts = [part for part in ASIDE.split(text) if part.strip()]
+        text = "".join(parts[-1:])
+    return re.sub(r"^\*\*\d+\. (.+?)\*\*", r"**\1**", FOLDED.sub("", text).strip())
 
 
 def text_below(notebook, number):
-    """What to do: the prose below a failure's cell, up to the next subject."""
-    for cell in notebook.cells[number + 1 :][:1]:
-        if cell.cell_type == "markdown":
-            end = NEXT.search(cell.source)
-            text = cell.source[: end.start() if end else None].strip()
-            return f"{text} see the lesson." if text.endswith(":") else text
-    return ""
+    """Why a failure happens, and what to do: the prose right below its cell, up to the
+    next subject.
+    """
+    below = notebook.cells[number + 1 : number + 2]
+    if not below or below[0].cell_type != "markdown":
+        return ""
+    text = below[0].source
+    found = [each.finditer(without_fences(text)) for each in (NEXT, NAME)]
+    end = min((each.start() for ends in found for each in ends), default=None)
+    return without_lead(FOLDED.sub("", text[:end]).strip())
+
+
+def without_lead(text):
+    """A text without its last sentence, if that ends with ":" and so leads to a cell."""
+    if not text.endswith(":"):
+        return text
+    ends = [found.end() for found in SENTENCE_END.finditer(text)]
+    return text[: max(ends, default=0)].strip()
 
 
 # ---- the pages ----
@@ -170,38 +255,69 @@ def with_names(failures):
 
 def page_of_failure(failure, course):
     """The page of a failure, Markdown."""
-    from pathlib import Path
-
     lesson = course.notebooks("lessons")[failure.lesson]
-    page = Path("failures/page.md")
-
-    def moved(text):
-        return relinked(text, course, lesson.parent, page)
-
-    below = f"## What to do\n\n{moved(failure.after)}\n" if failure.after else ""
-    head = "Why" if failure.after else "Why, and what to do"
-    name = f" ({escaped(failure.name)})" if failure.name else ""
-    about = f"{failure.title}: what it looks like, why it comes, and what to do."
+    page, address = Path("failures/page.md"), f"../lessons/{lesson.name}"
+    before, after = (
+        relinked(text, course, lesson.parent, page)
+        for text in (failure.before, failure.after)
+    )
+    about = f"{failure.title}: what it looks like, why it happens, and what to do."
     return f"""---
 myst:
   html_meta:
     description: {quoted(about)}
 ---
-# {escaped(failure.title)}{name}
+# {failure.heading}
 
-Reproduced in [lesson {title_of(read(lesson))}](../lessons/{lesson.name}), section "{escaped(failure.section)}".
+Reproduced in [lesson {title_of(read(lesson))}]({address}), section [{failure.section}]({address}#{failure.anchor}).
 
 ## What it looks like
 
 {fenced(failure.error, "text")}
 
-## {head}
+## Why, and what to do
 
-{moved(failure.before)}
+{after}
+
+## How to reproduce it
+
+{about_the_frame(failure.code)}
+
+{before}
 
 {fenced(failure.code, "python")}
 
-{below}"""
+{programs(failure.code, course)}
+"""
+
+
+def about_the_frame(code):
+    """What the course adds to an error in this cell, Markdown."""
+    launch = (
+        "[`launch`](../reference.md#launch) starts the ranks, and prints `rank 0 of 2 raised` before the error; "
+        if "launch(" in code
+        else ""
+    )
+    return f"{launch}[`fails`](../reference.md#fails) expects the error. In your job, only the error itself appears."
+
+
+def programs(code, course):
+    """The programs that a cell gives to lesson 15's `treat`, Markdown; "" if none."""
+    return "\n\n".join(
+        f"`treat` runs `train()` of `{path.relative_to(course.root).as_posix()}` on each rank:\n\n"
+        f"{fenced(path.read_text().strip(), 'python')}"
+        for path in patients(code, course)
+    )
+
+
+def patients(code, course):
+    """The programs that a cell gives to lesson 15's `treat`, in order."""
+    known = {path.stem: path for path in course.root.glob("lessons/clinic/*.py")}
+    nodes = list(ast.walk(parsed(code)))
+    if not any(getattr(node, "id", "") == "treat" for node in nodes):
+        return []
+    constants = [node.value for node in nodes if isinstance(node, ast.Constant)]
+    return [known[name] for name in dict.fromkeys(constants) if name in known]
 
 
 def index(failures, course):
@@ -214,9 +330,10 @@ def index(failures, course):
             lesson = failure.lesson
             path = course.notebooks("lessons")[lesson]
             lines.append(f"\n## {title_of(read(path))}\n")
-        about = failure.name or failure.section
-        lines.append(f"- [{escaped(failure.title)}](failures/{slug}.md)\\\n  {about}")
-        entries.append(f"{failure.name or failure.title} <failures/{slug}>")
+        about = escaped(failure.name) or failure.section
+        lines.append(f"- [{marked(failure.title)}](failures/{slug}.md)\\\n  {about}")
+        entry = failure.name or failure.title.replace("`", "")
+        entries.append(f"{entry} <failures/{slug}>")
     toctree = "\n".join(["```{toctree}", ":hidden:", "", *entries, "```"])
     return "\n".join([*lines, "", toctree, ""])
 
@@ -231,8 +348,7 @@ search, without the numbers and addresses in it. Many mistakes raise no error at
 
 def write(course, folder):
     """Write the index and a page for each failure into the site's sources."""
-    lessons = course.notebooks("lessons").values()
-    failures = [failure for path in lessons for failure in failures_of(path)]
+    failures = failures_in(course)
     (folder / "failures").mkdir(exist_ok=True)
     for slug, failure in with_names(failures):
         (folder / "failures" / f"{slug}.md").write_text(
@@ -254,6 +370,14 @@ def escaped(text):
     return re.sub(r"([\\`*_{}\[\]<>#$|~^])", r"\\\1", text)
 
 
+def marked(text):
+    """A line of an error as Markdown: what it has between backticks is code."""
+    return "".join(
+        part if CODE.fullmatch(part) else escaped(part.replace("`", ""))
+        for part in re.split(CODE, text)
+    )
+
+
 def quoted(text):
     """A text as a YAML string."""
-    return '"' + plain(text).replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

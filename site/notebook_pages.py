@@ -85,15 +85,30 @@ def plain(markdown):
     return " ".join(re.sub(r"[`*]|<[^>]*>", "", text).split())
 
 
-def heading_above(notebook, number):
-    """The last heading of level 1 to 3 above a cell, or in it, as text."""
+def headings_above(notebook, number):
+    """The headings of level 1 to 3 above a cell, or in it, Markdown."""
     text = "\n".join(
         cell.source
         for cell in notebook.cells[: number + 1]
         if cell.cell_type == "markdown"
     )
-    headings = re.findall(r"(?m)^#{1,3} (.+)$", re.sub(r"(?s)```.*?```", "", text))
-    return headings[-1].strip() if headings else title_of(notebook)
+    return re.findall(r"(?m)^#{1,3} (.+?) *$", re.sub(r"(?s)```.*?```", "", text))
+
+
+def heading_above(notebook, number):
+    """The last heading of level 1 to 3 above a cell, or in it, Markdown."""
+    return [title_of(notebook), *headings_above(notebook, number)][-1]
+
+
+def anchor_above(notebook, number):
+    """The anchor of that heading on the notebook's page, as MyST makes it."""
+    headings = headings_above(notebook, number) or [title_of(notebook)]
+    anchors = [
+        re.sub(r"[^\w -]", "", plain(heading).lower()).replace(" ", "-")
+        for heading in headings
+    ]
+    times = anchors.count(anchors[-1]) - 1
+    return f"{anchors[-1]}-{times}" if times else anchors[-1]
 
 
 def write(path, course, folder):

@@ -277,12 +277,248 @@ def test_every_failure_of_the_notebooks_is_in_the_index_with_its_own_text(
     assert lesson == "04" and "Expected to have finished reduction" in text
 
 
+def notebook_with(*texts):
+    """A notebook of these texts; None stands for a cell that expects a failure."""
+    code = "with fails('x'):\n    launch(f)"
+    cells = [
+        nbformat.v4.new_code_cell(code)
+        if text is None
+        else nbformat.v4.new_markdown_cell(text)
+        for text in texts
+    ]
+    return nbformat.v4.new_notebook(cells=cells)
+
+
+FIXED = "**The fix:** do it."
+
+
+def cells_without_a_fix(notebook):
+    """The numbers of a notebook's cells that expect a failure, with no text right below
+    that says how to fix it.
+    """
+    for number, cell in enumerate(notebook.cells):
+        below = failures.text_below(notebook, number)
+        fix = re.search(r"(?m)^\*\*The fix:\*\* .", below)
+        if failures.is_failing(cell) and not fix:
+            yield number
+
+
+def test_each_failure_has_a_fix_right_below_it():
+    missing = {
+        path.name: list(cells_without_a_fix(nbformat.read(path, as_version=4)))
+        for path in LESSONS
+    }
+    assert not {name: cells for name, cells in missing.items() if cells}
+    # planted: a fix within a paragraph, no text, a fix of the next name
+    planted = [None, "Why. **The fix:** x.", None, None, f"**2. A b.**\n\n{FIXED}"]
+    assert list(cells_without_a_fix(notebook_with(*planted))) == [0, 2, 3]
+    assert not list(cells_without_a_fix(notebook_with(None, f"Why.\n\n{FIXED}")))
+
+
 def test_each_failure_says_why_and_its_title_is_its_error():
     for path in LESSONS:
         for failure in failures.failures_of(path):
-            assert failure.before, failure.title
+            assert failure.after, failure.title
             words = re.findall(r"\w{4,}", failure.title)
             assert words and all(word in failure.error for word in words), failure.title
+
+
+def titles_alike(found):
+    """The titles that more than one of these failures has."""
+    titles = [failure.heading for failure in found]
+    return {title for title in titles if titles.count(title) > 1}
+
+
+def test_no_two_failures_have_the_same_title():
+    found = failures.failures_in(Course())
+    assert not titles_alike(found)
+    # planted: two without a name, which their sections tell apart, and two with one
+    one = found[0]._replace(name="", section="One `x`")
+    two = one._replace(section="Two")
+    assert titles_alike([one, two])
+    told = failures.told_apart([one, two, found[1]])
+    assert [failure.name for failure in told] == ["One x", "Two", found[1].name]
+    assert not titles_alike(told)
+    assert titles_alike([*found, found[3]]) == {found[3].heading}
+
+
+@pytest.mark.parametrize(
+    "error, title",
+    [
+        ("E: no <f at 0x7ff4faa8f6a0>: x", "E: no <f at 0x…>: x"),
+        ("E: failed. port: 43499, code: -98", "E: failed. port: …, code: -98"),
+        (
+            "E: Read error [127.0.0.1]:48806: reset",
+            "E: Read error [127.0.0.1]:…: reset",
+        ),
+        ("E: [/a/b.cc:545] [enforce fail at /c.cc:1] x 2", "E: x 2"),
+        (f"E: {'word ' * 30}", f"E: {'word ' * 19}…"),
+    ],
+)
+def test_a_failures_title_has_no_address_and_no_port(error, title):
+    assert failures.title_in(error, ["E: "]) == title
+
+
+@pytest.mark.parametrize(
+    "below, wanted",
+    [
+        (f"Why.\n\n{FIXED}", f"Why.\n\n{FIXED}"),
+        (f"{FIXED} So (it is.) The next:", f"{FIXED} So (it is.)"),
+        (f"{FIXED}\n\nThe next cell:", FIXED),
+        (f"{FIXED}\n\nMore. `x` does:", f"{FIXED}\n\nMore."),
+        (f"{FIXED}\n\n**4. The next** one.", FIXED),
+        (f"{FIXED}\n\n**The next `x`.** One:", FIXED),
+        (f"{FIXED}\n\n**Bold** words.", f"{FIXED}\n\n**Bold** words."),
+        (f"{FIXED}\n\n**Try it.** x", FIXED),
+        (f"{FIXED}\n\n> **Predict.** x?\n> <details>y</details>", FIXED),
+        (f"{FIXED}\n\n### Next\n\nx", FIXED),
+        (f"{FIXED}\n\n```bash\n# x\n```", f"{FIXED}\n\n```bash\n# x\n```"),
+        (f"{FIXED}\n\n<details><summary>x</summary>\n\ny\n\n</details>\n", FIXED),
+    ],
+)
+def test_the_text_below_a_failure_ends_at_the_next_subject(below, wanted):
+    assert failures.text_below(notebook_with(None, below), 0) == wanted
+
+
+@pytest.mark.parametrize(
+    "above, text, name",
+    [
+        ("x", "x", ""),
+        ("x\n\n**3. The `prefix.`** It:", "**The `prefix.`** It:", "The prefix."),
+        ("**2. A.** x\n\n**A *b*.** y\n\n**B c.** z", "**B c.** z", "B c"),
+        ("**A b.** x\n\n## C\n\n**d** e", "**d** e", ""),
+        ("## C\n\n**A b.** x\n\n> **Predict.** y?\n> z\n\nv", "**A b.** x\n\nv", "A b"),
+        ("**A b.** x\n\n**Try it.** y", "**A b.** x", "A b"),
+        ("x\n\n**Try it.** y\n\nz", "z", ""),
+        ("x\n\n> **Predict.** y?\n> z", "x", ""),
+        ("> **Predict.** y?\n> z", "", ""),
+        (f"x\n\n{FIXED}", "", ""),
+        (f"x\n\n{FIXED}\n\nNow:", "Now:", ""),
+    ],
+)
+def test_the_text_above_a_failure_begins_at_its_name(above, text, name):
+    notebook = notebook_with("**Far.** away", above, None)
+    assert failures.text_above(notebook, 2) == text
+    assert failures.name_above(notebook, 2) == name
+
+
+@pytest.mark.parametrize(
+    "first, between, name",
+    [
+        ("**2. A b.** x", FIXED, "A b"),
+        ("**A b.** x", FIXED, ""),  # only a numbered item is known to go on
+        ("**2. A b.** x", f"{FIXED}\n\n## C", ""),
+        ("**2. A b.** x", f"{FIXED}\n\n**3. C d.**", "C d"),
+    ],
+)
+def test_a_numbered_item_may_have_two_failures(first, between, name):
+    notebook = notebook_with(first, None, between, None)
+    assert failures.name_above(notebook, 3) == name
+
+
+PARTS = ["What it looks like", "Why, and what to do", "How to reproduce it"]
+GOOD_FAILURE = """<nav>x</nav><article><h1>E: <code>x</code></h1>
+<h2>What it looks like<a>#</a></h2><pre>E: `x`</pre>
+<h2>Why, and what to do<a>#</a></h2><p>Why.</p><p><strong>The fix:</strong> do it.</p>
+<h2>How to reproduce it<a>#</a></h2><p>The <code>frame</code>.</p><pre>x</pre></article>"""
+
+
+def faults_of_failure(page):
+    """What is wrong with the page of a failure, HTML."""
+    article = page.partition("<article")[2].partition("</article>")[0]
+    prose = re.sub(r"(?s)<(script|style|pre|code)\b.*?</\1>", "", page)
+    parts = re.split(r"<h2>(.*?)<", article)
+    if parts[1::2] != PARTS:
+        yield f"its parts are {parts[1::2]}"
+    elif "<p><strong>The fix:</strong> " not in parts[4]:
+        yield "no fix"
+    if "`" in re.sub(r"<[^>]+>", "", prose):
+        yield "a raw backtick"
+    for words in ("see the lesson", "Predict.", "Answer", "Try it."):
+        if words in re.sub(r"(?s)<pre\b.*?</pre>", "", article):
+            yield words
+
+
+@pytest.mark.parametrize(
+    "old, planted, fault",
+    [
+        ("<nav>x", "<nav>`x`", "a raw backtick"),
+        ("<code>x</code>", "`x`", "a raw backtick"),
+        ("Why.", "Why: see the lesson.", "see the lesson"),
+        ("Why.", "<strong>Predict.</strong> What?", "Predict."),
+        ("The <code>", "<summary>Answer</summary><code>", "Answer"),
+        ("The <code>", "<strong>Try it.</strong><code>", "Try it."),
+        ("<p><strong>The fix:</strong>", "<p>The fix:", "no fix"),
+        (
+            "Why, and",
+            "Why and",
+            f"its parts are {[PARTS[0], 'Why and what to do', PARTS[2]]}",
+        ),
+    ],
+)
+def test_what_is_wrong_with_the_page_of_a_failure_is_found(old, planted, fault):
+    assert list(faults_of_failure(GOOD_FAILURE)) == []
+    assert old in GOOD_FAILURE
+    page = GOOD_FAILURE.replace(old, planted, 1)
+    assert list(faults_of_failure(page)) == [fault]
+
+
+def test_no_page_of_a_failure_has_a_fault(site):
+    pages = list((site / "html/failures").glob("*.html"))
+    faults = {page.name: list(faults_of_failure(page.read_text())) for page in pages}
+    assert len(pages) >= 40
+    assert not {name: found for name, found in faults.items() if found}
+
+
+def without_tags(page):
+    """The text of a page, HTML, with <h> for each heading of a section."""
+    import html
+
+    page = re.sub(r"<h[1-3]\b", "\0<h", page)
+    return html.unescape(re.sub(r"<[^>]+>", "", page)).replace("\0", "<h>")
+
+
+def test_each_failure_leads_to_its_section_of_the_lesson(site):
+    for slug, failure in failures.with_names(failures.failures_in(Course())):
+        page = (site / "html/failures" / f"{slug}.html").read_text()
+        [(lesson, anchor, link)] = re.findall(
+            r'section <a [^>]*href="\.\./(lessons/\w+\.html)#([^"]+)">(.+?)</a>', page
+        )
+        lesson = (site / "html" / lesson).read_text()
+        section = lesson.partition(f'<section id="{anchor}">')[2]
+        assert section, (slug, anchor)
+        heading = re.search(r"<h\d>(.+?)<a ", section)[1]
+        assert re.sub("</?span.*?>", "", link) == re.sub("</?span.*?>", "", heading)
+        above, found, _ = without_tags(section).partition(failure.code)
+        assert found and above.count("<h>") == 1, (slug, anchor)
+
+
+def test_the_page_of_a_failure_shows_the_program_that_the_cell_treats(site):
+    known = {path.stem: path for path in (COURSE / "lessons/clinic").glob("*.py")}
+    shown = set()
+    for slug, failure in failures.with_names(failures.failures_in(Course())):
+        text = text_of(site / "html/failures" / f"{slug}.html")
+        words = re.findall(r'"(\w+)"', failure.code)
+        names = [word for word in words if word in known]
+        if not re.search(r"\btreat\b", failure.code):
+            assert "lessons/clinic/" not in text, slug
+            continue
+        assert names, slug
+        for name in names:
+            assert f"lessons/clinic/{name}.py on each rank" in text, slug
+            assert known[name].read_text().strip() in text, slug
+        shown |= {*names}
+    assert len(shown) >= 10
+
+
+def test_the_page_of_a_failure_says_what_the_course_adds(site):
+    for slug, failure in failures.with_names(failures.failures_in(Course())):
+        page = (site / "html/failures" / f"{slug}.html").read_text()
+        told = page.partition("<h2>How to reproduce it<")[2].partition("</p>")[0]
+        assert "only the error itself appears" in told
+        assert 'href="../reference.html#fails"' in told
+        launched = 'href="../reference.html#launch"' in told
+        assert launched == bool(re.search(r"\blaunch\(", failure.code)), slug
 
 
 def found_by_search(html, query):
@@ -316,6 +552,8 @@ def found_by_search(html, query):
             "11",
         ),
         ("The server socket has failed to listen on any local network address", "02"),
+        ("pair.cc:545] Read error [127.0.0.1]:1: Connection reset by peer", "07"),
+        ("Can't pickle <function <lambda> at : attribute lookup <lambda>", "01"),
     ],
 )
 def test_searching_for_a_line_of_an_error_finds_it(line, lesson, site):
