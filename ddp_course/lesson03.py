@@ -164,9 +164,10 @@ def share_of(samples, epoch, rank, world_size, seed=0):
 
 def arguments(argv=()):
     parser = runs.parser(__file__, __doc__)
-    when = ["after", "overlapped", "bucketed"]
-    parser.add_argument("--average", choices=when, default="bucketed")
-    parser.add_argument("--bucket-size-mb", type=float, default=25.0)
+    flag, when = parser.add_argument, ["after", "overlapped", "bucketed"]
+    how = "how gradients are averaged (bucketed)"
+    flag("--average", choices=when, default="bucketed", help=how)
+    flag("--bucket-size-mb", type=float, default=25.0, help="MiB per bucket (25)")
     return parser.parse_args(argv)
 
 

@@ -68,7 +68,8 @@ def load(model, path, device):
 
 def arguments(argv=()):
     parser = runs.parser(__file__, __doc__)
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    flag = parser.add_argument
+    flag("--learning-rate", type=float, default=1e-3, help="of AdamW (1e-3)")
     return parser.parse_args(argv)
 
 

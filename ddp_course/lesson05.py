@@ -140,7 +140,8 @@ def convert_sync_batchnorm(module):
 def arguments(argv=()):
     parser = runs.parser(__file__, __doc__)
     switch = argparse.BooleanOptionalAction
-    parser.add_argument("--sync", action=switch, default=True)
+    sync_help = "statistics over all ranks, or not (yes)"
+    parser.add_argument("--sync", action=switch, default=True, help=sync_help)
     return parser.parse_args(argv)
 
 

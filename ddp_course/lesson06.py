@@ -97,11 +97,10 @@ def train_one_epoch(model, loader, optimizer, scheduler, scaler, device, args):
 
 
 def arguments(argv=()):
-    parser = runs.parser(__file__, __doc__)
-    flag = parser.add_argument
-    per_update = "micro-batches per update (4)"
-    flag("--accumulate", type=runs.count, default=4, help=per_update)
-    flag("--precision", choices=list(PRECISIONS), default="fp32")
+    parser = runs.parser(__file__, __doc__, per="micro-batch")
+    flag, count, precisions = parser.add_argument, runs.count, list(PRECISIONS)
+    flag("--accumulate", type=count, default=4, help="micro-batches per update (4)")
+    flag("--precision", choices=precisions, default="fp32", help="of autocast (fp32)")
     flag("--max-norm", type=float, default=1.0, help="clip longer gradients (1)")
     return parser.parse_args(argv)
 

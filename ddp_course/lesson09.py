@@ -251,10 +251,10 @@ def arrange_buckets(model, inputs):
 
 
 def arguments(argv=()):
-    parser = runs.parser(__file__, __doc__)
-    flag, count = parser.add_argument, runs.count
+    parser = runs.parser(__file__, __doc__, per="micro-batch")
+    flag, count, precisions = parser.add_argument, runs.count, list(lesson06.PRECISIONS)
     flag("--accumulate", type=count, default=1, help="micro-batches per update (1)")
-    flag("--precision", choices=list(lesson06.PRECISIONS), default="fp32")
+    flag("--precision", choices=precisions, default="fp32", help="of autocast (fp32)")
     flag("--max-norm", type=float, default=1.0, help="longer gradients are clipped (1)")
     flag("--save-every", type=count, default=10, help="updates per checkpoint (10)")
     flag("--keep", type=count, default=2, help="how many checkpoints stay (2)")

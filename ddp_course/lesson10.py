@@ -156,19 +156,21 @@ def rank_main(local_rank, args, port, folder):
 
 
 def arguments(argv=()):
-    parser = runs.parser(__file__, __doc__, trains="text")
+    parser = runs.parser(
+        __file__, __doc__, trains="text", most=MOST_ON_A_CPU, per="micro-batch"
+    )
     parser.set_defaults(epochs=1, batch_size=16)
     flag, count = parser.add_argument, {"type": runs.count}
     flag("--tokenizer", help="bytes, bpe, or a tokenizer.json (bytes)")
     flag("--vocabulary", **count, default=2048, help="tokens that bpe learns (2048)")
     flag("--shape", choices=list(SHAPES), default="small", help="of the model (small)")
-    flag("--dropout", type=float, default=0.0)
+    flag("--dropout", type=float, default=0.0, help="probability (0)")
     flag("--precision", choices=["fp32", "bf16"], help="bf16 on a GPU, else fp32")
     flag("--compile", action="store_true", help="compile the model: pays in long runs")
     flag("--accumulate", **count, default=1, help="micro-batches per update (1)")
     flag("--learning-rate", type=float, default=2e-3, help="the highest (2e-3)")
     flag("--warmup", **count, default=20, help="updates of rising learning rate (20)")
-    flag("--weight-decay", type=float, default=0.1)
+    flag("--weight-decay", type=float, default=0.1, help="of matrices (0.1)")
     flag("--max-norm", type=float, default=1.0, help="longer gradients are clipped (1)")
     flag("--eval-every", **count, default=50, help="updates per evaluation (50)")
     flag("--prompt", default="def ", help="what samples begin with")
@@ -176,11 +178,11 @@ def arguments(argv=()):
     flag("--save-every", **count, default=100, help="updates per checkpoint (100)")
     flag("--keep", **count, default=2, help="how many checkpoints stay (2)")
     flag("--resume", action="store_true", help="from the newest good checkpoint")
-    flag("--nproc", **count, default=1, help="ranks to start here, without torchrun")
+    flag("--nproc", **count, default=1, help="ranks to start without torchrun (1)")
     flag("--nnodes", **count, default=1, help="machines that start this program (1)")
-    flag("--node-rank", type=int, default=0, help="which of them this is, from 0")
-    flag("--master-addr", default="127.0.0.1", help="address of machine 0")
-    flag("--master-port", type=int, default=29500, help="where machine 0 listens")
+    flag("--node-rank", type=int, default=0, help="number of this machine (0)")
+    flag("--master-addr", default="127.0.0.1", help="address of machine 0 (127.0.0.1)")
+    flag("--master-port", type=int, default=29500, help="port of machine 0 (29500)")
     args = parser.parse_args(argv)
     if "RANK" in os.environ and args.nproc * args.nnodes > 1:
         parser.error("torchrun has started the ranks: leave out --nproc and --nnodes")

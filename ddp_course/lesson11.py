@@ -122,10 +122,13 @@ def progress(log, model):
 
 
 def arguments(argv=()):
-    parser = runs.parser(__file__, __doc__, trains="questions")
+    parser = runs.parser(
+        __file__, __doc__, trains="questions", most=1024, per="micro-batch"
+    )
     parser.set_defaults(epochs=2, batch_size=4)
     flag, number = parser.add_argument, {"type": runs.count}
-    flag("--method", choices=["lora", "qlora", "full"], default="lora")
+    methods = ["lora", "qlora", "full"]
+    flag("--method", choices=methods, default="lora", help="of fine-tuning (lora)")
     flag("--model", help="a folder, or a name on the Hugging Face Hub (a small Llama)")
     flag("--precision", choices=["fp32", "bf16"], help="bf16 on GPUs and for qlora")
     flag("--r", **number, default=8, help="rank of the adapters' matrices (8)")
@@ -134,7 +137,8 @@ def arguments(argv=()):
     flag("--longest", **number, default=256, help="tokens; the rest is cut off (256)")
     flag("--all-tokens", action="store_true", help="learn the questions, too")
     flag("--accumulate", **number, default=2, help="micro-batches per update (2)")
-    flag("--learning-rate", type=float, default=1e-2, help="2e-4 suits large models")
+    rate_help = "2e-4 suits large models (1e-2)"
+    flag("--learning-rate", type=float, default=1e-2, help=rate_help)
     flag("--resume", action="store_true", help="from the newest checkpoint in --out")
     flag("--merge", action="store_true", help="also write base and adapter in one")
     args = parser.parse_args(argv)

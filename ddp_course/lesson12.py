@@ -250,7 +250,7 @@ def train_one_epoch(model, loader, optimizer, device):
 
 
 def arguments(argv=()):
-    parser = runs.parser(__file__, __doc__, trains="text")
+    parser = runs.parser(__file__, __doc__, trains="text", most=MOST_ON_A_CPU)
     parser.set_defaults(epochs=1, batch_size=8)
     flag, ways, shapes = parser.add_argument, list(WAYS), list(SHAPES)
     flag("--sharding", choices=ways, default="fsdp", help="what is sharded (fsdp)")

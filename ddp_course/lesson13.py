@@ -141,14 +141,14 @@ def load(engine, folder, settings, universal):
 
 
 def arguments(argv=()):
-    parser = runs.parser(__file__, __doc__, trains="text")
+    parser = runs.parser(__file__, __doc__, trains="text", most=512, per="micro-batch")
     parser.set_defaults(epochs=1, batch_size=8)
     flag, count = parser.add_argument, runs.count
     flag("--stage", type=int, choices=range(4), default=2, help="of ZeRO (2)")
     flag("--precision", choices=["fp32", "bf16", "fp16"], help="bf16 on a GPU")
     flag("--shape", choices=list(SHAPES), default="small", help="of the model (small)")
     flag("--accumulate", type=count, default=1, help="micro-batches per update (1)")
-    flag("--learning-rate", type=float, default=1e-3)
+    flag("--learning-rate", type=float, default=1e-3, help="of AdamW (1e-3)")
     flag("--warmup", type=int, default=0, help="updates of warm-up (0)")
     flag("--max-norm", type=float, default=0.0, help="longer gradients are clipped (0)")
     flag("--deepspeed_config", metavar="FILE", help="takes the place of these flags")

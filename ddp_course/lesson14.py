@@ -142,11 +142,12 @@ def resume(path, parts, settings):
 
 
 def arguments(argv=()):
-    parser = runs.parser(__file__, __doc__)
+    parser = runs.parser(__file__, __doc__, per="micro-batch, at most")
     flag, count = parser.add_argument, runs.count
     together = "samples per update, on all ranks together (%(default)s)"
     flag("--global-batch", type=count, default=128, help=together)
-    flag("--compress", choices=["none", "bf16", "powersgd"], default="none")
+    ways = ["none", "bf16", "powersgd"]
+    flag("--compress", choices=ways, default="none", help="of the gradients (none)")
     flag("--save-every", type=count, default=10, help="updates per checkpoint (10)")
     flag("--resume", action="store_true", help="go on from the checkpoint, if any")
     return parser.parse_args(argv)

@@ -123,8 +123,9 @@ class DesyncDetector:
 
     Each rank hashes both in each step; every `every` steps the ranks exchange the
     hashes; call `check()` for the steps since then. It is for DDP, where all ranks have
-    the same parameters, and not for shards. Raises UsageError on all ranks, with one line: the first step, the rank and
-    the parameter or collective that differ from those of rank 0.
+    the same parameters, and not for shards. Raises UsageError on all ranks, with one
+    line: the first step, the rank and the parameter or collective that differ from
+    those of rank 0.
     """
 
     def __init__(self, model, optimizer, every=10, timeout=60):
@@ -377,7 +378,8 @@ TOOLS = ["nan", "desync", "straggler"]
 def watch(model, optimizer, report, args):
     """Attach the tools to training with this optimizer. The loop stays as it is.
 
-    report: is called with a line about a straggler. Returns the DesyncDetector, or None.
+    report: is called with a line about a straggler. Returns the desync detector, which
+    has a `check()` for the end, or None.
     """
     if "nan" in args.watch:
         NanGuard(model, optimizer, args.timeout)
@@ -390,7 +392,8 @@ def watch(model, optimizer, report, args):
 def arguments(argv=()):
     parser = runs.parser(__file__, __doc__)
     flag = parser.add_argument
-    flag("--watch", nargs="*", choices=TOOLS, default=TOOLS, help="for what (all)")
+    attached = "which tools to attach (all; without a name: none)"
+    flag("--watch", nargs="*", choices=TOOLS, default=TOOLS, help=attached)
     compared = "steps per comparison of the ranks (10)"
     flag("--check-every", type=runs.count, default=10, help=compared)
     return parser.parse_args(argv)

@@ -261,12 +261,13 @@ def arguments(argv=()):
     flag, count, switch = parser.add_argument, runs.count, {"action": "store_true"}
     flag("--workers", type=int, default=0, help="processes that read data (0)")
     flag("--channels-last", **switch, help="images as (rows, columns, channels)")
-    flag("--precision", choices=["fp32", "bf16"], default="fp32")
+    precisions, ways = ["fp32", "bf16"], ["none", "bf16", "powersgd"]
+    flag("--precision", choices=precisions, default="fp32", help="of autocast (fp32)")
     flag("--fused", **switch, help="AdamW in one pass over all parameters")
     flag("--compile", **switch, help="compile the model: pays in long runs")
     flag("--static-graph", **switch, help="promise DDP that all steps are alike")
     flag("--bucket-mb", type=float, help="size of DDP's buckets (25, the first 1)")
-    flag("--compress", choices=["none", "bf16", "powersgd"], default="none")
+    flag("--compress", choices=ways, default="none", help="of the gradients (none)")
     flag("--trace", type=count, metavar="STEP", help="record this step's trace")
     args = parser.parse_args(argv)
     if args.workers < 0:

@@ -39,21 +39,22 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (--help lists the flags)")
 
 
-def parser(file, doc, trains="images"):
+def parser(file, doc, trains="images", most=4096, per="step"):
     """The flags that all lessons have; a lesson adds its own.
 
     file, doc: the lesson's `__file__` and `__doc__`. trains: on 'images', 'text',
-    'questions', or None.
+    'questions', or None. most, per: for the help of --train-samples and --batch-size.
     """
     lesson = Path(file).stem
     layout = argparse.RawDescriptionHelpFormatter
     flags = Parser(prog=f"{lesson}.py", description=doc, formatter_class=layout)
     flags.set_defaults(lesson=lesson.removeprefix("lesson"))
     flag = flags.add_argument
-    flag("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto")
+    devices, auto = ["auto", "cpu", "cuda", "mps"], "auto is a GPU if there is one"
+    flag("--device", choices=devices, default="auto", help=f"{auto} (auto)")
     out = project_folder() / "runs" / lesson
     flag("--out", type=Path, default=out, help="where the result and the log go")
-    flag("--seed", type=int, default=0)
+    flag("--seed", type=int, default=0, help="of all random numbers (0)")
     flag("--timeout", type=count, default=60, help="seconds to wait for a rank (60)")
     appended = "appended by some launchers; the environment says it, too"
     flag("--local-rank", "--local_rank", type=own_local_rank, help=appended)
@@ -61,10 +62,11 @@ def parser(file, doc, trains="images"):
         data, data_help = DATA[trains]
         choices = ["auto", "digits", "mnist"] if trains == "images" else None
         flag("--data", choices=choices, default=data, help=data_help)
-        flag("--epochs", type=count, default=3)
-        batch_help = "samples per step, on each rank (%(default)s)"
+        epochs_help = "passes over the samples (%(default)s)"
+        flag("--epochs", type=count, default=3, help=epochs_help)
+        batch_help = f"samples per {per}, on each rank (%(default)s)"
         flag("--batch-size", type=count, default=64, help=batch_help)
-        samples_help = "how many to train on (all on a GPU, some thousands elsewhere)"
+        samples_help = f"how many to train on (all on a GPU, at most {most} elsewhere)"
         flag("--train-samples", type=count, help=samples_help)
     if trains == "images":
         no_dropout_help = "for runs that are compared number by number"

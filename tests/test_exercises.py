@@ -3,6 +3,7 @@ else, and the learner's commands.
 """
 
 import ast
+import importlib
 import io
 import json
 import shutil
@@ -16,7 +17,7 @@ import nbformat
 import pytest
 from conftest import COURSE, THOROUGH, python
 
-from ddp_course import UsageError
+from ddp_course import UsageError, checks
 from ddp_course.school import command, exercises, handed_in, progress
 from ddp_course.school.judge import Verdict
 
@@ -87,10 +88,15 @@ def test_each_exercise_belongs_to_a_lesson():
 
 @each_exercise
 def test_an_exercise_is_what_its_solution_gives(number):
-    ours = exercises.released(exercises.read(exercises.notebooks("solutions")[number]))
+    solution = exercises.read(exercises.notebooks("solutions")[number])
+    ours = exercises.released(solution)
     stored = exercises.notebooks("exercises")[number].read_text()
     assert stored == nbformat.writes(ours) + "\n"
     assert "BEGIN SOLUTION" not in stored and "### GIVEN" not in stored
+    for cell in [*solution.cells, *ours.cells]:
+        if cell.cell_type == "code":  # as wide as a cell is on a laptop
+            for line in cell.source.splitlines():
+                assert len(line) <= 88, line
 
 
 @each_exercise
@@ -122,6 +128,25 @@ def test_the_solutions_outputs_are_of_a_real_run_in_which_all_passed(number):
     for task in solution_tasks(number):
         [output] = task.check.outputs
         assert output.data["text/plain"] == f"{number} {task.name}: passed"
+    checked = [task.check.id for task in solution_tasks(number)]
+    for cell in cells:  # or the exercise would have lost it
+        assert (
+            not cell.outputs or cell.id in checked or exercises.tagged(cell, "question")
+        ), cell.source
+
+
+def test_a_cell_that_shows_a_question_keeps_its_output_which_is_todays():
+    shown = []
+    for number, path in exercises.notebooks("exercises").items():
+        for cell in exercises.read(path).cells:
+            assert exercises.tagged(cell, "question") == bool(cell.get("outputs"))
+            shown += [(number, cell)] if cell.get("outputs") else []
+    assert shown
+    for number, cell in shown:
+        importlib.import_module(f"ddp_course.checks.ex{number}")
+        today = eval(cell.source, {"checks": checks})
+        [output] = cell.outputs
+        assert output.data["text/plain"] == str(today).rstrip("\n")
 
 
 def nbval(path, *options):
@@ -260,6 +285,9 @@ def test_a_region_becomes_its_task_and_a_stub_or_what_is_given():
     cell = "def f(x):\n    ### BEGIN SOLUTION: double it\n    y = x\n    return 2 * y\n    ### END SOLUTION\n"
     stub = "def f(x):\n    # double it (about 2 lines)\n    raise NotImplementedError"
     assert exercises.cleared(cell) == stub
+    long = cell.replace("double it", "double\n    ### it")
+    assert exercises.cleared(long) == stub
+    assert exercises.answer_of(long) == exercises.answer_of(cell)
     cell = "def f(x):\n    ### BEGIN SOLUTION\n    return 2 * x\n    ### GIVEN\n    # return 3 * x\n    ### END SOLUTION"
     assert exercises.cleared(cell) == "def f(x):\n    return 3 * x"
     assert exercises.answer_of(cell) == "def f(x):\n    return 2 * x"

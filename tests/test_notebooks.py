@@ -337,6 +337,25 @@ def test_it_has_all_parts_in_order(path):
     assert len(re.findall(r"(?m)^\*\*\d\. ", breaks)) >= 2
 
 
+def markdown_in_html(text):
+    """The folded answers that have Markdown, which nobody renders there: HTML goes on to
+    the next empty line.
+    """
+    folded = re.findall(r"(?s)<details>(?:(?!\n\n|</details>).)*", text)
+    inner = [re.sub(r"<[^>]+>", "", html) for html in folded]
+    return [found for found in inner if re.search(r"\*\*|`|\]\(|\$", found)]
+
+
+def test_markdown_in_a_folded_answer_would_be_noticed():
+    [found] = markdown_in_html("> <details><summary>Answer</summary>`x`</details>")
+    assert found == "Answer`x`"
+
+
+@each_notebook
+def test_a_folded_answer_has_no_markdown(path):
+    assert markdown_in_html(prose(path)) == []
+
+
 @each_notebook
 def test_it_has_one_cell_of_parameters(path):
     [cell] = [

@@ -138,6 +138,42 @@ def test_every_command_in_a_docstring_has_flags_that_its_lesson_knows():
             lesson.arguments([*flags, "--no-such-flag"])
 
 
+@pytest.fixture
+def parsers(monkeypatch):
+    """The parsers that lessons make."""
+    made, parser = [], runs.parser
+
+    def recorded(*args, **named):
+        made.append(parser(*args, **named))
+        return made[-1]
+
+    monkeypatch.setattr(runs, "parser", recorded)
+    return made
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_every_flag_has_a_help_that_names_its_default(path, parsers):
+    from ddp_course.scenery import images, questions  # which take long to import
+
+    lesson = importlib.import_module(f"ddp_course.{path.stem}")
+    args = lesson.arguments()
+    for flag in parsers[0]._actions:
+        said = flag.help % {"default": flag.default}
+        if isinstance(flag.default, int | float) and flag.nargs != 0:
+            assert float(re.search(r"\((\S+)\)$", said)[1]) == flag.default, said
+        elif flag.choices and isinstance(flag.default, str):
+            assert flag.default in said, said
+    if "batch_size" in args:
+        said = " ".join(parsers[0].format_help().split())
+        several = "accumulate" in args or "global_batch" in args
+        assert ("samples per micro-batch" in said) == several
+        assert ("samples per step" in said) != several
+        others = {"11": questions.MOST_ON_A_CPU, "13": 512}
+        most = others.get(args.lesson, images.MOST_ON_A_CPU)
+        most = getattr(lesson, "MOST_ON_A_CPU", most)
+        assert f"(all on a GPU, at most {most} elsewhere)" in said
+
+
 def test_every_lesson_names_a_command_for_ranks_and_one_without():
     for path in LESSONS:
         text = "\n".join(line for line in commands() if path.stem in line)

@@ -3,11 +3,13 @@ grading.
 
 `solutions/03_solution_ddp.ipynb` becomes `exercises/03_exercise_ddp.ipynb`. A solution
 notebook holds, for each question, a cell tagged `solution` with the answer
-between `### BEGIN SOLUTION: task` and `### END SOLUTION` (nbgrader's markers), and
-after it a check cell tagged `nbval-check-output`, which is one call:
+between `### BEGIN SOLUTION: task` and `### END SOLUTION` (nbgrader's markers; a long
+task goes on in lines that begin with `###`), and after it a check cell tagged
+`nbval-check-output`, which is one call:
 `checks.ex03.check_average_gradients(average_gradients)`. In the exercise, nbval compares
 no outputs (`nbval-ignore-output`), and the check cell is tagged `check`: a question that
-has not passed fails by an error.
+has not passed fails by an error. Only a cell tagged `question` keeps its output, because
+it shows a part of the question.
 
 python -m ddp_course.school.exercises
 """
@@ -27,6 +29,7 @@ from ddp_course.school import folders
 
 COMPARED, NOT_COMPARED, CHECK = "nbval-check-output", "nbval-ignore-output", "check"
 BEGIN, GIVEN, END = "### BEGIN SOLUTION", "### GIVEN", "### END SOLUTION"
+LONG_TASK = re.compile(rf"{BEGIN}.*(\n *### (?!GIVEN|END).*)+")
 
 
 @dataclass(frozen=True)
@@ -193,12 +196,18 @@ def tasks(notebook):
     return found
 
 
+def with_short_tasks(source):
+    """A solution cell in which each task is on the line of its ### BEGIN SOLUTION."""
+    return LONG_TASK.sub(lambda task: re.sub(r"\n *###", "", task[0]), source)
+
+
 def cleared(source):
     """A solution cell as the learner gets it: each answer becomes its task and a stub,
     or what stands under ### GIVEN.
 
     Raises ValueError where markers do not match, or where there are none.
     """
+    source = with_short_tasks(source)
     lines, region = [], None
     for line in source.splitlines():
         indent = line[: len(line) - len(line.lstrip())]
@@ -220,7 +229,7 @@ def cleared(source):
             else:
                 count = sum(bool(text.strip()) for text in region)
                 about = f"about {count} lines" if count > 1 else "one line"
-                wrapped = textwrap.wrap(f"{task} ({about})", 90 - len(indent))
+                wrapped = textwrap.wrap(f"{task} ({about})", 86 - len(indent))
                 lines += [f"{indent}# {text}" for text in wrapped] + [
                     f"{indent}raise NotImplementedError"
                 ]
@@ -241,7 +250,7 @@ def cleared(source):
 def answer_of(source):
     """A solution cell without its markers, and without what stands under ### GIVEN."""
     kept, given = [], False
-    for line in source.splitlines():
+    for line in with_short_tasks(source).splitlines():
         given = (given or GIVEN in line) and END not in line
         if not given and not any(marker in line for marker in (BEGIN, END)):
             kept.append(line)
@@ -257,8 +266,8 @@ def compare_no_output(cell):
 
 
 def released(solution):
-    """The exercise notebook of a solution notebook: answers cleared, nothing
-    executed.
+    """The exercise notebook of a solution notebook: answers cleared, and no outputs but
+    those of the cells tagged `question`.
     """
     import nbformat
 
@@ -268,7 +277,12 @@ def released(solution):
     )  # raises an error for incomplete questions, and for notebooks without any
     for cell in exercise.cells:
         if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = [], None
+            cell.execution_count = None
+            if not tagged(cell, "question"):
+                cell.outputs = []
+            for output in cell.outputs:
+                if "execution_count" in output:
+                    output.execution_count = None
             compare_no_output(cell)
             if tagged(cell, "solution"):
                 cell.source = cleared(cell.source)

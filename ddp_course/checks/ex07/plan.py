@@ -87,7 +87,7 @@ def in_words(case, n):
     "Write down 14 samples in batches of 4 for 3 processes: which batches does each process get, and what is missing "
     "to make all of them full and equally many? The map under `Who sees which sample` in the lesson shows it.",
     "Batches: samples / batch size, rounded up; per process: that / processes, rounded up. All of these are full. "
-    "Updates per epoch: batches per process / accumulation, rounded up, since `accumulate` closes the last window at "
+    "Updates per epoch: batches per process / accumulation, rounded up, since `accumulate` ends the last update at "
     "the end of the loader. For the scheduler, see number 4 under `Break it`.",
     "batches = math.ceil(math.ceil(samples / batch_size) / processes); repeated = batches * processes * batch_size - "
     "samples; updates = epochs * math.ceil(batches / accumulation); the scheduler takes updates * processes steps if "
@@ -215,9 +215,9 @@ def looks(case, n):
         ],
         [
             (updates // epochs, "that is one epoch"),
-            (epochs * (of_each // accumulation), "accumulate closes the last window at the end of the loader, so the "
+            (epochs * (of_each // accumulation), "accumulate ends the last update at the end of the loader, so the "
              "short one makes an update, too"),
-            (math.ceil(epochs * of_each / accumulation), "every epoch ends with an update, so a window never goes on "
+            (math.ceil(epochs * of_each / accumulation), "every epoch ends with an update, so an update never goes on "
              "into the next epoch: round up in each epoch"),
             (epochs * of_each, "these are micro-batches, and several of them make an update"),
             (epochs * math.ceil(batches / accumulation), "the batches are divided among the processes first"),

@@ -64,12 +64,12 @@ def trainings(train, cases, rate, seed):
     "Two things go wrong at the end of an epoch. The last update has fewer batches than `every`, and in the last "
     "batches are samples that prepare has taken once more from the beginning. How can you recognize these samples, if "
     "each sample brings its own number along?",
-    "Number 3 under `Break it` in the lesson has the frame: a window of batches, the number of items in it on all "
-    "processes, a sum divided by that number. Put torch.arange(len(samples)) into the TensorDataset. Without a "
+    "Number 3 under `Break it` in the lesson has the frame: the batches of an update, the number of items in them on "
+    "all processes, a sum divided by that number. Put torch.arange(len(samples)) into the TensorDataset. Without a "
     "shuffle, batch r of process p begins with sample (r * num_processes + p) * batch_size; where a number is smaller "
     "than its place, the sample is a repeated one. F.cross_entropy leaves out targets of -100.",
     "Per batch: first = (r * num_processes + process_index) * batch_size; own = numbers == first + torch.arange("
-    "len(numbers)); targets = targets.where(own, -100). Per window: items = accelerator.reduce(the number of targets "
+    "len(numbers)); targets = targets.where(own, -100). Per update: items = accelerator.reduce(the number of targets "
     "that are not -100); under accelerator.no_sync(model) for all batches but the last, accelerator.backward("
     "F.cross_entropy(model(inputs), targets, reduction='sum') / items * accelerator.num_processes); then step() and "
     "zero_grad().",

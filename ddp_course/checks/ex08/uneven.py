@@ -417,7 +417,7 @@ def cause_of_update(got, truth, network, window, n):
     looks = [
         ([sum(sums)], "it is the sum over all labels that count: divide it by num_items_in_batch"),
         ([truth / ACCUMULATION], f"it is {ACCUMULATION} times too small: num_items_in_batch already covers the whole "
-         "window, so do not divide by the accumulation steps, too"),
+         "update, so do not divide by the accumulation steps, too"),
         ([truth * ACCUMULATION], f"it is {ACCUMULATION} times too large: with your own loss function, Trainer does "
          "not divide by the accumulation steps, so there is nothing to undo"),
         ([truth * n], f"it is {n} times too large: Trainer multiplies by the number of processes itself"),
