@@ -146,7 +146,7 @@ def ring_all_reduce(tensor, steps=None):
     Each rank sends to the next rank only. In the first n - 1 steps the pieces are
     summed as they go round the ring, and each rank ends up with one finished piece; in
     the next n - 1 steps the finished pieces go round. A rank sends 2 (n - 1) / n of the
-    tensor's bytes, hardly more for many ranks than for few: P. Patarasuk and X. Yuan,
+    tensor's bytes, always less than twice the tensor: P. Patarasuk and X. Yuan,
     "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
 
     steps: stop after this many, to look inside.
@@ -231,7 +231,7 @@ def star_seconds(size, n, alpha, beta):
 
 
 def tree_seconds(size, n, alpha, beta):
-    """An all-reduce by pairs: half of the ranks send in each round, and then back."""
+    """An all-reduce by pairs: half of the remaining ranks send per round; then back."""
     return 2 * math.ceil(math.log2(n)) * (alpha + beta * size)
 
 

@@ -29,7 +29,7 @@ def broadcast_from_rank_zero(module):
 
 
 def average_gradients(module):
-    """Replace each gradient by its mean over the ranks. All call it, after backward."""
+    """Replace each gradient by its mean over the ranks. Every rank calls it, after backward."""
     for parameter in module.parameters():
         if parameter.grad is not None:
             dist.all_reduce(parameter.grad)
@@ -67,6 +67,12 @@ class OverlappedDDP(nn.Module):
         self.in_flight.clear()
 
 
+ONE_GRADIENT = (
+    "each parameter must get one gradient per step: "
+    "freeze those that are not used, and finish after each backward"
+)
+
+
 class BucketedDDP(OverlappedDDP):
     """Averages gradients in buckets of `bucket_size_mb` MiB, in few large messages.
 
@@ -87,12 +93,14 @@ class BucketedDDP(OverlappedDDP):
             self.buckets[-1].append(parameter)
             self.bucket_of[parameter] = len(self.buckets) - 1
             room -= parameter.nbytes
-        self.missing = [len(bucket) for bucket in self.buckets]
+        self.missing = [set(bucket) for bucket in self.buckets]
 
     def gradient_is_ready(self, parameter):
         index = self.bucket_of[parameter]
-        self.missing[index] -= 1
-        if self.missing[index] == 0:
+        if parameter not in self.missing[index]:
+            raise RuntimeError(ONE_GRADIENT)
+        self.missing[index].remove(parameter)
+        if not self.missing[index]:
             bucket = self.buckets[index]
             gradients = torch.cat([member.grad.flatten() for member in bucket])
             gradients /= dist.get_world_size()
@@ -102,19 +110,18 @@ class BucketedDDP(OverlappedDDP):
     def finish_gradient_synchronization(self):
         """Wait until every gradient is the mean over the ranks.
 
-        Raises RuntimeError where a parameter did not get exactly one gradient since the
-        last call: its bucket was not sent, or was sent too early.
+        Raises RuntimeError if a parameter got no gradient since the last call: its
+        bucket was not sent. (A second gradient raises it in backward.)
         """
         if any(self.missing):
-            fix = "freeze those that are not used, and finish after each backward"
-            raise RuntimeError(f"each parameter must get one gradient per step: {fix}")
+            raise RuntimeError(ONE_GRADIENT)
         for work, gradients, bucket in self.sent:
             work.wait()
             sizes = [parameter.numel() for parameter in bucket]
             for parameter, mean in zip(bucket, gradients.split(sizes)):
                 parameter.grad = mean.view_as(parameter)
         self.sent.clear()
-        self.missing = [len(bucket) for bucket in self.buckets]
+        self.missing = [set(bucket) for bucket in self.buckets]
 
 
 def distributed(network, average="bucketed", bucket_size_mb=25.0):
@@ -134,7 +141,7 @@ def distributed(network, average="bucketed", bucket_size_mb=25.0):
 def train_one_epoch(model, loader, optimizer, device, finish):
     """Lesson 1's loop; `finish()` makes the gradients equal on all ranks.
 
-    Return the mean loss over the ranks of each step, a list of floats.
+    Return the loss of each step, averaged over the ranks: a list of floats.
     """
     model.train()
     losses = []

@@ -24,7 +24,7 @@ from ddp_course.scenery.models import ConvNet
 def train_one_epoch(model, loader, optimizer, device):
     """Lesson 1's loop as it is, since backward() averages the gradients.
 
-    Return the mean loss over the ranks of each step, a list of floats.
+    Return the loss of each step, averaged over the ranks: a list of floats.
     """
     losses = lesson01.train_one_epoch(model, loader, optimizer, device)
     losses = torch.tensor(losses, device=device)

@@ -1,7 +1,7 @@
 """SyncBatchNorm: BatchNorm over the joined batch of all ranks, on a CPU too.
 
 torchrun --nproc_per_node 2 ddp_course/lesson05.py --batch-size 2 --train-samples 288
-torchrun --nproc_per_node 2 ddp_course/lesson05.py --no-sync --train-samples 288
+torchrun --nproc_per_node 2 ddp_course/lesson05.py --no-sync --batch-size 2 --train-samples 288
 python -m ddp_course.lesson05 --epochs 1
 """
 
@@ -175,6 +175,8 @@ def train(args, rank, world_size, device):
         begin = time.perf_counter()
         losses += train_one_epoch(model, train_loader, optimizer, device)
         seconds += time.perf_counter() - begin
+        for buffer in model.module.buffers():  # without --sync they differ by now
+            dist.broadcast(buffer, 0)
         correct, seen = evaluate(model, test_set, device)
         accuracy = correct / seen
         log.info(f"epoch {epoch + 1}: loss {losses[-1]:.3f}, accuracy {accuracy:.1%}")

@@ -127,7 +127,7 @@ def training_arguments(args, device):
         save_total_limit=1,
         logging_steps=1,
         logging_nan_inf_filter=False,  # a loss that is not a number should be seen
-        label_names=["labels"],  # what evaluation must not hand to the model
+        label_names=["labels"],  # so that evaluation knows that it has labels
         remove_unused_columns=False,  # our data set has no columns
         ddp_find_unused_parameters=False,
         report_to="none",
@@ -147,6 +147,9 @@ def main(argv=()):
     with group if world_size > 1 else nullcontext():
         settings = training_arguments(args, device)
         assert settings.world_size == world_size
+        if settings.n_gpu > 1:
+            problem = f"Trainer would use DataParallel on {settings.n_gpu} GPUs"
+            raise UsageError(f"{problem}: use torchrun, or set CUDA_VISIBLE_DEVICES=0")
         return train(args, settings)
 
 

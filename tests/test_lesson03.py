@@ -294,11 +294,22 @@ def test_buckets_are_filled_from_the_last_layer_to_the_first():
     assert launch(first_and_last) == [(True, True)] * 2
 
 
-@pytest.mark.parametrize("backwards", [0, 2])
-def test_a_gradient_too_few_or_too_many_is_refused(backwards):
+class HalfUsed(nn.Module):
+    """Two layers; the outputs depend on one of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(784, 10), nn.Linear(784, 10)
+
+    def forward(self, images):
+        return self.used(images)
+
+
+@pytest.mark.parametrize("backwards, network", [(0, MLP), (2, MLP), (2, HalfUsed)])
+def test_a_gradient_too_few_or_too_many_is_refused(backwards, network):
     def step():
         with process_group():
-            model = BucketedDDP(MLP(width=8))
+            model = BucketedDDP(network())
             for _ in range(backwards):
                 model(torch.randn(4, 784)).sum().backward()
             model.finish_gradient_synchronization()

@@ -4,6 +4,7 @@ counts, exact resuming.
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from ddp_course import lesson04, lesson07, lesson08
+from ddp_course import UsageError, lesson04, lesson07, lesson08
 from ddp_course.ranks.launch import RankError, launch, start_server
 from ddp_course.scenery.trainer_checkpoints import newest_usable
 
@@ -286,6 +287,25 @@ def test_a_run_that_was_stopped_and_resumed_ends_bit_for_bit_as_one_that_was_not
     assert (
         batches == len(losses) * 2 // 3
     )  # of two epochs: to begin anew would end alike, too
+
+
+def test_a_missing_random_state_is_told_in_the_log(tmp_path):
+    """Trainer itself goes on silently, to other parameters."""
+    run(lesson08, tmp_path, 2, "--epochs", "1")
+    [state] = tmp_path.rglob("rng_state_1.pth")
+    state.unlink()
+    run(lesson08, tmp_path, 2, "--epochs", "2", "--resume")
+    said = (tmp_path / "train.log").read_text()
+    assert "without rng_state_1.pth, this is not the run that was stopped" in said
+    assert "rng_state_0.pth" not in said
+
+
+def test_one_process_with_two_gpus_is_told_to_start_torchrun(monkeypatch):
+    """Trainer would use DataParallel, silently, and double each batch."""
+    settings = SimpleNamespace(world_size=1, n_gpu=2)
+    monkeypatch.setattr(lesson08, "training_arguments", lambda *_: settings)
+    with pytest.raises(UsageError, match="DataParallel on 2 GPUs: use torchrun"):
+        lesson08.main(["--device", "cpu"])
 
 
 def test_there_must_be_something_to_resume_from_and_a_new_run_begins_anew(tmp_path):

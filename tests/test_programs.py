@@ -245,7 +245,7 @@ def assert_one_line(done, expected):
             ["--data", "digits", "--batch-size", "1500"],
             "--batch-size 1500 is more than a rank's share, 1437 of 1437 samples",
         ),
-        (["--device", "mps"], "mps is for one process on a Mac"),
+        (["--device", "mps"], "mps is for lesson 1 on a Mac: it has no collectives"),
         (
             ["--local_rank=1"],
             "'1' contradicts the environment, where it is 0: leave this flag to",
@@ -306,6 +306,16 @@ def test_what_is_impossible_on_three_ranks_gives_one_line(workplace):
             start("--epochs", "-3", nproc=3),
             "argument --epochs: '-3' is not a whole number",
         )
+
+
+def test_a_macs_gpu_is_for_a_program_without_collectives(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert environment.choose_device(collectives=False).type == "mps"
+    assert environment.choose_device("cpu", collectives=False).type == "cpu"
+    assert environment.choose_device().type == "cpu"
+    with pytest.raises(UsageError, match="it has no collectives; use --device cpu"):
+        environment.choose_device("mps")
 
 
 @pytest.mark.skipif(torch.cuda.device_count() >= 2, reason="here are GPUs enough")

@@ -66,16 +66,16 @@ def whole_number(name, default=None):
         raise UsageError(f"{name} must be a whole number, but is {value!r}") from None
 
 
-def choose_device(wish="auto"):
+def choose_device(wish="auto", collectives=True):
     """This process's device: its own GPU if each local rank has one, otherwise the CPU.
 
     wish: 'auto', 'cpu', 'cuda' or 'mps'. 'mps' is a Mac's GPU. It has no collectives,
-    so only a single process gets it. Raises UsageError for a device that does not
-    exist, and for fewer GPUs than local ranks.
+    so only a program without a process group gets it: collectives=False. Raises
+    UsageError for a device that does not exist, and for fewer GPUs than local ranks.
     """
-    _, local_rank, world_size, local_world_size = torchrun_environment()
+    _, local_rank, _, local_world_size = torchrun_environment()
     gpus = torch.cuda.device_count()
-    mps = torch.backends.mps.is_available() and world_size == 1
+    mps = torch.backends.mps.is_available() and not collectives
     if wish == "auto":
         wish = "cuda" if gpus >= local_world_size else "mps" if mps else "cpu"
     if wish == "cuda":
@@ -86,7 +86,7 @@ def choose_device(wish="auto"):
         return torch.device("cuda", local_rank)
     if wish == "mps" and not mps:
         fix = "it has no collectives; use --device cpu"
-        raise UsageError(f"mps is for one process on a Mac: {fix}")
+        raise UsageError(f"mps is for lesson 1 on a Mac: {fix}")
     return torch.device(wish)
 
 

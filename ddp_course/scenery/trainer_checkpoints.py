@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from zipfile import ZipFile
 
+import torch.distributed as dist
 import transformers  # only this line at the top: see lesson08.py
 from safetensors import safe_open
 
@@ -17,16 +18,28 @@ def newest_usable(folder):
     Newer ones that are damaged are renamed, with a warning in the log. Trainer itself
     takes the newest folder, whatever is in it.
     """
+    log = logging.getLogger("ddp_course")
     while newest := transformers.trainer_utils.get_last_checkpoint(folder):
         newest = Path(newest)
         problem = damage(newest)
         if problem is None:
+            for name in random_states():
+                if not (newest / name).is_file():
+                    log.warning(f"without {name}, this is not the run that was stopped")
             return newest
         aside = newest.with_name(f"damaged-{newest.name}")
-        log = logging.getLogger("ddp_course")
         log.warning(f"{newest.name} is now {aside.name}, since {problem}")
         shutil.rmtree(aside, ignore_errors=True)
         newest.rename(aside)
+
+
+def random_states():
+    """The files with the random states of all ranks, by name. Without its own, Trainer
+    goes on with other random numbers, silently.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return ["rng_state.pth"]
+    return [f"rng_state_{rank}.pth" for rank in range(dist.get_world_size())]
 
 
 def damage(checkpoint):
