@@ -29,7 +29,7 @@ def broadcast_from_rank_zero(module):
 
 
 def average_gradients(module):
-    """Replace each gradient by its mean over the ranks. Every rank calls it, after backward."""
+    """Average each gradient over the ranks. Every rank calls it, after backward."""
     for parameter in module.parameters():
         if parameter.grad is not None:
             dist.all_reduce(parameter.grad)
