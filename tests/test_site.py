@@ -552,7 +552,6 @@ def found_by_search(html, query):
             "11",
         ),
         ("The server socket has failed to listen on any local network address", "02"),
-        ("pair.cc:545] Read error [127.0.0.1]:1: Connection reset by peer", "07"),
         ("Can't pickle <function <lambda> at : attribute lookup <lambda>", "01"),
     ],
 )

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 import pytest
@@ -114,11 +114,13 @@ class Notebook:
         """Save the notebook; return its code cells as they are on the disk."""
         before = self.file.stat().st_mtime_ns
         self.button("docmanager:save")
-        deadline = time.monotonic() + 60
-        while self.file.stat().st_mtime_ns == before:
+        notebook, deadline = None, time.monotonic() + 60
+        while notebook is None:
             assert time.monotonic() < deadline, "the notebook was not saved"
             self.page.wait_for_timeout(100)
-        notebook = json.loads(self.file.read_text())
+            if self.file.stat().st_mtime_ns != before:
+                with suppress(json.JSONDecodeError):  # it is being written
+                    notebook = json.loads(self.file.read_text())
         code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
         return [cell for cell in code if "".join(cell["source"]).strip()]
 
