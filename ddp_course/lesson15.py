@@ -7,7 +7,6 @@ python ddp_course/lesson15.py --epochs 1 --watch
 """
 
 import faulthandler
-import os
 import pickle
 import threading
 import time
@@ -25,7 +24,12 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from ddp_course import UsageError, runs
 from ddp_course.lesson04 import evaluate, load, save, train_one_epoch
-from ddp_course.ranks.environment import backend_for, choose_device, process_group
+from ddp_course.ranks.environment import (
+    backend_for,
+    choose_device,
+    process_group,
+    torchrun_environment,
+)
 from ddp_course.scenery.images import load_images
 from ddp_course.scenery.models import ConvNet
 
@@ -70,11 +74,14 @@ def flight_recorded(folder, after=None):
     """Write this rank's flight record if the block fails, or takes too long.
 
     after: seconds. Then a thread writes the stacks of all threads to stack_RANK.txt,
-    wherever the rank hangs, and the record. Files of an earlier run are removed.
+    wherever the rank hangs, and the record. Those of an earlier run are removed.
     """
-    rank = os.environ.get("RANK", "0")
-    for name in (f"fr_{rank}", f"stack_{rank}.txt"):
-        (folder / name).unlink(missing_ok=True)
+    rank, _, world_size, _ = torchrun_environment()
+    for path in [*folder.glob("fr_*"), *folder.glob("stack_*.txt")]:
+        number = path.stem.rpartition("_")[2]
+        # of this rank, or of one that there is no longer
+        if number.isdigit() and int(number) % world_size == rank:
+            path.unlink()
 
     def write():
         folder.mkdir(parents=True, exist_ok=True)

@@ -11,11 +11,13 @@ from torch import nn
 from torch.distributed import _functional_collectives as functional
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 from ddp_course import lesson05
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, launch
 from ddp_course.ranks.watch import count_collectives
+from ddp_course.scenery.images import load_images
 from ddp_course.scenery.models import NormNet
 
 LAYERS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
@@ -382,6 +384,22 @@ def test_with_two_images_per_rank_it_trains_better_synchronised(tmp_path):
         assert len({result["params_sha256"] for result in results}) == 1
         accuracy[sync] = results[0]["test_accuracy"]
     assert accuracy["--sync"] > accuracy["--no-sync"] + 0.05
+
+
+@pytest.mark.parametrize("sync", ["--sync", "--no-sync"])
+def test_the_accuracy_is_that_of_the_saved_model(sync, tmp_path):
+    """Without --sync, each rank has other statistics at the end of an epoch."""
+    flags = ["--data", "digits", "--train-samples", "288", "--batch-size", "2"]
+    flags += ["--epochs", "1", sync, "--out", str(tmp_path)]
+    told = launch(lesson05.main, flags)[0]
+    network = NormNet()
+    network.load_state_dict(torch.load(tmp_path / "model.pt"))
+    network.eval()
+    _, test_set = load_images("digits", 288)
+    loader = DataLoader(test_set, 90)
+    right = sum((network(x).argmax(1) == y).sum().item() for x, y in loader)
+    assert told["test_samples"] == len(test_set)
+    assert told["test_accuracy"] == pytest.approx(right / len(test_set), abs=1e-4)
 
 
 def test_a_rank_that_stays_away_is_noticed():

@@ -134,9 +134,9 @@ def test_a_healthy_collective_of_some_ranks_is_not_taken_for_a_fault(tmp_path):
     assert "missing ranks" not in said and "errors" not in said, said
 
 
-def test_a_rank_that_hangs_before_it_joins_writes_its_stacks(tmp_path):
-    for name in ("fr_1", "stack_1.txt"):
-        (tmp_path / name).write_text("of an earlier run")
+def test_a_rank_that_hangs_before_it_joins_writes_its_stacks(tmp_path, capfd):
+    for name in ("fr_1", "stack_1.txt", "fr_2", "stack_3.txt"):
+        (tmp_path / name).write_text("of an earlier run, on four ranks")
 
     def joins_late(folder):
         with lesson15.flight_recorded(folder, after=1):
@@ -151,7 +151,9 @@ def test_a_rank_that_hangs_before_it_joins_writes_its_stacks(tmp_path):
     launch(joins_late, tmp_path)
     assert "sleeps_too_long" in (tmp_path / "stack_0.txt").read_text()
     assert "of an earlier run" not in (tmp_path / "stack_1.txt").read_text()
-    assert not list(tmp_path.glob("fr_*")), "nobody had joined a group"
+    assert "Exception in thread" not in "".join(capfd.readouterr())
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"stack_0.txt", "stack_1.txt"}, "nobody had joined a group"
 
 
 DETAIL = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
