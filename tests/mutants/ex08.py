@@ -427,7 +427,7 @@ def only_sums():
 
 @wrong(
     "uneven",
-    "3 times too small: num_items_in_batch already covers the whole window",
+    "3 times too small: num_items_in_batch already covers the whole update",
     several=True,
 )
 def divides_by_accumulation_steps():

@@ -331,7 +331,7 @@ TOLD = {
 
 
 def judge_training(seen, batches, seed):
-    """Raise Wrong unless each update is that of one process on its whole window."""
+    """Raise Wrong unless each update is that of one process on its whole update."""
     n, network = len(seen), Tagger(seed)
     for rank, of_rank in enumerate(seen):
         for loss in of_rank["odd"]:
