@@ -198,8 +198,6 @@ def train(args, rank, world_size, device):
         log.info(f"going on after epoch {done}")
     elif rank == 0:
         runs.empty_folder(folder)
-    if rank == 0:
-        runs.write_atomically(folder / "settings.json", json.dumps(settings))
 
     for epoch in range(done, args.epochs):
         sampler.set_epoch(epoch)
@@ -207,6 +205,8 @@ def train(args, rank, world_size, device):
         losses += train_one_epoch(engine, islice(loader, per_epoch), device)
         seconds += time.perf_counter() - begin
         progress = {"epoch": epoch + 1, "losses": losses, "seconds": seconds}
+        if rank == 0:  # of the checkpoint that comes now, not of an attempt
+            runs.write_atomically(folder / "settings.json", json.dumps(settings))
         engine.save_checkpoint(str(folder), f"epoch-{epoch + 1}", progress)
         log.info(f"epoch {epoch + 1}: loss {losses[-1]:.3f}")
 

@@ -36,8 +36,8 @@ class DealtBatches:
 
     However many ranks deal it, together they take the same samples. Yields this rank's
     indices for each update from `start` on. Samples at the end of an epoch that do not
-    fill a global batch are left out. Each epoch is shuffled anew, so they are other
-    samples each time.
+    fill a global batch are left out. Each epoch has its own shuffle, so different ones
+    are left out each time.
     """
 
     start = 0

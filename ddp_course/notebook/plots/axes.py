@@ -10,7 +10,7 @@ WIDE = 8.4  # inches, 806 pixels
 
 
 def chart(height, width=7):
-    """A figure with one pair of axes, of so many inches."""
+    """A figure with one pair of axes, of this many inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots()
 

@@ -58,11 +58,14 @@ def curve(xs, lines, xlabel, ylabel, title, marks=None):
         axes.whole_steps(axis)
     if len(lines) + len(marks or {}) > 1:
         axis.legend()
-    drawn = lines | {label: values for label, (_, values) in (marks or {}).items()}
-    told = [f"{label}: {first_to_last(of)}" for label, of in drawn.items()]
-    between = f"for {xlabel} {first_to_last(xs)}"
+    told = [f"{label}: {first_to_last(values)}" for label, values in lines.items()]
+    for label, points in (marks or {}).items():
+        pairs = (f"{number(y)} at {number(x)}" for x, y in zip(*points))
+        told.append(f"{label}: {', '.join(pairs)}")
+    kind = "Line chart" if lines else "Points"
+    between = f"for {xlabel} {first_to_last(xs)}" if lines else f"by {xlabel}"
     display_figure(
-        figure, f"{title}. Line chart of {ylabel}, {between}. {'; '.join(told)}."
+        figure, f"{title}. {kind} of {ylabel}, {between}. {'; '.join(told)}."
     )
 
 

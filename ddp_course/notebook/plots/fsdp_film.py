@@ -11,7 +11,7 @@ MOVE, FREE = 0.55, 0.75  # when, in its beat, a piece has arrived, and is freed
 
 
 def fsdp(ranks, blocks=3):
-    """One training step with FSDP on so many ranks: an animation, and on paper its
+    """One training step with FSDP on this many ranks: an animation, and on paper its
     kinds of moments.
 
     Each rank keeps a shard of the weights of every block. A block is gathered before it
