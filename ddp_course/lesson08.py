@@ -146,11 +146,16 @@ def main(argv=()):
     group = process_group(backend_for(device), args.timeout)
     with group if world_size > 1 else nullcontext():
         settings = training_arguments(args, device)
-        assert settings.world_size == world_size
-        if settings.n_gpu > 1:
-            problem = f"Trainer would use DataParallel on {settings.n_gpu} GPUs"
-            raise UsageError(f"{problem}: use torchrun, or set CUDA_VISIBLE_DEVICES=0")
+        check_processes(settings, world_size)
         return train(args, settings)
+
+
+def check_processes(settings, world_size):
+    """Raise UsageError where Trainer would take several GPUs in one process."""
+    assert settings.world_size == world_size
+    if settings.n_gpu > 1:
+        problem = f"Trainer would use DataParallel on {settings.n_gpu} GPUs"
+        raise UsageError(f"{problem}: use torchrun, or set CUDA_VISIBLE_DEVICES=0")
 
 
 def train(args, settings):

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from ddp_course import lesson08, runs
 from ddp_course.lesson06 import PRECISIONS
-from ddp_course.lesson08 import logged, prepare_checkpoints
+from ddp_course.lesson08 import check_processes, logged, prepare_checkpoints
 from ddp_course.ranks.environment import (
     backend_for,
     choose_device,
@@ -179,7 +179,7 @@ def main(argv=()):
     group = process_group(backend_for(device), args.timeout)
     with group if world_size > 1 else nullcontext():
         settings = training_arguments(args, device)
-        assert settings.world_size == world_size
+        check_processes(settings, world_size)
         return train(args, settings)
 
 

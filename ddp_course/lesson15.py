@@ -74,7 +74,9 @@ def flight_recorded(folder, after=None):
     """Write this rank's flight record if the block fails, or takes too long.
 
     after: seconds. Then a thread writes the stacks of all threads to stack_RANK.txt,
-    wherever the rank hangs, and the record. Those of an earlier run are removed.
+    and the record. Like every Python thread it needs the GIL: for a rank that hangs
+    without giving it up, faulthandler.dump_traceback_later writes the stacks. Files of
+    an earlier run are removed.
     """
     rank, _, world_size, _ = torchrun_environment()
     for path in [*folder.glob("fr_*"), *folder.glob("stack_*.txt")]:
@@ -107,6 +109,10 @@ def flight_recorded(folder, after=None):
 # ---- what the tools share ----
 
 
+def unwrapped(model):
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
 def side_group(timeout):
     """A group of all ranks for the tools alone, with gloo also where training has nccl.
 
@@ -132,14 +138,16 @@ class DesyncDetector:
     hashes; call `check()` for the steps since then. It is for DDP, where all ranks have
     the same parameters, and not for shards. Raises UsageError on all ranks, with one
     line: the first step, the rank and the parameter or collective that differ from
-    those of rank 0.
+    those of rank 0. Collectives that the flight recorder no longer has are counted, but
+    not compared. Memory: random numbers as long as each parameter, once for all
+    parameters of one length (see `digest`).
     """
 
     def __init__(self, model, optimizer, every=10, timeout=60):
-        self.model, self.every, self.steps = getattr(model, "module", model), every, []
+        self.model, self.every, self.steps = unwrapped(model), every, []
         self.group = side_group(timeout)
         self.step, self.calls = 0, how_many_calls()
-        self.seen = last_entry()
+        self.seen = last(flight_record()["entries"])
         optimizer.register_step_post_hook(self.after_step)
 
     def after_step(self, *_):
@@ -152,14 +160,19 @@ class DesyncDetector:
     def check(self):
         """Compare the steps since the last check. All ranks call it together."""
         dist.monitored_barrier(self.group, wait_all_ranks=True)  # names who is missing
-        mine, called = [], calls_since(self.seen)
+        entries = flight_record()["entries"]  # takes longer than all else here
+        mine, called = [], calls_since(self.seen, entries)
         for step, calls, hashes in self.steps:
             numbers = range(self.calls + 1, calls + 1)
-            of_step = [called[number] for number in numbers if number in called]
+            of_step = {
+                place: called[number]
+                for place, number in enumerate(numbers, 1)
+                if number in called
+            }
             numbered = {name: value.item() for name, value in hashes.items()}
-            mine.append((step, of_step, numbered))
+            mine.append((step, len(numbers), of_step, numbered))
             self.calls = calls
-        self.steps, self.seen = [], last_entry()
+        self.steps, self.seen = [], last(entries)
         for first, *others in zip(*exchange(mine, self.group)):
             for rank, other in enumerate(others, 1):
                 if problem := difference(first, other, rank):
@@ -190,16 +203,16 @@ def odd_numbers(count, device):
 def difference(first, other, rank):
     """What differs between a step of rank 0 and of another rank, as a text, or None.
 
-    A step is (its number, its collectives, {parameter: hash}).
+    A step is (its number, how many collectives it has, {collective: text}, {parameter:
+    hash}).
     """
-    (_, our_calls, ours), (_, their_calls, theirs) = first, other
-    for number, (our, their) in enumerate(zip(our_calls, their_calls), 1):
-        if our != their:
-            place = f"collective {number} of rank {rank} is {their}"
-            return f"{place}, and that of rank 0 is {our}"
-    if len(our_calls) != len(their_calls):
-        calls = f"{len(their_calls)} collectives"
-        return f"rank {rank} has called {calls}, and rank 0 {len(our_calls)}"
+    (_, count, calls, ours), (_, their_count, their_calls, theirs) = first, other
+    for number in sorted(calls.keys() & their_calls.keys()):
+        if calls[number] != their_calls[number]:
+            place = f"collective {number} of rank {rank} is {their_calls[number]}"
+            return f"{place}, and that of rank 0 is {calls[number]}"
+    if count != their_count:
+        return f"rank {rank} has called {their_count} collectives, and rank 0 {count}"
     if list(ours) != list(theirs):
         return f"rank {rank} has other parameters than rank 0"
     different = [name for name in ours if ours[name] != theirs[name]]
@@ -215,8 +228,7 @@ def how_many_calls():
     return max(0, status.get("last_enqueued_collective", 0))
 
 
-def last_entry():
-    entries = flight_record()["entries"]
+def last(entries):
     return entries[-1]["record_id"] if entries else -1
 
 
@@ -224,13 +236,13 @@ def last_entry():
 ALIKE = {"all_reduce", "broadcast", "all_gather", "reduce", "reduce_scatter"}
 
 
-def calls_since(entry):
-    """The collectives in the default group after an entry: {number: text}.
+def calls_since(entry, entries):
+    """The collectives in the default group after this entry: {number: text}.
 
     The text is what must be the same on all ranks, such as "all_reduce [[5]] Float".
     """
     called = {}
-    for call in flight_record()["entries"]:
+    for call in entries:
         group, _ = call["process_group"]
         if call["record_id"] > entry and group == "0" and not call["is_p2p"]:
             text = call["profiling_name"].partition(":")[2]
@@ -250,16 +262,18 @@ class StragglerDetector:
     waits in backward() for the others. Anything may delay a single step, but a
     straggler is slow in all of them: its best step of each `every` takes `factor` times
     as long as the others' steps do in the median, a millisecond more at least, and it
-    waits least. Time in which other programs have the CPU does not count, or a busy
-    machine would give alarms. If the ranks communicate before the last gradient is
-    there, as DDP does for BatchNorm's buffers, the others wait there, in what counts as
-    their own time: then a straggler may not be found.
-    report: is called with a line about the straggler, on all ranks.
+    waits less than half as long as the rank that waits most. Time in which other
+    programs have the CPU does not count, or a busy machine would give alarms. If the
+    ranks communicate before the last gradient is there, as DDP does for BatchNorm's
+    buffers, the others wait there, and the detector counts this as their own time: it
+    may miss a straggler. If more than half of the ranks are slow, it names none.
+    report: is called with a line about the slowest rank, on all ranks.
     """
 
     def __init__(self, model, optimizer, report, every=9, factor=1.5, timeout=60):
         self.report, self.every, self.factor = report, every, factor
         self.group = side_group(timeout)
+        self.device = next(model.parameters()).device
         self.step, self.begin, self.ready, self.times = 0, None, None, []
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -268,10 +282,11 @@ class StragglerDetector:
         optimizer.register_step_post_hook(self.after_step)
 
     def gradient_is_there(self, parameter):
-        self.device, self.ready = parameter.device, moment(parameter.device)
+        self.ready = moment(self.device)
 
     def before_step(self, *_):
-        if self.begin is not None:  # the first step is longer: it warms up
+        warm = self.begin is not None  # the first step is longer
+        if warm and self.ready is not None:  # a step without gradients has no time
             self.times.append((self.begin, self.ready, moment(self.device)))
 
     def after_step(self, *_):
@@ -282,7 +297,7 @@ class StragglerDetector:
             self.times = []
             if line := slowest(exchange((own, waits), self.group), self.factor):
                 self.report(f"straggler in step {self.step}: {line}")
-        self.begin = moment(self.device)
+        self.begin, self.ready = moment(self.device), None
 
 
 def slowest(rows, factor):
@@ -295,7 +310,7 @@ def slowest(rows, factor):
     others = [
         time for other, (own, _) in enumerate(rows) if other != rank for time in own
     ]
-    if not others or waits[rank] > min(waits):
+    if not others or waits[rank] > max(waits) / 2:
         return None
     if best[rank] < max(factor * median(others), median(others) + 1e-3):
         return None
@@ -337,44 +352,66 @@ def seconds(begin, end):
 
 
 class NanGuard:
-    """Stops all ranks in the same step if a number on one of them is NaN or infinite.
+    """Stops all ranks in the same step if one of them has a NaN or an infinite gradient.
 
     It looks at the output of each layer, and at the gradient of each parameter before
-    the ranks average it, because then all ranks have it. Raises UsageError before the
-    optimizer's step, with the rank and what was NaN first there. Not for fp16 with a
+    the ranks average it, because then all ranks have it. An infinite output alone does
+    not stop them: attention masks are made of -inf. Raises UsageError before the
+    optimizer's step, with the rank and what went wrong first there; layers whose output
+    has been infinite before are not taken for the cause. Not for fp16 with a
     GradScaler, which makes infinite gradients on purpose, and skips those steps.
     """
 
     def __init__(self, model, optimizer, timeout=60):
         self.group, self.step = side_group(timeout), 0
-        self.names, self.finite = [], []
-        model = getattr(model, "module", model)
+        self.names, self.infinite, self.bad = [], [], []
+        self.often_infinite = set()
+        model = unwrapped(model)
         for name, layer in model.named_modules():
             if not list(layer.children()):
                 layer.register_forward_hook(partial(self.look_at_output, name))
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                parameter.register_hook(partial(self.look, f"gradient of {name}"))
+                parameter.register_hook(partial(self.look_at_gradient, name))
         optimizer.register_step_pre_hook(self.before_step)
 
     def look_at_output(self, name, layer, inputs, output):
-        if isinstance(output, torch.Tensor) and torch.is_grad_enabled():
-            self.look(f"output of {name}", output)
+        if torch.is_grad_enabled():
+            for part in output if isinstance(output, tuple) else [output]:
+                if isinstance(part, torch.Tensor):
+                    nan, infinite = part.isnan().any(), part.isinf().any()
+                    self.note(f"output of {name}", infinite, bad=nan)
 
-    def look(self, name, tensor):
+    def look_at_gradient(self, name, gradient):
+        bad = ~gradient.isfinite().all()
+        self.note(f"gradient of {name}", bad, bad)
+
+    def note(self, name, infinite, bad):
         self.names.append(name)
-        self.finite.append(torch.isfinite(tensor).all())
+        self.infinite.append(infinite)
+        self.bad.append(bad)
 
     def before_step(self, *_):
         self.step += 1
-        finite = torch.stack(self.finite).tolist() if self.finite else []
-        first = self.names[finite.index(False)] if False in finite else None
-        self.names, self.finite = [], []
+        first = self.first_fault() if self.names else None
+        self.names, self.infinite, self.bad = [], [], []
         found = enumerate(exchange(first, self.group))
         places = [f"in the {name} on rank {rank}" for rank, name in found if name]
         if places:
             first = ", and ".join(places)
             raise UsageError(f"NaN or infinity in step {self.step}, first {first}")
+
+    def first_fault(self):
+        """What went wrong first on this rank, or None."""
+        infinite, bad = torch.stack([*self.infinite, *self.bad]).view(2, -1).tolist()
+        unusual = [
+            name
+            for name, is_infinite, is_bad in zip(self.names, infinite, bad)
+            if is_bad or is_infinite and name not in self.often_infinite
+        ]
+        if any(bad):
+            return unusual[0]
+        self.often_infinite.update(unusual)
 
 
 # ---- the program ----

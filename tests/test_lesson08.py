@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from ddp_course import UsageError, lesson04, lesson07, lesson08
+from ddp_course import UsageError, lesson04, lesson07, lesson08, lesson11
 from ddp_course.ranks.launch import RankError, launch, start_server
 from ddp_course.scenery.trainer_checkpoints import newest_usable
 
@@ -300,12 +300,14 @@ def test_a_missing_random_state_is_told_in_the_log(tmp_path):
     assert "rng_state_0.pth" not in said
 
 
-def test_one_process_with_two_gpus_is_told_to_start_torchrun(monkeypatch):
+@pytest.mark.parametrize("lesson", [lesson08, lesson11])
+def test_one_process_with_two_gpus_is_told_to_start_torchrun(lesson, monkeypatch):
     """Trainer would use DataParallel, silently, and double each batch."""
     settings = SimpleNamespace(world_size=1, n_gpu=2)
-    monkeypatch.setattr(lesson08, "training_arguments", lambda *_: settings)
+    monkeypatch.setattr(lesson, "training_arguments", lambda *_: settings)
+    monkeypatch.setattr(lesson11, "small_llama", lambda: None)
     with pytest.raises(UsageError, match="DataParallel on 2 GPUs: use torchrun"):
-        lesson08.main(["--device", "cpu"])
+        lesson.main(["--device", "cpu"])
 
 
 def test_there_must_be_something_to_resume_from_and_a_new_run_begins_anew(tmp_path):

@@ -180,7 +180,7 @@ def test_other_shapes_abort_a_rank_and_detail_names_the_shapes():
 @pytest.mark.parametrize(
     "name, silent, detail",
     [
-        ("half_a_broadcast", "[1.0, 1.0, 1.0, 1.0, 1.0, 2.0,", "Tensor shapes: .*5.*10|10"),
+        ("half_a_broadcast", "[1.0, 1.0, 1.0, 1.0, 1.0, 2.0,", "Tensor shapes: (5vs 10|10vs 5)"),
         ("other_dtypes", "[1119092736, 1120403456]", "Tensor dtypes: (Floatvs Int|Intvs Float)"),
     ],
 )  # fmt: skip
@@ -197,6 +197,22 @@ def test_equal_collectives_of_other_things_are_found_by_no_tool(capfd):
         launch(run_patient, "mixed_up", env=env)
         said = capfd.readouterr().out
         assert said.count("'loss': 1.25, 'accuracy': 1.25") == 2
+
+
+def without_that_log(name):
+    dist.Logger.set_construction_data_and_log = lambda *_: None
+    run_patient(name)
+
+
+def test_detail_finds_a_ddp_program_s_fault_with_the_lesson_s_line():
+    plain = story("out_of_data", env=DETAIL)
+    assert "SIGSEGV" in plain, "torch has repaired it: so may the lesson, Break it 7"
+    with pytest.raises(RankError) as failed:
+        launch(without_that_log, "out_of_data", env=DETAIL)
+    said = str(failed.value)
+    assert "Detected mismatch between collectives on ranks" in said
+    assert f"line {line_of('out_of_data', '.backward()')}" in said
+    assert re.search("OpType=BARRIER", said) and re.search("OpType=ALLREDUCE", said)
 
 
 def test_a_rank_without_data_is_told_by_the_flight_recorder(tmp_path):
@@ -335,6 +351,25 @@ def test_a_port_in_use_is_named():
     assert "port: 29517" in said
 
 
+@LINUX
+@pytest.mark.parametrize(
+    "name, rank, words",
+    [
+        ("out_of_memory", 1, "can't allocate memory"),
+        ("full_disk", 0, "unexpected pos"),
+        ("port_in_use", 0, "EADDRINUSE"),
+    ],
+)
+def test_a_real_job_says_it_in_the_log_of_that_rank(name, rank, words, treated):
+    """Without the course's launch."""
+    _, text = treated(name, "--tee 3")
+    failed, code, table = root_cause(text)
+    assert failed == rank and code in (1, -6) and words in table
+    log = text.partition("Root Cause")[0].splitlines()
+    told = {line.partition("]")[0] for line in log if words in line and "[" == line[0]}
+    assert told == {f"[default{rank}"}
+
+
 def test_torchrun_keeps_a_log_and_an_error_file_for_each_rank(tmp_path, treated):
     treated("exception", f"--log-dir {tmp_path} --redirects 3 --tee 3")
     [error] = tmp_path.glob("*/attempt_0/1/error.json")
@@ -426,6 +461,38 @@ def busy_machine():
     for program in programs:
         program.kill()
         program.join()
+
+
+@pytest.mark.parametrize("ranks, slow", [(2, 1), (4, 2), (16, 2), (16, 8), (3, 1)])
+def test_a_slow_machine_is_named_too(ranks, slow):
+    """Its ranks are equally slow, so none of them always waits least."""
+    torch.manual_seed(0)
+    for _ in range(300):
+        own = 0.01 * (1 + 0.03 * torch.randn(ranks, 9).abs())
+        own[:slow] *= 3
+        waits = (own.max(0).values - own).median(1).values
+        rows = [(times.tolist(), wait.item()) for times, wait in zip(own, waits)]
+        line = lesson15.slowest(rows, 1.5)
+        assert int(re.match(r"rank (\d+) needs", line)[1]) < slow
+    rows = [([0.01 + 0.001 * rank] * 9, 0.001) for rank in range(3)]
+    assert lesson15.slowest(rows, 1.5) is None
+
+
+def test_a_step_without_gradients_is_no_fault():
+    def skips():
+        with process_group():
+            said = []
+            model = DistributedDataParallel(nn.Linear(4, 1))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            lesson15.StragglerDetector(model, optimizer, said.append, every=3)
+            for step in range(12):
+                optimizer.zero_grad()
+                if step % 3:
+                    model(torch.randn(2, 4)).sum().backward()
+                optimizer.step()
+            return said
+
+    assert launch(skips) == [[], []]
 
 
 @pytest.mark.parametrize("nproc", [2, 3])
@@ -521,17 +588,46 @@ def test_a_fault_of_rank_0_is_found_too_though_another_is_named():
     assert "desync in step 9: 1.weight of rank 1 differs" in line
 
 
-def test_a_collective_more_on_a_rank_alone_is_told():
-    """It must not hang: for a group of one rank it does not."""
-    with pytest.raises(AssertionError):
-        assert (
-            lesson15.difference((3, ["all_reduce [[4]] Float"], {}), (3, [], {}), 1)
-            is None
-        )
-    said = lesson15.difference((3, ["all_reduce [[4]] Float"], {}), (3, [], {}), 1)
+def step_of(count=0, calls=None, hashes=None):
+    return 3, count, calls or {}, hashes or {}
+
+
+def test_a_difference_of_counts_calls_and_parameters_is_told():
+    call = {1: "all_reduce [[4]] Float"}
+    assert lesson15.difference(step_of(1, call), step_of(1, call), 1) is None
+    said = lesson15.difference(step_of(1, call), step_of(), 1)
     assert said == "rank 1 has called 0 collectives, and rank 0 1"
-    said = lesson15.difference((3, [], {"a": 1}), (3, [], {"b": 1}), 1)
+    said = lesson15.difference(step_of(hashes={"a": 1}), step_of(hashes={"b": 1}), 1)
     assert said == "rank 1 has other parameters than rank 0"
+    # one rank's ring has lost its first call already
+    both = {1: "all_reduce [[4]] Float", 2: "broadcast [[4]] Float"}
+    later = {2: "broadcast [[4]] Float"}
+    assert lesson15.difference(step_of(2, both), step_of(2, later), 1) is None
+    later = {2: "barrier []"}
+    said = lesson15.difference(step_of(2, both), step_of(2, later), 1)
+    assert said.startswith("collective 2 of rank 1 is barrier []")
+
+
+def test_a_full_ring_is_no_desync():
+    """Two of three ranks have a group of their own, which fills their rings earlier."""
+
+    def train(every):
+        with process_group(timeout=60) as (rank, _):
+            pair = dist.new_group([0, 2])
+            torch.manual_seed(0)
+            model = DistributedDataParallel(nn.Linear(4, 1))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            lesson15.DesyncDetector(model, optimizer, every)
+            for _ in range(every):
+                optimizer.zero_grad()
+                model(torch.randn(2, 4)).sum().backward()
+                if rank != 1:
+                    dist.all_reduce(torch.ones(1), group=pair)
+                optimizer.step()
+            return len(lesson15.flight_record()["entries"])
+
+    ring = {"TORCH_FR_BUFFER_SIZE": "60"}
+    assert launch(train, 60, nproc=3, env=ring) == [60] * 3
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
@@ -616,6 +712,54 @@ def test_the_guard_names_rank_and_layer_before_the_step(
     line, step, untouched = said[0]
     assert line == f"NaN or infinity in step 6, first in the {place} on rank {rank}"
     assert step == 6 and untouched, "the parameters are still those of step 5"
+
+
+def test_masks_of_infinity_give_no_alarm_and_a_nan_in_a_tuple_does():
+    class Mask(nn.Module):
+        def forward(self, scores):
+            later = torch.ones(4, 4).triu(1).bool()
+            return scores.masked_fill(later, -torch.inf)
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scores, self.mask, self.recurrent = (
+                nn.Linear(4, 4), Mask(), nn.LSTM(4, 2),
+            )  # fmt: skip
+
+        def forward(self, inputs):
+            return self.recurrent(self.mask(self.scores(inputs)).softmax(-1))[0]
+
+    def train(bad):
+        with process_group():
+            model = DistributedDataParallel(Attention())
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            lesson15.NanGuard(model, optimizer)
+            for step in range(3):
+                if step == 2 and bad:
+                    model.module.recurrent.bias_hh_l0.data[0] = torch.nan
+                optimizer.zero_grad()
+                model(torch.randn(4, 4)).sum().backward()
+                optimizer.step()
+
+    launch(train, False)
+    with pytest.raises(RankError, match="step 3, first in the output of recurrent on"):
+        launch(train, True)
+
+
+def test_tools_look_at_the_whole_of_a_model_that_is_not_wrapped():
+    class Parts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module, self.head = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def detector():
+        with process_group():
+            model = Parts()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            return list(lesson15.DesyncDetector(model, optimizer).model._modules)
+
+    assert launch(detector) == [["module", "head"]] * 2
 
 
 # ---- the program ----
