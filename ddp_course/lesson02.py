@@ -9,6 +9,7 @@ python ddp_course/lesson02.py
 import math
 import time
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -82,10 +83,19 @@ def send_and_receive(chunk, rank, n):
     if n == 1:
         return chunk
     received = torch.empty_like(chunk)
-    sending = dist.isend(chunk, (rank + 1) % n)  # with send, all would wait for all
-    dist.recv(received, (rank - 1) % n)
-    sending.wait()
+    pass_on(chunk, received, rank, n)
     return received
+
+
+def pass_on(outgoing, received, rank, n):
+    """Send a tensor to the next rank, and receive one from the rank before."""
+    send = partial(dist.isend, outgoing, (rank + 1) % n)
+    receive = partial(dist.irecv, received, (rank - 1) % n)
+    # isend and irecv only begin; with send, all would wait for all. nccl does one after
+    # the other, so not all ranks may send first
+    both = [receive(), send()] if rank % 2 else [send(), receive()]
+    for work in both:
+        work.wait()
 
 
 ONE_CHUNK_EACH = [gather, all_gather, send_and_receive]
@@ -102,12 +112,12 @@ COLLECTIVES = [
 ]
 
 
-def before_and_after(collective):
-    """What this rank holds before and after a collective: two tensors (chunks, n * n
-    marks).
+def before_and_after(collective, device="cpu"):
+    """What this rank holds before and after a collective, on a device that the backend
+    serves: two tensors (chunks, n * n marks).
     """
     rank, n = dist.get_rank(), dist.get_world_size()
-    chunks = marked_chunks(rank, n)
+    chunks = marked_chunks(rank, n).to(device)
     if collective in ONE_CHUNK_EACH:
         chunks = chunks[rank : rank + 1]
     elif collective in (broadcast, scatter) and rank != 0:
@@ -157,9 +167,7 @@ def ring_all_reduce(tensor, steps=None):
     for step in range(2 * (n - 1) if steps is None else steps):
         outgoing, incoming = pieces[(rank - step) % n], pieces[(rank - step - 1) % n]
         received = torch.empty_like(incoming)
-        sending = dist.isend(outgoing, (rank + 1) % n)
-        dist.recv(received, (rank - 1) % n)
-        sending.wait()
+        pass_on(outgoing, received, rank, n)
         if step < n - 1:
             incoming += received
         else:
@@ -271,7 +279,7 @@ def main(argv=()):
             log.info(f"rank {place.rank} of {n}, {here}")
 
         for collective in COLLECTIVES:
-            before, after = before_and_after(collective)
+            before, after = before_and_after(collective, device)
             held = [None] * n
             dist.all_gather_object(held, f"{named(before, n)} -> {named(after, n)}")
             log.info(f"{collective.__name__:<18}{' | '.join(held)}")

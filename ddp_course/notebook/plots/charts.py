@@ -182,9 +182,9 @@ def four_bits(levels, weights):
 
 
 @styled
-def cost_line(sizes, seconds, alpha, beta, fitted):
-    """Measured time by message size with the line alpha + beta * bytes; filled points
-    were fitted, open ones held out.
+def cost_line(sizes, seconds, alpha, beta, fitted, of="message"):
+    """Measured time by size with the line alpha + beta * bytes; filled points were
+    fitted, open ones held out. of: what was timed.
     """
     figure, axis = axes.chart(3.3)
     ratio = sizes[-1] / sizes[0]
@@ -197,14 +197,14 @@ def cost_line(sizes, seconds, alpha, beta, fitted):
         ("none", "measured, held out", [p for p in pairs if p[0] not in fitted]),
     ):
         axis.plot(*zip(*of), "o", color=ORANGE, fillstyle=style, label=label)
-    axis.set(xscale="log", yscale="log", title="What a message costs")
-    axis.set(xlabel="bytes in the tensor", ylabel="time of one all_reduce (ms)")
+    axis.set(xscale="log", yscale="log", title=f"What one {of} costs")
+    axis.set(xlabel="bytes in the tensor", ylabel=f"time of one {of} (ms)")
     ticks_on_log_axes(axis)
     axis.legend()
     off = max(abs(alpha + beta * x - t) / t for x, t in zip(sizes, seconds))
     display_figure(
         figure,
-        f"What a message costs. Chart with log axes: {len(sizes)} sizes from "
+        f"What one {of} costs. Chart with log axes: {len(sizes)} sizes from "
         f"{in_binary_units(sizes[0])} ({number(pairs[0][1])} ms) to "
         f"{in_binary_units(sizes[-1])} ({number(pairs[-1][1])} ms), and the line of α = "
         f"{number(1e3 * alpha)} ms and β = {number(1e9 * beta)} ms per million bytes, "

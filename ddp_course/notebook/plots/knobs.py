@@ -1,10 +1,11 @@
 """Pictures with a slider: memory over the number of ranks, a pipeline over the number of
 micro-batches, overlap over the size of buckets. In each, one quantity is the slider's,
-and another one has a row or a panel for each of its values.
+and another one has a row or a panel for each of its values. A phone shows a whole
+picture, so that no change is off its screen; so pictures are narrow enough to be legible
+there.
 """
 
 from ddp_course.notebook.plots.drawing import (
-    WIDE,
     box,
     boxes,
     document,
@@ -30,7 +31,8 @@ from ddp_course.notebook.plots.timelines import end_of
 from ddp_course.notebook.plots.words import count, listing, number
 from ddp_course.scenery.memory import STAGES, states
 
-LEFT, BAR, HIGH, ROW = 190, 500, 26, 38  # pixels
+WIDE = 510  # pixels
+LEFT, BAR, HIGH, ROW = 100, 330, 26, 38
 
 # ---- memory over the number of ranks ----
 
@@ -53,7 +55,7 @@ def memory_bars(parameters, precision, ranks, gpu):
     """The memory per rank, a bar for each stage: alternative text, and SVG in bytes."""
     kept = {stage: states(parameters, ranks, stage, precision) for stage in STAGES}
     most = max(gpu, sum(states(parameters, 1, 0, precision)))
-    width, bottom = LEFT + BAR + 90, 30 + ROW * len(kept)
+    bottom = 30 + ROW * len(kept)
     title = f"Memory per rank, {count(ranks, 'rank')} (without activations)"
     pieces = [text(0, 12, title, anchor="start", weight=700)]
     for place, (stage, state) in enumerate(kept.items()):
@@ -73,7 +75,7 @@ def memory_bars(parameters, precision, ranks, gpu):
     limit = f"with a line at the {number(gpu / 1e9)} GB of a GPU"
     head = f"Memory per rank on {count(ranks, 'rank')}, without activations, {limit}"
     alt = f"{head}. {'; '.join(told)}."
-    return alt, document(width, bottom + 46, pieces, alt)
+    return alt, document(WIDE, bottom + 46, pieces, alt)
 
 
 def bar(top, name, state, most):
@@ -181,8 +183,7 @@ def overlap_panels(size, links, backward, longest):
     pieces.append(text(TIME_LEFT, top + 2, "0 ms", color=NOTE, anchor="start"))
     last = f"{number(1e3 * longest)} ms"
     pieces.append(text(WIDE - 4, top + 2, last, color=NOTE, anchor="end"))
-    names = "computing", "communication, hidden", "communication, exposed"
-    pieces.append(legend(TIME_LEFT, top + 28, dict(zip(names, TIME_COLORS.values()))))
+    pieces.append(legend(TIME_LEFT, top + 28, TIME_COLORS))
     head = f"Buckets of {size}, backward takes {number(1e3 * backward)} ms"
     alt = f"{head}. {'; '.join(told)}."
     return alt, document(WIDE, top + 42, pieces, alt)
