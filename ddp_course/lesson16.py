@@ -128,7 +128,8 @@ def take_turns(steps, rounds, warm_up=3):
 def times_as_fast(times, name, base):
     """How many times as fast `name` is as `base`: (quartile, median, quartile).
 
-    Each round gives one ratio, of two steps that ran one after the other.
+    Each round gives one ratio, of two steps of the same round: next to each other if
+    there are only two.
     """
     ratios = [slow / fast for slow, fast in zip(times[base], times[name])]
     return tuple(statistics.quantiles(ratios, n=4))
@@ -143,6 +144,7 @@ class StepProfile(NamedTuple):
     compute: float  # the whole step
     backward: float  # its backward pass
     gradients: list  # of each parameter: (when it is ready, bytes), in this order
+    update: float = 0.0  # the optimizer's update, after backward
 
 
 def profile_step(forward, parameters, update, rounds=7):
@@ -170,8 +172,9 @@ def profile_step(forward, parameters, update, rounds=7):
         loss.backward()
         end = now()
         update()
+        done = now()
         gradients = [(when - middle, size) for when, size in ready]
-        found.append(StepProfile(now() - begin, end - middle, gradients))
+        found.append(StepProfile(done - begin, end - middle, gradients, done - end))
     for hook in hooks:
         hook.remove()
     return sorted(found)[rounds // 2]
@@ -180,7 +183,7 @@ def profile_step(forward, parameters, update, rounds=7):
 def buckets(gradients, cap):
     """Fill buckets as DDP does: [(when the bucket is ready, bytes), ...].
 
-    gradients: as in StepProfile. cap: a bucket with so many bytes is full.
+    gradients: as in StepProfile. cap: a bucket with this many bytes is full.
     """
     full, size = [], 0
     for when, added in gradients:

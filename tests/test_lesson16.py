@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course import UsageError, lesson02, lesson04, lesson16
+from ddp_course.checks.ex16.choose import Sleepy
 from ddp_course.lesson16 import StepProfile, exposed_seconds, time_use
 from ddp_course.notebook import profiling
 from ddp_course.notebook.plots import speed
@@ -239,11 +240,22 @@ def test_buckets_are_filled_in_order_and_sent_when_their_last_gradient_is_ready(
     assert lesson16.buckets(PROFILE.gradients, cap) == expected
 
 
-def test_buckets_are_those_that_ddp_makes():
+@pytest.mark.parametrize(
+    ("make", "bucket_sizes"),  # the last three as in the notebook
+    [
+        (lambda: MLP(128, 10), (0.1, 0.3, 100)),
+        (lambda: MLP(384, 20), (0.5, 2, 25)),
+        (lambda: ConvNet(dropout=False), (0.005, 2, 25)),
+        (lambda: MLP(32, 60), (0.02, 0.1, 25)),
+    ],
+)
+def test_buckets_are_those_that_ddp_makes_and_each_size_makes_others(
+    make, bucket_sizes
+):
     def sizes_of_messages(bucket_mb):
         with process_group():
             torch.manual_seed(0)
-            network, inputs, sent = MLP(128, 10), torch.randn(8, 784), []
+            network, inputs, sent = make(), torch.randn(2, 1, 28, 28), []
             model = DistributedDataParallel(network, bucket_cap_mb=bucket_mb)
 
             def hook(state, bucket):
@@ -256,7 +268,7 @@ def test_buckets_are_those_that_ddp_makes():
             for _ in range(3):
                 sent.clear()
                 model(inputs).sum().backward()
-            plain = MLP(128, 10)
+            plain = make()
             profile = lesson16.profile_step(
                 lambda: plain(inputs).sum(),
                 list(plain.parameters()),
@@ -266,9 +278,12 @@ def test_buckets_are_those_that_ddp_makes():
             cap = bucket_mb * 2**20
             return sent, [size for _, size in lesson16.buckets(profile.gradients, cap)]
 
-    for bucket_mb in (0.1, 0.3, 100):
+    found = []
+    for bucket_mb in bucket_sizes:
         [(sent, predicted)] = launch(sizes_of_messages, bucket_mb, nproc=1)
         assert sent == predicted
+        found.append(sent)
+    assert len(found[0]) > len(found[1]) > len(found[2]) == 1
 
 
 def test_exposed_communication_is_what_backward_does_not_hide():
@@ -329,6 +344,23 @@ def test_a_profile_has_all_gradients_in_the_order_of_backward():
     assert not any(hooks)
 
 
+def test_a_profile_tells_the_update_from_forward_and_backward():
+    network, inputs = Sleepy([(0.2, 4_000)]), torch.zeros(1, requires_grad=True)
+
+    def forward():
+        time.sleep(0.02)
+        return network(inputs).sum()
+
+    parameters = list(network.parameters())
+    profile = lesson16.profile_step(forward, parameters, lambda: time.sleep(0.05), 3)
+    assert profile.update >= 0.05 and profile.backward >= 0.2
+    assert profile.compute - profile.update - profile.backward >= 0.02  # forward
+
+
+def test_a_profile_made_by_hand_needs_no_update():
+    assert PROFILE.update == 0.0
+
+
 def predict_and_measure(network, bucket_mb, rounds=5):
     """Seconds of a step that mostly communicates: predicted, measured."""
     with process_group() as (_, world_size):
@@ -356,6 +388,32 @@ def test_where_the_network_is_the_bottleneck_a_step_takes_what_is_predicted(
         predict_and_measure, network, bucket_mb, nproc=ranks, network=network
     ):
         assert 0.8 < measured / predicted < 1.8
+
+
+def test_buckets_that_travel_during_backward_make_a_step_shorter_as_predicted():
+    """A model that sleeps, so computing needs no core and its times are known."""
+    alpha, bandwidth = 5e-3, 8e6
+    layers = [(0.04 * place, 200_000) for place in range(1, 9)]  # of backward
+
+    def predict_and_measure():
+        with process_group() as (_, world_size):
+            plain, start = Sleepy(layers), torch.zeros(1, requires_grad=True)
+            parameters = list(plain.parameters())
+            forward, update = lambda: plain(start).sum(), plain.zero_grad
+            profile = lesson16.profile_step(forward, parameters, update, 3)
+            model = DistributedDataParallel(Sleepy(layers), bucket_cap_mb=0.3)
+            step = lambda: model(start).sum().backward()
+            measured = min(lesson16.take_turns({"step": step}, 3)["step"])
+            on = profile, 0.3 * 2**20, world_size, alpha, 1 / bandwidth
+            sent = sum(end - begin for begin, end in lesson16.transfers(*on))
+            exposed = exposed_seconds(*on)
+            return profile.compute + exposed, profile.compute + sent, measured
+
+    for predicted, without_overlap, measured in launch(
+        predict_and_measure, network=(alpha, bandwidth)
+    ):
+        assert predicted < 0.75 * without_overlap
+        assert predicted < 1.05 * measured and measured < 0.85 * without_overlap
 
 
 def test_the_two_laws_say_what_their_authors_said():
