@@ -1,10 +1,14 @@
-"""Sphinx's configuration. The sources are in site/_build/source: see build.py."""
+"""Sphinx's configuration. The sources are in site/_build/source: see make.py."""
 
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
+
+from course import Course  # noqa: E402
+
+course = Course.of_the_environment()
 
 project = "Distributed training, on any machine"
 html_title = project
@@ -31,7 +35,8 @@ html_theme_options = {
     "use_download_button": False,  # each page has its own, for the notebook as it is
     "use_fullscreen_button": False,
     "use_issues_button": False,
-    "use_repository_button": False,
+    "repository_url": course.repository,
+    "use_repository_button": bool(course.repository),
     "show_navbar_depth": 1,
     "navigation_with_keys": False,
     "pygments_light_style": "a11y-high-contrast-light",
@@ -41,6 +46,7 @@ html_context = {"default_mode": "auto"}  # light or dark, as the reader's system
 html_static_path = [str(HERE / "static")]
 html_css_files = ["site.css"]
 html_favicon = str(HERE / "static" / "icon.svg")
+html_search_scorer = str(HERE / "search.js")
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False

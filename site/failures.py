@@ -7,6 +7,7 @@ what to do, in a paragraph that begins with **The fix:**.
 
 import ast
 import re
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -253,8 +254,28 @@ def with_names(failures):
         yield f"{failure.slug}-{times}" if times > 1 else failure.slug, failure
 
 
-def page_of_failure(failure, course):
-    """The page of a failure, Markdown."""
+def alike(pages):
+    """For each page's name, the pages whose error is the same and has another cause, as
+    the lesson calls it. Numbers may differ, and whether the rank that waits sends or
+    receives.
+
+    pages: pairs of a page's name and its failure, as with_names makes them.
+    """
+    groups = {}
+    for slug, failure in pages:
+        title = re.sub(r"\d+|\b(send|recv)\b", "…", failure.title)
+        groups.setdefault(title, []).append((slug, failure))
+    return {
+        slug: [page for page in group if page[0] != slug and page[1].name]
+        for group in groups.values()
+        for slug, _ in group
+    }
+
+
+def page_of_failure(failure, course, others=()):
+    """The page of a failure, Markdown. others: pairs of a page's name and its failure,
+    for the same error with another cause.
+    """
     lesson = course.notebooks("lessons")[failure.lesson]
     page, address = Path("failures/page.md"), f"../lessons/{lesson.name}"
     before, after = (
@@ -262,14 +283,12 @@ def page_of_failure(failure, course):
         for text in (failure.before, failure.after)
     )
     about = f"{failure.title}: what it looks like, why it happens, and what to do."
-    return f"""---
-myst:
-  html_meta:
-    description: {quoted(about)}
----
+    return f"""{described(about)}
 # {failure.heading}
 
 Reproduced in [lesson {title_of(read(lesson))}]({address}), section [{failure.section}]({address}#{failure.anchor}).
+
+{other_causes(others)}
 
 ## What it looks like
 
@@ -279,9 +298,10 @@ Reproduced in [lesson {title_of(read(lesson))}]({address}), section [{failure.se
 
 {after}
 
-## How to reproduce it
+## The lesson's cell
 
-{about_the_frame(failure.code)}
+It uses names that earlier cells of the lesson define or import: [open the lesson]({address}#{failure.anchor}) to run it.
+{about_the_frame(failure)}
 
 {before}
 
@@ -291,14 +311,30 @@ Reproduced in [lesson {title_of(read(lesson))}]({address}), section [{failure.se
 """
 
 
-def about_the_frame(code):
-    """What the course adds to an error in this cell, Markdown."""
-    launch = (
-        "[`launch`](../reference.md#launch) starts the ranks, and prints `rank 0 of 2 raised` before the error; "
-        if "launch(" in code
-        else ""
-    )
-    return f"{launch}[`fails`](../reference.md#fails) expects the error. In your job, only the error itself appears."
+def other_causes(others):
+    """A line with links to the other causes of an error, Markdown; "" if there are none."""
+    links = [
+        f"[{escaped(failure.name)}]({slug}.md) (lesson {int(failure.lesson)})"
+        for slug, failure in others
+    ]
+    return f"Other causes of this error: {' · '.join(links)}" if links else ""
+
+
+def about_the_frame(failure):
+    """What the course adds to an error, and what a job shows without it, Markdown."""
+    raised = re.search(r"(?m)^rank \d+ of \d+ raised", failure.error)
+    killed = re.search(r"was killed by (SIG\w+)", failure.error)
+    launch = "[`launch`](../reference.md#launch) starts the ranks, and"
+    says, yours = "", "only the error itself appears."
+    if raised:
+        says = f"{launch} prints `{raised[0]}` before the error. "
+    if killed:
+        says = f"{launch} reports the signal. "
+        code = -signal.Signals[killed[1]]
+        yours = f"torchrun's table has `exitcode : {code}` for {killed[1]}."
+    if "fresh_kernel(" in failure.code and "TimeoutError" in failure.error:
+        yours = "there is no time limit, and the cell does not end."
+    return f"{says}[`fails`](../reference.md#fails) expects the error. In your job, {yours}"
 
 
 def programs(code, course):
@@ -322,7 +358,7 @@ def patients(code, course):
 
 def index(failures, course):
     """The page that lists all failures, and leads to their pages, Markdown."""
-    lines = [INTRODUCTION]
+    lines = [f"{described(ABOUT)}\n{INTRODUCTION}"]
     entries = []
     lesson = None
     for slug, failure in with_names(failures):
@@ -338,21 +374,24 @@ def index(failures, course):
     return "\n".join([*lines, "", toctree, ""])
 
 
+ABOUT = """Error messages of distributed PyTorch training, each reproduced: what it looks like, why it happens, and
+what to do."""
 INTRODUCTION = """# Error messages
 
 Each failure that the lessons reproduce, with its real error text. To find yours, paste a line of it into the
-search, without the numbers and addresses in it. Many mistakes raise no error at all: for those see
-[which lesson you need](choose.md).
+search. Many mistakes raise no error at all: for those see [which lesson you need](choose.md).
 """
 
 
 def write(course, folder):
     """Write the index and a page for each failure into the site's sources."""
     failures = failures_in(course)
+    pages = list(with_names(failures))
+    others = alike(pages)
     (folder / "failures").mkdir(exist_ok=True)
-    for slug, failure in with_names(failures):
+    for slug, failure in pages:
         (folder / "failures" / f"{slug}.md").write_text(
-            page_of_failure(failure, course)
+            page_of_failure(failure, course, others[slug])
         )
     (folder / "failures.md").write_text(index(failures, course))
 
@@ -376,6 +415,12 @@ def marked(text):
         part if CODE.fullmatch(part) else escaped(part.replace("`", ""))
         for part in re.split(CODE, text)
     )
+
+
+def described(about):
+    """What comes before the title of a page: what it is about, for search engines."""
+    text = quoted(" ".join(about.split()))
+    return f"---\nmyst:\n  html_meta:\n    description: {text}\n---"
 
 
 def quoted(text):

@@ -5,8 +5,9 @@ import tomllib
 from pathlib import Path
 
 from course import read, title_of
-from failures import escaped
+from failures import described, escaped
 from links import relinked
+from notebook_pages import stoppable
 
 PAGES = Path(__file__).parent / "pages"
 START = [
@@ -16,6 +17,7 @@ START = [
     "For instructors",
     "The data",
 ]
+PROGRAM = re.compile(r"`[^`\n]+ ddp_course/(lesson\d\d)\.py[^`\n]*`")  # a command
 LANGUAGES = {"zh": "Chinese", "ru": "Russian", "es": "Spanish"}
 
 
@@ -25,6 +27,7 @@ def write(course, folder):
     for page in PAGES.glob("*.md"):
         text = filled(page.read_text(), pieces(course, readme))
         text = relinked(text, course, course.root, Path(page.name))
+        text = PROGRAM.sub(r"\g<0> ([program](programs/\1.md))", text)
         (folder / page.name).write_text(text)
     (folder / "glossary.md").write_text(glossary(course))
 
@@ -42,6 +45,8 @@ def pieces(course, readme):
     own = course.repository and f"git+{course.repository}"
     colab = sections(readme)["On Colab and Kaggle"]
     if own:
+        name = course.repository.rpartition("/")[2]
+        steps = f"\ngit clone {course.repository}\ncd {name}{steps}"
         colab = re.sub(r"(?s) Replace `COURSE`.*?`\.", "", colab).replace("COURSE", own)
     colab = colab.replace("```python\n%", "```ipython\n%")
     start = {name: sections(readme)[name] for name in START} | {
@@ -78,7 +83,7 @@ def film(path, call):
         for output in cell.get("outputs", []) if call in cell.source else []:
             page = output.get("data", {}).get("text/html", "")
             if "<img" in page:
-                return f'```{{raw}} html\n<div class="film">{page}</div>\n```'
+                return f"```{{raw}} html\n{stoppable(page)}\n```"
     raise LookupError(f"no stored output of {call}...) in {path.name}")
 
 
@@ -95,7 +100,9 @@ def glossary(course):
     """The page of the glossary, Markdown."""
     lessons = course.notebooks("lessons")
     entries = "\n\n".join(entry(term, lessons) for term in terms())
-    return f"""# Glossary
+    about = "The terms of distributed training, with their Chinese, Russian and Spanish names."
+    return f"""{described(about)}
+# Glossary
 
 The field's terms, each with the lesson that introduces it, and with its name in Chinese, Russian and Spanish.
 Where people in that language say the English word, the English word is given.

@@ -8,6 +8,7 @@ from course import read, title_of
 from links import relinked
 
 SERVICE = "Open in {}"
+FILM = 'class="ddp-course-film"'
 
 
 def page_of_notebook(path, course):
@@ -19,11 +20,15 @@ def page_of_notebook(path, course):
             cell.source = relinked(cell.source, course, path.parent, page)
         elif mostly_imports(cell.source):
             cell.metadata.tags = [*cell.metadata.get("tags", []), "hide-input"]
+        for output in cell.get("outputs", []):
+            if FILM in output.get("data", {}).get("text/html", ""):
+                output.data["text/html"] = stoppable(output.data["text/html"])
     first = notebook.cells[0]
     title, _, rest = first.source.partition("\n")
     parts = [
         title,
         links_below_title(path, course),
+        how_to_open(path, course),
         missing_outputs(notebook, path),
         rest,
     ]
@@ -50,6 +55,23 @@ def links_below_title(path, course):
     services = course.services(path)
     links += [f"[{SERVICE.format(name)}]({to})" for name, to in services.items()]
     return "{.course-links}\n" + "\n".join(links)
+
+
+def how_to_open(path, course):
+    """What to know before a notebook is opened elsewhere; "" if no link leads there."""
+    if not course.services(path):
+        return ""
+    first = (
+        "On Colab and Kaggle, run [one cell](../start.md#on-colab-and-kaggle) first."
+    )
+    kind = path.parent.name
+    return f"{first} Codespaces opens lesson 1; all {kind} are in `{kind}/`."
+
+
+def stoppable(film):
+    """A film, HTML, with a box that shows its still instead: site.css does that."""
+    stop = '<label><input type="checkbox"> stop the film</label>'
+    return f'<div class="film">{stop}{film}</div>'
 
 
 def mostly_imports(source):

@@ -5,7 +5,7 @@ import importlib
 import inspect
 import io
 
-from failures import fenced
+from failures import described, fenced
 
 FUNCTIONS = [
     "launch",
@@ -26,7 +26,11 @@ def reference(programs):
         f"| [lesson{number}.py](programs/lesson{number}.md) | {first_line(path)} |"
         for number, path in programs.items()
     )
-    return f"""# Reference
+    about = (
+        "What the course's cells call, the command ddp-course, and the programs' flags."
+    )
+    return f"""{described(about)}
+# Reference
 
 ## In a notebook
 
@@ -151,7 +155,8 @@ def page_of_program(path, course):
     number = path.stem.removeprefix("lesson")
     lesson = course.notebooks("lessons").get(number)
     link = f"[The lesson](../lessons/{lesson.name})\n" if lesson else ""
-    return f"""# {path.name}
+    return f"""{described(first_line(path))}
+# {path.name}
 
 {{.course-links}}
 {link}{{download}}`Download the program </files/{path.name}>`

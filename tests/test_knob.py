@@ -159,7 +159,7 @@ def test_transfers_are_drawn_as_long_as_they_take_and_exposed_after_backward():
     for (_, links), (_, _, svg) in zip(planned.items(), places_of(page)):
         [first, *_] = re.findall(r'<rect x="96" y="26" width="([\d.]+)"', svg)
         scale = float(first) / PROFILE.backward
-        assert longest * scale == pytest.approx(700, abs=1)
+        assert longest * scale == pytest.approx(410, abs=1)
         colors = TIME_COLORS["hidden"], TIME_COLORS["exposed"]
         hidden, exposed = (boxes_of(svg, color) for color in colors)
         edge = 96 + float(first)
@@ -243,6 +243,14 @@ def test_the_pictures_of_a_slider_are_equally_large(a_knob):
         for *_, svg in places_of(a_knob[0])
     }
     assert len(sizes) == 1
+
+
+def test_a_picture_of_a_slider_is_legible_on_a_phone(a_knob):
+    """All of it is seen there, on 368 pixels of 400, where 13 pixels become 9 or more."""
+    for *_, svg in places_of(a_knob[0]):
+        width = int(re.search(r'width="(\d+)"', svg)[1])
+        sizes = [int(size) for size in re.findall(r'font-size="(\d+)"', svg)]
+        assert min(sizes) * min(1, 368 / width) >= 8
 
 
 def test_a_text_that_looks_like_html_does_not_end_the_script():

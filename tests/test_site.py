@@ -107,6 +107,18 @@ def test_controls_have_the_names_that_are_written_on_them(site):
         assert "Toggle hidden content" not in page, path
         for button in re.findall(r"<button[^>]*search-button-field[^>]*>", page):
             assert "aria-label" not in button, path
+        for box in re.findall(r'<div class="ddp-code"[^>]*>', page):
+            assert 'tabindex="0"' in box, path
+
+
+def test_a_page_says_what_it_is_about_and_no_title_repeats_itself(site):
+    for path in inspection.pages_in(site / "html"):
+        page, name = path.read_text(), path.relative_to(site / "html").as_posix()
+        title = re.search("<title>(.*?)</title>", page)[1].split(" &#8212; ")
+        assert len(title) == len({*title}), title
+        if name not in ("search.html", "genindex.html"):
+            about = re.search(r'<meta content="([^"]+)" name="description"', page)
+            assert about and len(about[1]) > 20, name
 
 
 def test_tables_in_outputs_are_tables(site):
@@ -213,6 +225,9 @@ def test_buttons_open_a_notebook_where_the_repository_is_known(repository):
     assert "[The exercise](../exercises/04_exercise_ddp.ipynb)" in row
     assert "{download}`Download the notebook </files/lessons/04_ddp.ipynb>`" in row
     addresses = re.findall(r"\((https://[^)]+)\)", row)
+    first = notebook_pages.page_of_notebook(LESSONS[3], course).cells[0].source
+    told = "On Colab and Kaggle, run [one cell](../start.md#on-colab-and-kaggle) first"
+    assert (told in first) == (repository == HOME)
     if repository != HOME:  # Colab, Kaggle and Codespaces take notebooks from GitHub
         assert addresses == []
         return
@@ -416,11 +431,11 @@ def test_a_numbered_item_may_have_two_failures(first, between, name):
     assert failures.name_above(notebook, 3) == name
 
 
-PARTS = ["What it looks like", "Why, and what to do", "How to reproduce it"]
+PARTS = ["What it looks like", "Why, and what to do", "The lesson's cell"]
 GOOD_FAILURE = """<nav>x</nav><article><h1>E: <code>x</code></h1>
 <h2>What it looks like<a>#</a></h2><pre>E: `x`</pre>
 <h2>Why, and what to do<a>#</a></h2><p>Why.</p><p><strong>The fix:</strong> do it.</p>
-<h2>How to reproduce it<a>#</a></h2><p>The <code>frame</code>.</p><pre>x</pre></article>"""
+<h2>The lesson's cell<a>#</a></h2><p>The <code>frame</code>.</p><pre>x</pre></article>"""
 
 
 def faults_of_failure(page):
@@ -514,16 +529,57 @@ def test_the_page_of_a_failure_shows_the_program_that_the_cell_treats(site):
 def test_the_page_of_a_failure_says_what_the_course_adds(site):
     for slug, failure in failures.with_names(failures.failures_in(Course())):
         page = (site / "html/failures" / f"{slug}.html").read_text()
-        told = page.partition("<h2>How to reproduce it<")[2].partition("</p>")[0]
-        assert "only the error itself appears" in told
+        told = page.partition("<h2>The lesson's cell<")[2].partition("</p>")[0]
+        assert "names that earlier cells of the lesson define" in told
         assert 'href="../reference.html#fails"' in told
         launched = 'href="../reference.html#launch"' in told
         assert launched == bool(re.search(r"\blaunch\(", failure.code)), slug
+        told = " ".join(without_tags(told).split())
+        assert ("before the error" in told) == (" raised\n" in failure.error), slug
+        for line in re.findall(r"rank \d+ of \d+ raised", told):
+            assert line in failure.error, slug
+        killed = "was killed by SIG" in failure.error
+        assert ("torchrun's table has exitcode : -" in told) == killed, slug
+        ends = not killed and "TimeoutError" not in failure.error
+        assert ("only the error itself appears" in told) == ends, slug
+
+
+@pytest.mark.parametrize(
+    "error, told",
+    [
+        ("rank 1 of 3 raised\n\nE: x", "prints `rank 1 of 3 raised` before the error"),
+        ("rank 1 of 2 was killed by SIGABRT", "has `exitcode : -6` for SIGABRT."),
+        ("rank 0 of 2 was killed by SIGKILL", "has `exitcode : -9` for SIGKILL."),
+        ("rank 0 of 2 was killed by SIGSEGV", "has `exitcode : -11` for SIGSEGV."),
+        ("TimeoutError: x", "there is no time limit, and the cell does not end."),
+    ],
+)
+def test_what_a_job_shows_depends_on_how_it_ends(error, told):
+    code = "fresh_kernel(x)" if "Timeout" in error else "launch(f)"
+    failure = failures.Failure("01", "x", "x", error, "", "", code, "x", "x")
+    assert told in failures.about_the_frame(failure)
+
+
+def test_the_page_of_a_failure_leads_to_the_other_causes_of_its_error(site):
+    waits = [
+        "02-a-collective-that-only-rank-calls",
+        "02-everybody-sends-first",  # which of them waits to send is chance
+        "15-a-rank-that-is-out-of-batches",
+    ]
+    ports = ["02-a-port-that-is-taken", "14-two-jobs-on-one-port"]
+    for causes in (waits, ports):
+        for slug in causes:
+            page = (site / "html/failures" / f"{slug}.html").read_text()
+            told = re.search(r"<p>Other causes of this error: .*?</p>", page, re.DOTALL)
+            linked = re.findall(r'href="([^"]+)\.html"', told[0])
+            assert {*causes} - {slug} <= {*linked} and slug not in linked, slug
+    alone = site / "html/failures/11-marked-ready-twice.html"
+    assert "Other causes" not in alone.read_text()
 
 
 def found_by_search(html, query):
-    """The pages that the site's search finds: those that have each word of the query, as
-    Sphinx's searchtools.js looks them up in searchindex.js.
+    """The pages that have each word of the query, as Sphinx's searchtools.js looks them up
+    in searchindex.js. Where there is none, search.js goes on: tests/browser/ tries it.
     """
     from sphinx.search.en import SearchEnglish
 
@@ -605,6 +661,15 @@ def test_the_commands_that_lead_to_a_lesson_are_ones_that_its_program_takes():
         importlib.import_module("ddp_course.lesson04").arguments(planted[0][1])
 
 
+def test_a_command_of_a_program_is_followed_by_a_link_to_its_page(site):
+    page = (site / "html/choose.html").read_text()
+    pages = [
+        number for number, _ in commands_on((site / "source/choose.md").read_text())
+    ]
+    linked = re.findall(r'</code> \(<a [^>]*href="programs/lesson(\d\d).html">', page)
+    assert linked == pages and {"15", "16"} <= {*linked}
+
+
 def test_the_reference_has_every_command_and_every_flag(site):
     import typer
 
@@ -636,6 +701,28 @@ def test_the_front_page_has_three_sentences_a_film_the_commands_and_all_lessons(
     assert len(re.findall(r"\.(?:\s|$)", sentences)) == 3
     for name in re.findall(r"\]\(lessons/(\d\d_\w+)\.ipynb\)", readme):
         assert f'href="lessons/{name}.html"' in page
+
+
+def test_the_front_page_says_where_the_course_is_if_that_is_known(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    front.write(Course(repository=f"{HOME}.git"), source)
+    for path in source.glob("[!i]*.md"):  # one page of the site, without the others
+        path.unlink()
+    options = ["-Q", "-c", COURSE / "site", "-d", tmp_path / "trees"]
+    env = {"DDP_COURSE_REPOSITORY": HOME}
+    made = python("-m", "sphinx", *options, source, tmp_path / "html", env=env)
+    assert made.returncode == 0, made.stderr
+    page = (tmp_path / "html/index.html").read_text()
+    assert f"git clone {HOME}\ncd COURSE\nmake lab" in page
+    assert re.search(rf'<a href="{HOME}"[^>]*title="Source repository"', page)
+    assert f'href="{HOME}/tree/main/lessons/standalone"' in page
+
+
+def test_without_an_address_no_page_says_where_the_course_is(site):
+    for name in ("index", "start"):
+        page = (site / f"html/{name}.html").read_text()
+        assert "git clone" not in page and "make lab" in page
 
 
 # ---- how it is made and published ----

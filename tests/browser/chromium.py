@@ -54,11 +54,16 @@ def context(browser, request):
     found.set_default_timeout(PATIENCE)
     yield found
     if request.session.testsfailed > failed:
-        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-        name = re.sub(r"\W+", "-", request.node.name).strip("-")
         for number, page in enumerate(found.pages):
-            page.screenshot(path=SCREENSHOTS / f"{name}-{number}.png")
+            photograph(page, f"{request.node.name} {number}")
     found.close()
+
+
+def photograph(page, name):
+    """Keep a picture of a page in runs/browser."""
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    file = re.sub(r"\W+", "-", name).strip("-")
+    page.screenshot(path=SCREENSHOTS / f"{file}.png")
 
 
 # ---- JupyterLab ----

@@ -211,6 +211,23 @@ def test_two_notebooks_run_at_once(opened, folder):
         notebook.wait_for_text(notebook.cell("print('then'"), "then 42")
 
 
+# ---- a slider ----
+
+
+def test_the_keyboard_turns_a_slider(opened):
+    """JupyterLab has commands of its own for the arrow keys."""
+    notebook = opened(f"lessons/{LESSONS['12'].name}")
+    cell = notebook.cell("plots.memory_knob(")
+    notebook.run(notebook.cell("%load_ext"))
+    notebook.run(cell)
+    slider = cell.get_by_role("slider", name="number of ranks")
+    picture = cell.locator(".jp-OutputArea img")
+    slider.focus()
+    before = picture.get_attribute("alt")
+    notebook.page.keyboard.press("ArrowRight")
+    assert wait_until(lambda: picture.get_attribute("alt") != before, 10)
+
+
 # ---- a question ----
 
 

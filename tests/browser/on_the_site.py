@@ -2,21 +2,37 @@
 
 import functools
 import http.server
+import re
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from urllib.parse import urldefrag, urljoin
+from urllib.parse import urldefrag, urlencode, urljoin
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from chromium import browser, context  # noqa: F401
+from chromium import SCREENSHOTS, browser, context, photograph  # noqa: F401
 from conftest import COURSE, wait_until
 
 SITE = COURSE / "site" / "_build" / "html"
 NARROW, WIDE = {"width": 400, "height": 800}, {"width": 1400, "height": 900}
 SERIOUS = ("serious", "critical")
 AN_ERROR = "Expected to have finished reduction in the prior iteration"
+# as readers paste them, with the names and numbers of their own jobs: {line: its failures}
+PASTED = {
+    'Missing key(s) in state_dict: "transformer.wte.weight", "lm_head.weight".': (
+        "04-a-state-dict-with-the-prefix-module",
+        "10-a-checkpoint-of-a-compiled-model",
+    ),
+    "The client socket has timed out after 60000ms while trying to connect to "
+    "(gpu-a17, 29500)": ("14-master-addr-is-the-wrong-machine",),
+    "DistStoreError: wait timeout after 600000ms, keys: /worker_count": (
+        "02-a-rank-that-never-joins",
+    ),
+    "Parameters which did not receive grad for rank 0: classifier.bias": (
+        "04-parameters-that-are-not-used",
+    ),
+}
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -75,6 +91,12 @@ def visit(context, site):  # noqa: F811
     return visit
 
 
+def note(problems, page, name, text):
+    """Remember what is wrong with a page, and how it looks now."""
+    problems.append(f"{name}: {text}")
+    photograph(page, name)
+
+
 def links_of(page):
     """The addresses of all links of a page."""
     return page.eval_on_selector_all("a[href]", "all => all.map(link => link.href)")
@@ -88,7 +110,8 @@ def test_pages_say_nothing_in_the_console_and_their_links_lead_somewhere(site, v
     problems, anchors, links = [], {}, set()
     for name in names_of_pages():
         page, said = visit(name)
-        problems += [f"{name}: {text}" for text in said]
+        for text in said:
+            note(problems, page, name, text)
         anchors[urljoin(site, name)] = anchors_of(page)
         links |= {(name, link) for link in links_of(page) if link.startswith(site)}
     for name, link in sorted(links):
@@ -110,23 +133,24 @@ def test_no_page_is_wider_than_a_phone(visit, context):  # noqa: F811
         page.set_viewport_size(NARROW)
         wide = page.evaluate("document.documentElement.scrollWidth")
         if wide > NARROW["width"]:
-            problems.append(f"{name}: {wide} pixels")
+            note(problems, page, name, f"{wide} pixels")
     assert not problems, "\n" + "\n".join(problems)
 
 
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_serious_fault(visit, context, scheme):  # noqa: F811
+def test_axe_finds_no_serious_fault(visit, context, scheme, size):  # noqa: F811
     problems, axe = [], Axe()
     [page] = context.pages
     # the theme fades its buttons from light to dark, but not for those who want no motion
     page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-    page.set_viewport_size(WIDE)
+    page.set_viewport_size(size)
     for name in names_of_pages():
         visit(name)
         for fault in axe.run(page).response["violations"]:
             if fault["impact"] in SERIOUS:
                 where = {node["html"][:150] for node in fault["nodes"]}
-                problems.append(f"{name}: {fault['id']}: {sorted(where)[:2]}")
+                note(problems, page, name, f"{fault['id']}: {sorted(where)[:2]}")
     assert not problems, "\n" + "\n".join(problems)
 
 
@@ -138,6 +162,13 @@ def test_a_search_finds_an_error_text(visit):
     page.locator("#search-results li a").first.click()
     page.wait_for_load_state()
     assert AN_ERROR in page.locator("main").inner_text()
+
+
+@pytest.mark.parametrize("line", PASTED)
+def test_a_search_finds_an_error_with_names_of_the_readers_own(visit, line):
+    page, _ = visit(f"search.html?{urlencode({'q': line})}")
+    first = page.locator("#search-results li a").first
+    assert Path(first.get_attribute("href").split("?")[0]).stem in PASTED[line]
 
 
 def test_a_search_for_what_no_lesson_has_finds_nothing(visit):
@@ -154,11 +185,34 @@ def test_a_folded_answer_opens_and_an_animation_plays(visit):
     before = answer.inner_text()
     answer.locator("summary").click()
     assert len(answer.inner_text()) > len(before) + 20
-    film = page.locator("main img[src^='data:image/svg'], main img[src$='.svg']").first
-    film.scroll_into_view_if_needed()
-    assert film.evaluate("image => image.complete && image.naturalWidth > 0")
+    assert moves(page.locator("main img.ddp-course-film").first)
 
 
+def moves(picture, within=8):
+    """Whether a picture soon looks different."""
+    picture.scroll_into_view_if_needed()
+    before = picture.screenshot()
+    return wait_until(lambda: picture.screenshot() != before, within)
+
+
+@pytest.mark.parametrize(
+    "path", ["index.html", "lessons/02_ranks_and_collectives.html"]
+)
+def test_a_film_can_be_stopped(visit, path):
+    page, _ = visit(path)
+    film, still = (page.locator(f".film .ddp-course-{name}").first for name in STATES)
+    box = page.get_by_role("checkbox", name="stop the film").first
+    assert moves(film) and not still.is_visible()
+    box.focus()
+    page.keyboard.press("Space")
+    assert not film.is_visible() and still.bounding_box()["height"] > 100
+    assert not moves(still, within=3)
+    box.uncheck()
+    assert film.is_visible() and not still.is_visible()
+
+
+STATES = "film", "still"
+SIDES = ("left", "prev"), ("right", "next")
 SLIDERS = {
     "lessons/02_ranks_and_collectives.html": "step",
     "lessons/12_memory.html": "number of ranks",
@@ -179,6 +233,39 @@ def test_a_slider_turns(visit, path):
     slider.focus()
     page.keyboard.press("ArrowRight")
     assert wait_until(lambda: picture() != before, 10)
+
+
+@pytest.mark.parametrize("path", SLIDERS)
+def test_a_phone_shows_all_that_a_slider_changes(visit, path):
+    page, _ = visit(path)
+    page.set_viewport_size(NARROW)
+    slider = page.get_by_role("slider", name=SLIDERS[path])
+    picture = slider.locator("xpath=ancestor::div[1]/img").bounding_box()
+    assert picture["width"] > 300
+    assert picture["x"] >= 0 and picture["x"] + picture["width"] <= NARROW["width"]
+
+
+def test_a_line_does_not_end_within_a_flag_and_titles_are_not_squeezed(visit):
+    page, _ = visit("choose.html")
+    page.set_viewport_size(NARROW)
+    flags = page.locator("main code .pre", has_text=re.compile("^--"))
+    rows = flags.evaluate_all("all => all.map(flag => flag.getClientRects().length)")
+    assert len(rows) > 20 and {*rows} == {1}
+    page, _ = visit("failures/02-shapes-that-do-not-match.html")
+    before, after = (
+        page.locator(f".prev-next-area .{side}-{way}") for side, way in SIDES
+    )
+    assert before.bounding_box()["width"] > 150 and after.bounding_box()["width"] > 150
+    assert after.bounding_box()["y"] > before.bounding_box()["y"] + 20
+
+
+def test_a_problem_is_photographed_on_its_own_page(context):  # noqa: F811
+    page, problems = context.new_page(), []
+    file = SCREENSHOTS / "a-page-of-this-test.png"
+    file.unlink(missing_ok=True)
+    note(problems, page, "a page/of this test", "wrong")
+    assert problems == ["a page/of this test: wrong"] and file.exists()
+    file.unlink()
 
 
 def test_a_wide_page_and_a_low_contrast_are_seen(context, tmp_path):  # noqa: F811

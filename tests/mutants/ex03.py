@@ -971,3 +971,98 @@ def prints_them(sizes, bucket_size, world_size):
 class HandsInTheLessonsClass(lesson03.BucketedDDP):
     def __init__(self, sizes, bucket_size, world_size):
         super().__init__(nn.ParameterList(torch.zeros(n) for n in sizes), bucket_size)
+
+
+@wrong("overlapped", "start the all-reduce in a hook")
+class HalfAtTheEnd(nn.Module):
+    """the first ready gradient is sent at once, the others in finish"""
+
+    def __init__(self, module, every=1):
+        super().__init__()
+        self.module, self.every, self.works, self.calls, self.later = (
+            module,
+            every,
+            [],
+            {},
+            [],
+        )
+        for t in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(t.detach(), src=0)
+        self.trained = [p for p in module.parameters() if p.requires_grad]
+        for p in self.trained:
+            p.register_post_accumulate_grad_hook(self.gradient_is_ready)
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def gradient_is_ready(self, parameter):
+        self.calls[parameter] = self.calls.get(parameter, 0) + 1
+        if self.calls[parameter] % self.every == 0:
+            parameter.grad /= dist.get_world_size() * self.every
+            if self.works or self.later:
+                self.later.append(parameter)
+            else:
+                self.works.append(dist.all_reduce(parameter.grad, async_op=True))
+
+    def finish_gradient_synchronization(self):
+        for p in self.later:
+            dist.all_reduce(p.grad)
+        for w in self.works:
+            w.wait()
+        self.works.clear()
+        self.later.clear()
+
+
+@wrong("bucketed", "start the all-reduce in a hook")
+class OverlapsOnlyTheFirst(nn.Module):
+    """only the first bucket is sent during backward; the others wait for its end"""
+
+    def __init__(self, module, bucket_size_mb=25.0):
+        super().__init__()
+        self.module, self.sent, self.buckets, self.of = module, [], [], {}
+        for t in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(t.detach(), src=0)
+        room = 0
+        for p in reversed([p for p in module.parameters() if p.requires_grad]):
+            if room <= 0:
+                self.buckets.append([])
+                room = bucket_size_mb * 2**20
+            self.buckets[-1].append(p)
+            self.of[p] = len(self.buckets) - 1
+            room -= p.numel() * 4
+            p.register_post_accumulate_grad_hook(self.gradient_is_ready)
+        self.missing = [len(b) for b in self.buckets]
+        self.errors = [torch.zeros(sum(p.numel() for p in b)) for b in self.buckets]
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def gradient_is_ready(self, parameter):
+        i = self.of[parameter]
+        self.missing[i] -= 1
+        if self.missing[i] == 0 and i == 0:
+            self.send(i)
+
+    def send(self, i):
+        flat = (
+            torch.cat([p.grad.flatten() for p in self.buckets[i]])
+            / dist.get_world_size()
+            + self.errors[i]
+        )
+        message = flat.bfloat16()
+        self.errors[i] = flat - message.float()
+        self.sent.append(
+            (self.buckets[i], message, dist.all_reduce(message, async_op=True))
+        )
+
+    def finish_gradient_synchronization(self):
+        for i in range(1, len(self.buckets)):
+            self.send(i)
+        for bucket, message, work in self.sent:
+            work.wait()
+            for p, piece in zip(
+                bucket, message.float().split([p.numel() for p in bucket])
+            ):
+                p.grad.copy_(piece.view_as(p))
+        self.sent.clear()
+        self.missing = [len(b) for b in self.buckets]

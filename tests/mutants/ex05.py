@@ -1288,3 +1288,25 @@ def with_set_submodule(module):
 @wrong("convert", "", status="not attempted")
 def conversion_not_begun(module):
     raise NotImplementedError
+
+
+@wrong("traffic", "one in the backward pass if its input needs a gradient")
+def nested_forgets(network):
+    """each inner Sequential begins without a gradient again"""
+
+    def count(net):
+        grad, calls, numbers = False, 0, 0
+        for layer in net:
+            if isinstance(layer, nn.Sequential):
+                a, b = count(layer)
+                calls += a
+                numbers += b
+            elif isinstance(layer, SyncBatchNorm) and layer.training:
+                c = layer.num_features
+                calls += 1 + grad
+                numbers += 2 * c + 1 + 2 * c * grad
+            grad = grad or any(p.requires_grad for p in layer.parameters())
+        return calls, numbers
+
+    calls, numbers = count(network)
+    return calls, 8 * numbers

@@ -1,6 +1,7 @@
 """Exercise 07: Accelerate."""
 
 import copy
+import math
 import os
 from contextlib import nullcontext
 
@@ -1024,3 +1025,73 @@ def normalizes_in_place(network, samples, labels, batch_size):
     result = trained(accelerator, network, model, optimizer, loader)
     samples.sub_(samples.mean(dim=0))
     return result
+
+
+@wrong("train", "with one step of plain SGD")
+def last_update_divided_by_the_last_round(
+    accelerator, network, samples, labels, batch_size, every, epochs, learning_rate
+):
+    """the short last update is divided by the samples of its last round, samples % joined: right only if it has one round"""
+    n, rank = accelerator.num_processes, accelerator.process_index
+    loader = DataLoader(TensorDataset(samples, labels), batch_size=batch_size)
+    opt = torch.optim.SGD(network.parameters(), lr=learning_rate)
+    model, opt, loader = accelerator.prepare(network, opt, loader)
+    joined = n * batch_size
+    rounds = math.ceil(len(samples) / joined)
+    for _ in range(epochs):
+        for r, (x, y) in enumerate(loader):
+            place = (r * n + rank) * batch_size
+            own = max(0, min(batch_size, len(samples) - place))
+            weight = (torch.arange(len(x)) < own).double()
+            full = (r // every + 1) * every <= rounds and (
+                r // every + 1
+            ) * every * joined <= len(samples)
+            total = every * joined if full else len(samples) % joined
+            last = (r + 1) % every == 0 or r + 1 == rounds
+            with nullcontext() if last else accelerator.no_sync(model):
+                loss = (
+                    (F.cross_entropy(model(x), y, reduction="none") * weight).sum()
+                    * n
+                    / total
+                )
+                accelerator.backward(loss)
+            if last:
+                opt.step()
+                opt.zero_grad()
+    return accelerator.unwrap_model(model)
+
+
+@wrong("train", "with one step of plain SGD")
+def only_rank_0_has_the_rest(
+    accelerator, network, samples, labels, batch_size, every, epochs, learning_rate
+):
+    """in the last round only process 0 is taken to have samples of its own"""
+    n, rank = accelerator.num_processes, accelerator.process_index
+    loader = DataLoader(TensorDataset(samples, labels), batch_size=batch_size)
+    opt = torch.optim.SGD(network.parameters(), lr=learning_rate)
+    model, opt, loader = accelerator.prepare(network, opt, loader)
+    joined = n * batch_size
+    rounds, rest = math.ceil(len(samples) / joined), len(samples) % joined
+    for _ in range(epochs):
+        for r, (x, y) in enumerate(loader):
+            own = len(x)
+            if r + 1 == rounds and rest:
+                own = min(rest, batch_size) if rank == 0 else 0
+            weight = (torch.arange(len(x)) < own).double()
+            update = r // every
+            total = (
+                min((update + 1) * every * joined, len(samples))
+                - update * every * joined
+            )
+            last = (r + 1) % every == 0 or r + 1 == rounds
+            with nullcontext() if last else accelerator.no_sync(model):
+                loss = (
+                    (F.cross_entropy(model(x), y, reduction="none") * weight).sum()
+                    * n
+                    / total
+                )
+                accelerator.backward(loss)
+            if last:
+                opt.step()
+                opt.zero_grad()
+    return accelerator.unwrap_model(model)

@@ -832,3 +832,55 @@ def all_rounds_of_a_document(documents, context, rank, ranks, start):
         targets = targets.view(many, ranks, context)
         yield from zip(tokens[:, rank], targets[:, rank])
         kept = kept[many * size :].clone()
+
+
+@wrong("parameter_groups", "look for the module")
+def names_of_embedding_modules(model, weight_decay):
+    """the name of the embedding's weight: a tied head that is defined before the embedding gives it another name"""
+    tables = {
+        f"{name}.weight"
+        for name, m in model.named_modules()
+        if isinstance(m, torch.nn.Embedding)
+    }
+    decaying, others = [], []
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            (decaying if p.dim() >= 2 and name not in tables else others).append(p)
+    return [
+        {"params": decaying, "weight_decay": weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+
+
+@wrong("parameter_groups", "look for the module")
+def first_module_wins(model, weight_decay):
+    """the first module that has a parameter decides: right only if the embedding comes before the head"""
+    seen, groups = set(), {True: [], False: []}
+    for m in model.modules():
+        for p in m.parameters(recurse=False):
+            if p in seen or not p.requires_grad:
+                continue
+            seen.add(p)
+            groups[p.ndim >= 2 and not isinstance(m, torch.nn.Embedding)].append(p)
+    return [
+        dict(params=ps, weight_decay=weight_decay * flag) for flag, ps in groups.items()
+    ]
+
+
+@wrong("parameter_groups", "look for the module")
+def weights_by_name(model, weight_decay):
+    decaying, others = [], []
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            (
+                decaying
+                if name.endswith("weight")
+                and "norm" not in name
+                and "embedding" not in name
+                and p.dim() > 1
+                else others
+            ).append(p)
+    return [
+        {"params": decaying, "weight_decay": weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]

@@ -344,3 +344,82 @@ class TheLessonsOwn:
         except UsageError as error:
             words = str(error).split()
             return int(words[3].strip(":")), int(words[7]), words[4]
+
+
+@right("agreement")
+class OfAllBytes:
+    def __init__(self, model, optimizer):
+        self.model, self.optimizer = model, optimizer
+        self.step, self.kept = 0, []
+
+    def tensors(self):
+        tensors = dict(self.model.state_dict())
+        for name, parameter in self.model.named_parameters():
+            of_it = self.optimizer.state[parameter].items()
+            tensors |= {f"{name}.{key}": value for key, value in of_it}
+        return tensors
+
+    def hashed(self, tensor):
+        flat = tensor.detach().contiguous().flatten()
+        return self.short(bytes(flat.view(torch.uint8).numpy()))
+
+    def short(self, raw):
+        return int.from_bytes(hashlib.sha256(raw).digest()[:7], "little")
+
+    def after_step(self):
+        self.step += 1
+        hashes = {name: self.hashed(value) for name, value in self.tensors().items()}
+        self.kept.append((self.step, hashes))
+
+    def check(self):
+        kept, self.kept = self.kept, []
+        of_steps = [
+            self.short(repr(list(hashes.values())).encode()) for _, hashes in kept
+        ]
+        if self.agree(of_steps):
+            return None
+        place, _ = self.first(of_steps)
+        step, hashes = kept[place]
+        place, rank = self.first(list(hashes.values()))
+        return step, rank, list(hashes)[place]
+
+    def agree(self, of_steps):
+        return self.first([self.short(repr(of_steps).encode())]) is None
+
+    def first(self, numbers):
+        mine = torch.tensor(numbers)
+        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, mine)
+        for place, row in enumerate(zip(*(part.tolist() for part in parts))):
+            [(usual, _)] = collections.Counter(row).most_common(1)
+            odd = [rank for rank, number in enumerate(row) if number != usual]
+            if odd:
+                return place, odd[0]
+        return None
+
+
+@wrong("agreement", "a false alarm|must be noticed|leave sums or sizes as they were")
+class OfValues(OfAllBytes):
+    """0.0 and -0.0 have the same hash, and NaN another one in each process."""
+
+    def hashed(self, tensor):
+        return hash(tuple(tensor.detach().flatten().tolist()))
+
+
+@wrong("agreement", "the change of a single bit must be noticed")
+class OfFloat32(OfAllBytes):
+    def hashed(self, tensor):
+        return self.short(tensor.detach().float().numpy().tobytes())
+
+
+@wrong("agreement", r"go through model.state_dict\(\), and then")
+class BuffersFirst(OfAllBytes):
+    def tensors(self):
+        tensors = dict(self.model.named_buffers())
+        return tensors | super().tensors()
+
+
+@wrong("agreement", "one hash of everything is enough")
+class HashesOfAllSteps(OfAllBytes):
+    def agree(self, of_steps):
+        return self.first(of_steps) is None

@@ -862,3 +862,91 @@ def waits_if_any_waits(traces):
                 counts["sending" if running else "idle"] += 1
         found.append(counts)
     return found
+
+
+@wrong("update", "the mean gradient over all micro-batches")
+def averages_parameters(model, micro_batches, optimizer):
+    """each rank steps with its own gradient; then the parameters are averaged: right for SGD, wrong for AdamW"""
+    optimizer.zero_grad()
+    losses = []
+    for x, y in micro_batches:
+        loss = F.cross_entropy(model(x), y)
+        (loss / len(micro_batches)).backward()
+        losses.append(loss.detach())
+    optimizer.step()
+    ps = [p.data for p in model.parameters() if p.requires_grad]
+    flat = torch.cat([p.flatten() for p in ps]) / dist.get_world_size()
+    dist.all_reduce(flat)
+    for p, piece in zip(ps, flat.split([p.numel() for p in ps])):
+        p.copy_(piece.view_as(p))
+    losses = torch.stack(losses) / dist.get_world_size()
+    dist.all_reduce(losses)
+    return losses.tolist()
+
+
+@wrong("evaluate", "here that happens for each batch")
+def tolist_per_batch(model, loader):
+    """.tolist() fetches two numbers for each batch"""
+    model.eval()
+    correct, total, seen = 0, 0.0, 0
+    with torch.no_grad():
+        for x, y in loader:
+            out = model(x)
+            correct += (out.argmax(1) == y).sum().tolist()
+            total += F.cross_entropy(out, y, reduction="sum").tolist()
+            seen += len(y)
+    model.train()
+    return correct / seen, total / seen
+
+
+@wrong("evaluate", "needs gradients")
+def grad_stays_off(model, loader):
+    """autograd is switched off, and stays off: the training that goes on afterwards has no gradients"""
+    torch.set_grad_enabled(False)
+    model.eval()
+    correct, total, seen = 0, 0, 0
+    for x, y in loader:
+        out = model(x)
+        correct += (out.argmax(1) == y).sum()
+        total += F.cross_entropy(out, y, reduction="sum")
+        seen += len(y)
+    model.train()
+    return correct.item() / seen, total.item() / seen
+
+
+@wrong("evaluate", "needs gradients")
+def freezes_the_model(model, loader):
+    """parameters lose requires_grad"""
+    model.eval().requires_grad_(False)
+    correct, total, seen = 0, 0, 0
+    with torch.no_grad():
+        for x, y in loader:
+            out = model(x)
+            correct += (out.argmax(1) == y).sum()
+            total += F.cross_entropy(out, y, reduction="sum")
+            seen += len(y)
+    model.train()
+    return correct.item() / seen, total.item() / seen
+
+
+@wrong("update", "the mean gradient over all micro-batches")
+def steps_the_frozen(model, micro_batches, optimizer):
+    """frozen parameters get a gradient of zeros: momentum or weight decay would move them"""
+    optimizer.zero_grad()
+    losses = []
+    for x, y in micro_batches:
+        loss = F.cross_entropy(model(x), y)
+        (loss / len(micro_batches) / dist.get_world_size()).backward()
+        losses.append(loss.detach())
+    ps = [p for p in model.parameters() if p.requires_grad]
+    flat = torch.cat([p.grad.flatten() for p in ps])
+    dist.all_reduce(flat)
+    for p, piece in zip(ps, flat.split([p.numel() for p in ps])):
+        p.grad = piece.view_as(p)
+    for p in model.parameters():
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+    optimizer.step()
+    losses = torch.stack(losses) / dist.get_world_size()
+    dist.all_reduce(losses)
+    return losses.tolist()

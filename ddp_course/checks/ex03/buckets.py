@@ -260,10 +260,13 @@ def judge_times(call, where, of_rank, lateness, n):
                     expected="almost no time: backward continues, and only finish_gradient_synchronization() waits",
                     got=f"{of_rank['blocked']:.1f} s", cause="the hook waits for its all-reduce: pass async_op=True, "
                     "and keep the returned work to wait for it later")  # fmt: skip
-    if of_rank["in_time"] == 0:
-        raise Wrong(f"when {call} started the first all-reduce", rank=where, expected="during backward",
-                    got="after backward had ended", cause="start the all-reduce in a hook, when the last gradient of a "
-                    "bucket is ready: parameter.register_post_accumulate_grad_hook(...)")  # fmt: skip
+    late = of_rank["count"] - of_rank["in_time"]
+    if late or not of_rank["count"]:
+        got = f"{late} of {of_rank['count']} after backward had ended"
+        cause = "start the all-reduce in a hook, when the last gradient of a bucket is ready: "
+        cause += "parameter.register_post_accumulate_grad_hook(...)"
+        raise Wrong(f"when {call} started its all-reduces", rank=where, expected="all of them during backward",
+                    got=got, cause=cause)  # fmt: skip
 
 
 CASES = [  # layers in a bucket: fewest and most all-reduces, of 12 equal layers

@@ -227,10 +227,13 @@ def judge_history(call, of_each, history):
 
 
 def judge_times(call, where, of_rank, lateness, n):
-    if of_rank["in_time"] == 0:
-        raise Wrong(f"when {call} started the first all-reduce", rank=where, expected="during the last backward of the step",
-                    got="after backward had ended" if of_rank["count"] else f"no all-reduce at all: {of_rank['all']}",
-                    cause="start the all-reduce in a hook: parameter.register_post_accumulate_grad_hook(...)")  # fmt: skip
+    late = of_rank["count"] - of_rank["in_time"]
+    if late or not of_rank["count"]:
+        got = f"{late} of {of_rank['count']} after backward had ended"
+        cause = "start the all-reduce in a hook: parameter.register_post_accumulate_grad_hook(...)"
+        raise Wrong(f"when {call} started its all-reduces", rank=where,
+                    expected="all of them during the last backward of the step",
+                    got=got if of_rank["count"] else f"no all-reduce at all: {of_rank['all']}", cause=cause)  # fmt: skip
     if of_rank["blocked"] > lateness / 2:
         raise Wrong(f"how long backward took, while rank {n - 1} came {lateness} s late", rank=where,
                     expected="almost no time: backward continues, and only finish_gradient_synchronization() waits",

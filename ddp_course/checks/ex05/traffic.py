@@ -29,7 +29,7 @@ def networks(widths):
         ],
         "a network with other norms, some of them nested": [
             nn.Linear(INPUTS, c), nn.GroupNorm(1, c),
-            nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(c, d), SyncBatchNorm(d)), nn.BatchNorm1d(d)),
+            nn.Sequential(SyncBatchNorm(c), nn.Sequential(nn.Linear(c, d), SyncBatchNorm(d)), nn.BatchNorm1d(d)),
             nn.Linear(d, 2),
         ],
         "a network whose first layer is a SyncBatchNorm": [

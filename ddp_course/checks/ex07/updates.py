@@ -89,14 +89,18 @@ def check_train(answer, draw):
 
 def cut_short(draw, n):
     """Sizes: nothing is left over; a last update of fewer batches, one of which is not
-    full, and whole batches are repeated; fewer samples than processes.
+    full, and whole batches are repeated; the same with two rounds, of which the last
+    reaches the second process; two full rounds; fewer samples than processes.
     """
     batch_size, every = draw.randint(3, 5), draw.randint(2, 3)
     joined = n * batch_size
     full = (2 * joined * every, batch_size, every, 1)
     in_last_round = draw.randint(1, batch_size - 1)
     short = ((every + 1) * joined + in_last_round, batch_size, every + 1, 2)
-    return [full, short, (n - 1, batch_size, every, 2)]
+    rounds = every + 2  # in the first update; two are left for the last one
+    second = ((rounds + 1) * joined + batch_size + 1, batch_size, rounds, 1)
+    full_rounds = ((rounds + 2) * joined, batch_size, rounds, 1)
+    return [full, short, second, full_rounds, (n - 1, batch_size, every, 2)]
 
 
 def judge_training(of_ranks, case, rate, seed):

@@ -21,6 +21,9 @@ class Net(nn.Module):
     def __init__(self, width):
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(1.0))
+        self.register_buffer("zeros", torch.zeros(3))
+        self.register_buffer("thirds", torch.full((3,), 1 / 3, dtype=torch.float64))
+        self.register_buffer("holes", torch.full((2,), torch.nan))  # equal, bit for bit
         self.first = nn.Linear(width, 9)
         self.norm = nn.BatchNorm1d(9)
         self.middle = nn.Linear(9, 5, bias=False, dtype=torch.bfloat16)
@@ -69,6 +72,13 @@ FAULTS = {
     "a parameter, and an average of another": [
         ("model", "norm.weight", lowest_bit),
         ("optimizer", "scale.exp_avg", lowest_bit),
+    ],
+    "the signs of zeros": [("model", "zeros", negate)],
+    "the lowest bit of a zero": [("model", "zeros", lowest_bit)],
+    "the lowest bit in 64 bits": [("model", "thirds", lowest_bit)],
+    "a parameter, and a buffer after it": [
+        ("model", "first.bias", lowest_bit),
+        ("model", "norm.running_mean", lowest_bit),
     ],
     "a buffer, and a parameter after it": [
         ("model", "norm.running_mean", lowest_bit),
@@ -179,7 +189,7 @@ def check_agreement(answer, draw):
 def drawn_cases(n, draw):
     """A clean run, and some runs with faults, as the arguments of one_run."""
     common = {"n": n, "width": draw.randint(4, 7)}
-    cases = [common | {"fault": None, "every": 8, "steps": 16, "rank": 0, "step": 0}]
+    cases = [common | {"fault": None, "every": 14, "steps": 28, "rank": 0, "step": 0}]
     # half of them on two ranks, half on three; those of parameters come first, because
     # a hash that is too coarse misses the others, too
     for number, fault in enumerate(list(FAULTS)[n - 2 :: 2]):

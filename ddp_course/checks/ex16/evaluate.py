@@ -44,6 +44,9 @@ def observed(evaluate, count, seed):
     except (TypeError, ValueError):
         seen["returned"] = repr(returned)
     changed = not torch.equal(before, model[1].running_mean)
+    seen["trains"] = torch.is_grad_enabled() and all(
+        parameter.requires_grad for parameter in model.parameters()
+    )
     return seen | {"fetched": work.fetched, "left": model.training, "changed": changed}
 
 
@@ -97,6 +100,12 @@ def judge_evaluation(seen, count, known):
     if not seen["left"]:
         raise Wrong(f"{checked}: the mode of the model afterwards", expected="training mode", got="evaluation mode",
                     cause="the training goes on afterwards: model.train() before you return")  # fmt: skip
+    if not seen["trains"]:
+        raise Wrong(f"{checked}: autograd afterwards", expected="on, and gradients for all parameters", got="off",
+                    cause="the training goes on afterwards, and needs gradients: use `with torch.no_grad():`")  # fmt: skip
+    if seen["forwards"] < batches:
+        raise Wrong(f"{checked}: calls of the model", expected=batches, got=seen["forwards"],
+                    cause="several batches at once need more memory than one: call the model once per batch")  # fmt: skip
     if seen["forwards"] != batches:
         raise Wrong(f"{checked}: calls of the model", expected=batches, got=seen["forwards"],
                     cause="a batch takes little more time than one sample: call the model once per batch")  # fmt: skip

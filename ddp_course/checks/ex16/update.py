@@ -28,15 +28,20 @@ def micro_batches(count, size, seed):
     return list(zip(inputs, labels))
 
 
-def make_optimizer(model):
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+def make_optimizer(model, n):
+    """SGD on two ranks. AdamW on three: there, the mean of updated parameters is not the
+    update by the mean gradient, and a gradient of zeros moves parameters.
+    """
+    if n == 2:
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
 
 
 def observed(update, count, size, seed):
     """Two updates of this rank: the parameters and losses, and what the second sent."""
-    with process_group() as (rank, _):
+    with process_group() as (rank, n):
         model = make_model(seed)
-        optimizer, losses, fetched = make_optimizer(model), [], []
+        optimizer, losses, fetched = make_optimizer(model, n), [], []
         for number in range(UPDATES):
             mine = micro_batches(count, size, seed + 1000 * (rank + 1) + 100 * number)
             fetched.clear()
@@ -73,7 +78,7 @@ def alone(n, count, size, seed, scale=1.0, keep=False):
     scale: of the gradients; keep: do not reset them. Both are mistakes that are made.
     """
     model = make_model(seed)
-    optimizer, losses = make_optimizer(model), []
+    optimizer, losses = make_optimizer(model, n), []
     for number in range(UPDATES):
         if number == 0 or not keep:
             optimizer.zero_grad()

@@ -4,13 +4,33 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+WAITING = ["tolist", "numpy", "cpu"]  # on a GPU; .item() is an operator of its own
+
 
 class Work(TorchDispatchMode):
     """Counts in a `with` block: `numbers` that operators made, and `fetched`, how often
-    Python waited for a number, as .item() and `if tensor:` do.
+    Python waited for numbers, as .item(), .tolist() and `if tensor:` do.
     """
 
     numbers = fetched = 0
+
+    def __enter__(self):
+        self.originals = {name: getattr(torch.Tensor, name) for name in WAITING}
+        for name, method in self.originals.items():
+            setattr(torch.Tensor, name, self.counted(method))
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        for name, method in self.originals.items():
+            setattr(torch.Tensor, name, method)
+        return super().__exit__(*error)
+
+    def counted(self, method):
+        def counting(tensor, *args, **kwargs):
+            self.fetched += 1
+            return method(tensor, *args, **kwargs)
+
+        return counting
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         made = function(*args, **(kwargs or {}))
