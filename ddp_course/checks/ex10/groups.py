@@ -14,13 +14,12 @@ class Odd(nn.Module):
 
     def __init__(self):
         super().__init__()
-        # first, so that the tied weight has its name
-        self.head = nn.Linear(6, 7, bias=False)
         self.embedding = nn.Embedding(7, 6)
         self.convolution = nn.Conv1d(6, 6, 3)
         self.norm = nn.LayerNorm(6)
         self.scale = nn.Parameter(torch.ones(()))
         self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.head = nn.Linear(6, 7, bias=False)
         self.head.weight = self.embedding.weight
 
 
