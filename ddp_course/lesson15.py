@@ -352,7 +352,7 @@ def seconds(begin, end):
 
 
 class NanGuard:
-    """Stops all ranks in the same step if one of them has a NaN or an infinite gradient.
+    """Stops all ranks in the same step if one has a NaN or an infinite gradient.
 
     It looks at the output of each layer, and at the gradient of each parameter before
     the ranks average it, because then all ranks have it. An infinite output alone does
