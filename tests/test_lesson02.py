@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ddp_course import lesson02
 from ddp_course.ranks.environment import process_group
-from ddp_course.ranks.launch import launch
+from ddp_course.ranks.launch import RankError, launch
 
 
 def join_often(times):
@@ -60,6 +60,53 @@ def test_each_collective_leaves_what_its_picture_shows():
     assert {
         name: [rank[name][1] for rank in observed] for name in observed[0]
     } == EXPECTED
+
+
+def where_the_chunks_are(out):
+    def probe(chunks, rank, n):
+        raise RuntimeError(f"the chunks are on {chunks.device}")
+
+    lesson02.choose_device = lambda *_, **__: torch.device("meta")
+    lesson02.COLLECTIVES[0] = probe
+    lesson02.main(["--out", str(out)])
+
+
+def test_the_program_moves_tensors_on_its_device(tmp_path):
+    """nccl has no backend for those of the CPU."""
+    with pytest.raises(RankError, match="the chunks are on meta"):
+        launch(where_the_chunks_are, tmp_path)
+
+
+def order_of_transfers():
+    """What this rank begins with when all ranks pass on."""
+    begun, originals = [], (dist.isend, dist.irecv)
+
+    def noted(name, begin):
+        def noting(*args):
+            begun.append(name)
+            return begin(*args)
+
+        return noting
+
+    dist.isend, dist.irecv = (
+        noted(name, begin) for name, begin in zip(("send", "receive"), originals)
+    )
+    with process_group() as (rank, n):
+        received = torch.empty(1)
+        lesson02.pass_on(torch.tensor([float(rank)]), received, rank, n)
+    return begun, received.item()
+
+
+@pytest.mark.parametrize("nproc", [2, 3, 4])
+def test_not_all_ranks_send_first(nproc):
+    """nccl does what a rank asks for one after the other: all would wait for all."""
+    ranks = launch(order_of_transfers, nproc=nproc)
+    assert [received for _, received in ranks] == [
+        (rank - 1) % nproc for rank in range(nproc)
+    ]
+    assert {begun[0] for begun, _ in ranks} == {"send", "receive"}
+    if nproc == 2:
+        assert ranks[0][0] == ranks[1][0][::-1]
 
 
 @pytest.mark.parametrize("nproc", [1, 2, 4])

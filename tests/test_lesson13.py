@@ -568,6 +568,21 @@ def test_a_universal_checkpoint_goes_on_with_another_number_of_ranks(
         programs("--epochs", "3", "--resume", **where)
 
 
+def stops_before_it_has_saved(out):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    lesson13.train_one_epoch = stopped
+    lesson13.main(["--train-samples", "8", "--out", str(out)])
+
+
+def test_settings_are_those_of_a_checkpoint_and_not_of_an_attempt(tmp_path):
+    with pytest.raises((RankError, KeyboardInterrupt)):
+        launch(stops_before_it_has_saved, tmp_path, nproc=1, timeout=60)
+    assert (tmp_path / "checkpoints").is_dir()
+    assert not (tmp_path / "checkpoints" / "settings.json").exists()
+
+
 def load_elsewhere(folder, stage, **more):
     with process_group():
         engine = engine_for("--stage", stage, **more)

@@ -168,7 +168,7 @@ def test_the_readme_opens_with_commands_that_make_knows():
 
 def test_the_readme_lists_every_lesson():
     readme = (COURSE / "README.md").read_text()
-    linked = re.findall(r"\]\((lessons/[^)]+)\)", readme)
+    linked = re.findall(r"\]\((lessons/[^)]+ipynb)\)", readme)
     assert linked == sorted(
         f"lessons/{path.name}" for path in (COURSE / "lessons").glob("*.ipynb")
     )

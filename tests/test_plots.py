@@ -429,6 +429,8 @@ def test_alternative_texts_say_what_a_chart_shows_with_its_numbers():
     assert "one by one: 14,000; whole batches: 1.1 million; training: 5,400" in alt
     alt = output_of("stacked")["text/plain"]
     assert "ZeRO 1: 31.4 (weights 15, gradients 15 and optimizer 1.41)" in alt
+    alt = output_of("curve with marks")["text/plain"]
+    assert "; held-out text: 4 at 50, 3.35 at 100, " in alt
     alt = output_of("cost_line")["text/plain"]
     assert "13 sizes from 1 KiB (0.191 ms) to 4 MiB" in alt
     alt = output_of("messages, 4")["text/plain"]

@@ -1,7 +1,6 @@
 """Exercise 07: Accelerate."""
 
 import copy
-import math
 import os
 from contextlib import nullcontext
 
@@ -1027,71 +1026,69 @@ def normalizes_in_place(network, samples, labels, batch_size):
     return result
 
 
+def weighted_training(
+    accelerator, network, samples, labels, batch_size, every, epochs, learning_rate,
+    own_of, total_of,
+):  # fmt: skip
+    """Train with weights for the samples of each batch.
+
+    own_of(process, round): how many samples of its batch are this process's own.
+    total_of(update): by how many samples an update divides.
+    """
+    n, rank = accelerator.num_processes, accelerator.process_index
+    loader = DataLoader(TensorDataset(samples, labels), batch_size=batch_size)
+    optimizer = torch.optim.SGD(network.parameters(), lr=learning_rate)
+    model, optimizer, loader = accelerator.prepare(network, optimizer, loader)
+    rounds = up(len(samples), n * batch_size)
+    for _ in range(epochs):
+        for number, (inputs, targets) in enumerate(loader):
+            own = (torch.arange(len(inputs)) < own_of(rank, number)).double()
+            last = (number + 1) % every == 0 or number + 1 == rounds
+            with nullcontext() if last else accelerator.no_sync(model):
+                losses = F.cross_entropy(model(inputs), targets, reduction="none")
+                total = total_of(number // every)
+                accelerator.backward((losses * own).sum() * n / total)
+            if last:
+                optimizer.step()
+                optimizer.zero_grad()
+    return accelerator.unwrap_model(model)
+
+
 @wrong("train", "with one step of plain SGD")
 def last_update_divided_by_the_last_round(
     accelerator, network, samples, labels, batch_size, every, epochs, learning_rate
 ):
-    """the short last update is divided by the samples of its last round, samples % joined: right only if it has one round"""
-    n, rank = accelerator.num_processes, accelerator.process_index
-    loader = DataLoader(TensorDataset(samples, labels), batch_size=batch_size)
-    opt = torch.optim.SGD(network.parameters(), lr=learning_rate)
-    model, opt, loader = accelerator.prepare(network, opt, loader)
+    """Right only if the last update has one round."""
+    n = accelerator.num_processes
     joined = n * batch_size
-    rounds = math.ceil(len(samples) / joined)
-    for _ in range(epochs):
-        for r, (x, y) in enumerate(loader):
-            place = (r * n + rank) * batch_size
-            own = max(0, min(batch_size, len(samples) - place))
-            weight = (torch.arange(len(x)) < own).double()
-            full = (r // every + 1) * every <= rounds and (
-                r // every + 1
-            ) * every * joined <= len(samples)
-            total = every * joined if full else len(samples) % joined
-            last = (r + 1) % every == 0 or r + 1 == rounds
-            with nullcontext() if last else accelerator.no_sync(model):
-                loss = (
-                    (F.cross_entropy(model(x), y, reduction="none") * weight).sum()
-                    * n
-                    / total
-                )
-                accelerator.backward(loss)
-            if last:
-                opt.step()
-                opt.zero_grad()
-    return accelerator.unwrap_model(model)
+
+    def own_of(process, number):
+        return len(samples) - (number * n + process) * batch_size
+
+    def total_of(update):
+        full = (update + 1) * every * joined <= len(samples)
+        return every * joined if full else len(samples) % joined or joined
+
+    given = accelerator, network, samples, labels, batch_size, every, epochs
+    return weighted_training(*given, learning_rate, own_of, total_of)
 
 
 @wrong("train", "with one step of plain SGD")
 def only_rank_0_has_the_rest(
     accelerator, network, samples, labels, batch_size, every, epochs, learning_rate
 ):
-    """in the last round only process 0 is taken to have samples of its own"""
-    n, rank = accelerator.num_processes, accelerator.process_index
-    loader = DataLoader(TensorDataset(samples, labels), batch_size=batch_size)
-    opt = torch.optim.SGD(network.parameters(), lr=learning_rate)
-    model, opt, loader = accelerator.prepare(network, opt, loader)
-    joined = n * batch_size
-    rounds, rest = math.ceil(len(samples) / joined), len(samples) % joined
-    for _ in range(epochs):
-        for r, (x, y) in enumerate(loader):
-            own = len(x)
-            if r + 1 == rounds and rest:
-                own = min(rest, batch_size) if rank == 0 else 0
-            weight = (torch.arange(len(x)) < own).double()
-            update = r // every
-            total = (
-                min((update + 1) * every * joined, len(samples))
-                - update * every * joined
-            )
-            last = (r + 1) % every == 0 or r + 1 == rounds
-            with nullcontext() if last else accelerator.no_sync(model):
-                loss = (
-                    (F.cross_entropy(model(x), y, reduction="none") * weight).sum()
-                    * n
-                    / total
-                )
-                accelerator.backward(loss)
-            if last:
-                opt.step()
-                opt.zero_grad()
-    return accelerator.unwrap_model(model)
+    """Right only if the last round has less than a batch."""
+    joined = accelerator.num_processes * batch_size
+    rounds, rest = up(len(samples), joined), len(samples) % joined
+
+    def own_of(process, number):
+        if number + 1 == rounds and rest:
+            return rest if process == 0 else 0
+        return batch_size
+
+    def total_of(update):
+        begin = update * every * joined
+        return min(begin + every * joined, len(samples)) - begin
+
+    given = accelerator, network, samples, labels, batch_size, every, epochs
+    return weighted_training(*given, learning_rate, own_of, total_of)

@@ -899,34 +899,28 @@ def tolist_per_batch(model, loader):
     return correct / seen, total / seen
 
 
-@wrong("evaluate", "needs gradients")
-def grad_stays_off(model, loader):
-    """autograd is switched off, and stays off: the training that goes on afterwards has no gradients"""
-    torch.set_grad_enabled(False)
-    model.eval()
+def evaluated(model, loader):
+    """What the answer returns; it leaves the model's mode and autograd to its caller."""
     correct, total, seen = 0, 0, 0
-    for x, y in loader:
-        out = model(x)
-        correct += (out.argmax(1) == y).sum()
-        total += F.cross_entropy(out, y, reduction="sum")
-        seen += len(y)
+    for images, labels in loader:
+        outputs = model(images)
+        correct += (outputs.argmax(1) == labels).sum()
+        total += F.cross_entropy(outputs, labels, reduction="sum")
+        seen += len(labels)
     model.train()
     return correct.item() / seen, total.item() / seen
+
+
+@wrong("evaluate", "needs gradients")
+def grad_stays_off(model, loader):
+    torch.set_grad_enabled(False)
+    return evaluated(model.eval(), loader)
 
 
 @wrong("evaluate", "needs gradients")
 def freezes_the_model(model, loader):
-    """parameters lose requires_grad"""
-    model.eval().requires_grad_(False)
-    correct, total, seen = 0, 0, 0
     with torch.no_grad():
-        for x, y in loader:
-            out = model(x)
-            correct += (out.argmax(1) == y).sum()
-            total += F.cross_entropy(out, y, reduction="sum")
-            seen += len(y)
-    model.train()
-    return correct.item() / seen, total.item() / seen
+        return evaluated(model.eval().requires_grad_(False), loader)
 
 
 @wrong("update", "the mean gradient over all micro-batches")
