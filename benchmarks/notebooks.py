@@ -13,18 +13,23 @@ from pathlib import Path
 from claims import claim, report, seconds
 
 
-def execute(number):
-    command = [sys.executable, "-m", "ddp_course.school.command", "execute", number]
-    subprocess.run(
-        command, check=True, capture_output=True, cwd=Path(__file__).parents[1]
+FAILED = {}  # what was printed, by name of the notebook
+
+
+def execute(name):
+    command = [sys.executable, "-m", "ddp_course.school.command", "execute", name[:2]]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=Path(__file__).parents[1]
     )
+    if done.returncode:
+        FAILED[name] = (done.stdout + done.stderr)[-2000:]
 
 
 def main():
     notebooks = sorted(
         (Path(__file__).parents[1] / "lessons").glob("[0-9][0-9]_*.ipynb")
     )
-    times = {path.stem: seconds(execute, path.name[:2]) for path in notebooks}
+    times = {path.stem: seconds(execute, path.stem) for path in notebooks}
     # from lesson 5 on they start whole jobs, and may take longer; lesson 13 DeepSpeed's
     # launchers and dozens of engines
     longest = {
@@ -32,13 +37,13 @@ def main():
     }
     for _ in range(2):
         for name in [name for name in times if times[name] > longest[name]]:
-            times[name] = min(times[name], seconds(execute, name[:2]))
-    report(
-        [
-            claim(f"notebook {name}, seconds", times[name], at_most=longest[name])
-            for name in times
-        ]
-    )
+            times[name] = min(times[name], seconds(execute, name))
+    claims = [
+        claim(f"notebook {name}, seconds", times[name], at_most=longest[name])
+        for name in times
+    ]
+    claims.append(claim("executions with an error", len(FAILED), at_most=0))
+    report(claims, failed=FAILED)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ BENCHMARKS = [
     "bucketed_ddp",
     "no_sync",
     "gpt",
+    "when_it_hangs",
     "making_it_fast",
     "notebooks",
     "exercises",

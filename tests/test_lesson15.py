@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.request import urlopen
 
 import psutil
 import pytest
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 from conftest import COURSE, THOROUGH, descendants, wait_until
 from torch import nn
+from torch.distributed.debug import start_debug_server, stop_debug_server
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course import lesson04, lesson15
@@ -25,11 +27,15 @@ from ddp_course.checks.ex15 import examining, patients
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.job import Job
 from ddp_course.ranks.launch import RankError, launch
+from ddp_course.ranks.machines import Machines
+from ddp_course.ranks.namespaces import why_not
 
 CLINIC = COURSE / "lessons" / "clinic"
 PATIENTS = sorted(path.stem for path in CLINIC.glob("*.py"))
 WAITS = "Timed out waiting 5000ms"
 GONE = "Connection (closed|reset) by peer"
+OBSTACLE = why_not()
+needs_namespaces = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 LINUX = pytest.mark.skipif(
     sys.platform != "linux", reason="Linux' own limits and files"
 )
@@ -241,6 +247,44 @@ def test_slow_preparation_is_told_by_the_records_and_the_stacks(tmp_path):
     assert "in prepare_the_data" in (tmp_path / "stack_0.txt").read_text()
 
 
+def a_rank_without_data_and_a_debug_server():
+    """On rank 0 the server's page of stacks, and the addresses at which it listens."""
+    with process_group(timeout=60) as (rank, _):
+        start_debug_server(port=25999)
+        dist.barrier()
+        if rank == 1:
+            waits_for_data()
+        else:
+            work = dist.all_reduce(torch.ones(3), async_op=True)
+            time.sleep(2)
+            with urlopen("http://127.0.0.1:25999/stacks", timeout=20) as answer:
+                page = answer.read().decode()
+            listens = subprocess.check_output(["ss", "-ltnH"], text=True)
+            work.wait()
+            stop_debug_server()
+            return page, re.findall(r"(\S+):25999 ", listens)
+        dist.all_reduce(torch.ones(3))
+
+
+def waits_for_data():
+    time.sleep(6)
+
+
+@needs_namespaces
+def test_the_debug_server_shows_all_ranks_stacks_and_listens_everywhere():
+    with Machines(1, quiet=True) as machine:
+        page, listens = machine.launch(
+            a_rank_without_data_and_a_debug_server, timeout=90
+        )[0]
+        outside = subprocess.check_output(["ss", "-ltnH"], text=True)
+    of_rank_0, of_rank_1 = page.split("Rank 1:")
+    assert "waits_for_data" in of_rank_1 and "waits_for_data" not in of_rank_0
+    assert "in a_rank_without_data_and_a_debug_server" in of_rank_0
+    # that is why the lesson starts it in a machine of the laboratory only
+    assert set(listens) & {"*", "0.0.0.0", "[::]"}
+    assert ":25999 " not in outside
+
+
 def before_the_barrier(model=None):
     with process_group(timeout=30) as (rank, _):
         if rank == 1:
@@ -397,8 +441,12 @@ def test_a_stopped_rank_has_that_state_and_the_others_wait_for_it(nothing_of_the
         nothing_of_the_job(job)
         one = job.ranks()[1]
         assert wait_until(lambda: one.status() == psutil.STATUS_STOPPED, 60)
+        stopped, waits = job.py_spy(1), job.py_spy(0)
         job.wait_for("Timed out waiting 5000ms")
         assert job.text.count("rank 1: step") == 4
+        if "all_reduce" in waits:  # py-spy is here, and may look
+            assert "stopped.py" in waits
+            assert "Process" in stopped and "Thread" not in stopped
         if THOROUGH:  # torchrun sends SIGTERM, waits for 30 seconds, and kills
             _, text = job.wait(90)
             assert root_cause(text)[0] == 0, "torchrun blames the rank that waited"
