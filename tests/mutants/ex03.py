@@ -50,7 +50,7 @@ def as_one_list(module):
     torch._foreach_div_(gradients, float(dist.get_world_size()))
 
 
-@right("average_gradients")
+@wrong("average_gradients", "needs only their sum: use dist.all_reduce")
 def gathers(module):
     flat = torch.cat([gradient.flatten() for gradient in gradients_of(module)])
     of_all = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
@@ -72,6 +72,40 @@ def divides_before_it_sums(module):
         if parameter.grad is not None:
             parameter.grad.div_(dist.get_world_size())
             dist.all_reduce(parameter.grad, op=dist.ReduceOp.SUM)
+
+
+@wrong("average_gradients", "a tied weight has two names")
+def sends_a_tied_weight_twice(module):
+    named = module.named_parameters(remove_duplicate=False)
+    gradients = [each.grad for _, each in named if each.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat, op=dist.ReduceOp.AVG)
+    for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients])):
+        gradient.copy_(mean.view_as(gradient))
+
+
+@right("average_gradients")
+def sends_zeros_for_what_is_frozen(module):
+    """As many numbers as there are parameters, some of them for nothing."""
+    parameters = list(module.parameters())
+    flat = torch.cat(
+        [(0 * p if p.grad is None else p.grad).detach().flatten() for p in parameters]
+    )
+    dist.all_reduce(flat, op=dist.ReduceOp.AVG)
+    for parameter, mean in zip(parameters, flat.split([p.numel() for p in parameters])):
+        if parameter.grad is not None:
+            parameter.grad.copy_(mean.view_as(parameter))
+
+
+@wrong("average_gradients", "until work.wait.. has returned")
+def does_not_wait(module):
+    flat = torch.cat([gradient.flatten() for gradient in gradients_of(module)])
+    work = dist.all_reduce(flat, op=dist.ReduceOp.AVG, async_op=True)
+    while not work.is_completed():
+        time.sleep(0.001)
+    for gradient in gradients_of(module):
+        gradient.copy_(flat[: gradient.numel()].view_as(gradient))
+        flat = flat[gradient.numel() :]
 
 
 @wrong("average_gradients", "got[^$]*2: reduce, broadcast|one tensor, and all-reduce")
@@ -118,6 +152,17 @@ def in_sixteen_bits(module):
     for gradient in gradients_of(module):
         gradient.copy_(flat[: gradient.numel()].view_as(gradient))
         flat = flat[gradient.numel() :]
+
+
+@wrong("average_gradients", "lost digits on their way")
+def in_a_buffer_of_the_default_dtype(module):
+    gradients = gradients_of(module)
+    buffer = torch.zeros(sum(map(torch.numel, gradients)))
+    for gradient, part in zip(gradients, buffer.split([g.numel() for g in gradients])):
+        part.copy_(gradient.flatten())
+    dist.all_reduce(buffer, op=dist.ReduceOp.AVG)
+    for gradient, part in zip(gradients, buffer.split([g.numel() for g in gradients])):
+        gradient.copy_(part.view_as(gradient))
 
 
 @wrong("average_gradients", "each gradient exactly once|still this rank's own")
@@ -486,6 +531,97 @@ class AveragesAfterwards(CountsForEachParameter):
                 parameter.grad /= self.every
 
 
+class SendsWhatIsWaiting(CountsForEachParameter):
+    """Collects gradients, and sends them when enough of them are ready."""
+
+    enough = 2
+
+    def __init__(self, module, every=1):
+        super().__init__(module, every)
+        self.waiting = []
+        self.trained = sum(p.requires_grad for p in module.parameters())
+        self.ready = 0
+
+    def gradient_is_ready(self, parameter):
+        self.calls[parameter] = self.calls.get(parameter, 0) + 1
+        if self.calls[parameter] % self.every == 0:
+            self.ready += 1
+            self.waiting.append(parameter)
+            if len(self.waiting) >= self.enough or self.ready == self.trained:
+                for each in self.waiting:
+                    self.send(each)
+                self.waiting.clear()
+
+    def finish_gradient_synchronization(self):
+        super().finish_gradient_synchronization()
+        self.ready = 0
+
+
+@wrong("overlapped", "gradients wait until others are ready")
+class SendsAllInTheLastHook(SendsWhatIsWaiting):
+    enough = 100
+
+
+@wrong("overlapped", "gradients wait until others are ready")
+class SendsThreeAtATime(SendsWhatIsWaiting):
+    enough = 3
+
+
+@wrong("overlapped", "gradients wait until others are ready")
+class SendsOneBucketInTheLastHook(SendsWhatIsWaiting):
+    """A single message for all gradients, once the last of them is ready."""
+
+    enough = 100
+
+    def send(self, parameter):
+        if parameter is self.waiting[-1]:
+            self.flat = torch.cat([p.grad.flatten() for p in self.waiting])
+            self.flat /= self.parts()
+            self.members = list(self.waiting)
+            self.works.append(dist.all_reduce(self.flat, async_op=True))
+
+    def finish_gradient_synchronization(self):
+        super().finish_gradient_synchronization()
+        for parameter in self.members:
+            parameter.grad.copy_(self.flat[: parameter.numel()].view_as(parameter))
+            self.flat = self.flat[parameter.numel() :]
+
+
+@right("overlapped")
+class HooksOnGraphNodes(CountsForEachParameter):
+    """Hooks on the nodes that add to a gradient, as in the days before
+    register_post_accumulate_grad_hook: they run after all hooks of the parameter.
+    """
+
+    def __init__(self, module, every=1):
+        nn.Module.__init__(self)
+        self.module, self.every = module, every
+        self.calls, self.works, self.nodes = {}, [], []
+        self.begin()
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+                node.register_hook(lambda *_, p=parameter: self.gradient_is_ready(p))
+                self.nodes.append(node)
+
+    def send(self, parameter):
+        with torch.no_grad():
+            super().send(parameter)
+
+
+@wrong("overlapped", "lost digits on their way")
+class SendsIn32Bits(CountsForEachParameter):
+    def send(self, parameter):
+        narrow = parameter.grad.float() / self.parts()
+        self.works.append((parameter, narrow, dist.all_reduce(narrow, async_op=True)))
+
+    def finish_gradient_synchronization(self):
+        for parameter, narrow, work in self.works:
+            work.wait()
+            parameter.grad.copy_(narrow)
+        self.works.clear()
+
+
 @wrong(
     "overlapped",
     "a frozen parameter cannot have a hook",
@@ -697,6 +833,13 @@ class KeepsErrorsInSixteenBits(KeepsErrors):
         self.start(index, total)
 
 
+@wrong("bucketed", "the kept errors have lost digits: keep them in float32")
+class StoresErrorsInSixteenBits(KeepsErrors):
+    def send(self, index, total):
+        super().send(index, total)
+        self.errors[index] = self.errors[index].bfloat16()
+
+
 @wrong("bucketed", "later ones are not|do not cancel|loses the same")
 class ErrorOfTheMean(KeepsErrors):
     """Takes the difference to what comes back, the gradients of others among it."""
@@ -777,6 +920,63 @@ class SendsAtTheEnd(KeepsErrors):
         for index in range(len(self.buckets)):
             self.send(index, self.joined(index))
         super().finish_gradient_synchronization()
+
+
+@wrong("bucketed", "full buckets wait: start the all-reduce of a bucket in the hook")
+class SendsAllBucketsInTheLastHook(KeepsErrors):
+    def gradient_is_ready(self, parameter):
+        self.missing[self.bucket_of[parameter]] -= 1
+        if not any(self.missing):
+            for index in range(len(self.buckets)):
+                self.send(index, self.joined(index))
+
+
+@wrong("bucketed", "full buckets wait: start the all-reduce of a bucket in the hook")
+class SendsABucketWhenTheNextIsFull(KeepsErrors):
+    """And the last two in the last hook."""
+
+    def gradient_is_ready(self, parameter):
+        index = self.bucket_of[parameter]
+        self.missing[index] -= 1
+        if self.missing[index] == 0 and index > 0:
+            self.send(index - 1, self.joined(index - 1))
+        if not any(self.missing):
+            self.send(index, self.joined(index))
+
+
+@right("bucketed")
+class HooksForEachGroup(KeepsErrors):
+    """One hook for all gradients of a bucket, which torch calls after the last one."""
+
+    def fill(self, size):
+        super().fill(size)
+        self.bucket_of.clear()
+        for index, bucket in enumerate(self.buckets):
+            nodes = [p.expand_as(p).grad_fn.next_functions[0][0] for p in bucket]
+            for node in nodes:
+                node.register_hook(lambda *_, i=index: self.one_is_ready(i))
+            self.bucket_of[index] = nodes
+
+    def gradient_is_ready(self, parameter):
+        pass
+
+    @torch.no_grad()
+    def one_is_ready(self, index):
+        self.missing[index] -= 1
+        if self.missing[index] == 0:
+            self.send(index, self.joined(index))
+
+
+@wrong("bucketed", "in MiB, which have 2..20 bytes, not 10..6")
+class AMillionBytes(KeepsErrors):
+    def __init__(self, module, bucket_size_mb):
+        super().__init__(module, bucket_size_mb * 10**6 / 2**20)
+
+
+@wrong("bucketed", "in MiB, which have 2..20 bytes, not 10..6")
+class AMillionBytesAndNeverMore(ErrorsOfEachParameter):
+    def __init__(self, module, bucket_size_mb):
+        super().__init__(module, bucket_size_mb * 10**6 / 2**20)
 
 
 @wrong("bucketed", "NoneType|exactly|complete", status="failed|your code raised")

@@ -51,8 +51,7 @@ def in_numpy(network):
     return list(np.array(adds_up(network)))
 
 
-@right("traffic")
-def by_hooks(network):
+def looked_at(network):
     """Runs the network, and asks what comes in."""
     found, handles = [], []
 
@@ -69,6 +68,53 @@ def by_hooks(network):
         handle.remove()
     sent = sum(8 * (2 * width + 1 + 2 * width * needed) for width, needed in found)
     return sum(1 + needed for _, needed in found), sent
+
+
+@right("traffic")
+def by_hooks(network):
+    return looked_at(copy.deepcopy(network))
+
+
+@right("traffic")
+def by_hooks_and_puts_everything_back(network):
+    before = copy.deepcopy(network.state_dict())
+    numbers = looked_at(network)
+    network.load_state_dict(before)
+    return numbers
+
+
+@wrong("traffic", "other buffers[^$]*If you run it, run a copy")
+def changes_the_running_statistics(network):
+    return looked_at(network)
+
+
+@wrong("traffic", "other gradients[^$]*If you run it, run a copy")
+def leaves_gradients(network):
+    numbers = adds_up(network)
+    for parameter in network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    return numbers
+
+
+@wrong("traffic", "other hooks[^$]*If you run it, run a copy")
+def leaves_hooks(network):
+    for parameter in network.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(lambda parameter: None)
+    return adds_up(network)
+
+
+@wrong("traffic", "other dtypes[^$]*If you run it, run a copy")
+def converts_to_32_bits(network):
+    return adds_up(network.float())
+
+
+@wrong("traffic", "other layers[^$]*the network belongs to the caller")
+def takes_apart(network):
+    numbers = adds_up(network)
+    while len(network) > 2:
+        network.pop(0)
+    return numbers
 
 
 @wrong("traffic", "autograd does not call its backward")
@@ -533,6 +579,18 @@ def gathers_the_batch(x, weights, eps):
     return apply(x, values / total, squares / total - (values / total) ** 2, eps)
 
 
+@wrong("normalize", "numbers for each sample: add them up over the samples")
+def gathers_the_sums_of_each_sample(x, weights, eps):
+    each = weights.double()[:, None].expand(x.shape[:2])
+    flat = x.double().reshape(*x.shape[:2], x.shape[2:].numel())
+    powers = [flat.new_ones(flat.shape), flat, flat.square()]
+    of_each = torch.stack([each * power.sum(2) for power in powers])
+    gathered = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, of_each)
+    total, values, squares = sum(part.sum(1) for part in gathered)
+    return apply(x, values / total, squares / total - (values / total) ** 2, eps)
+
+
 @wrong("normalize", "send values together that are known at the same time")
 def one_collective_for_each(x, weights, eps):
     (total,), (values,), (squares,) = [summed(part) for part in sums(x, weights)]
@@ -864,7 +922,8 @@ def forgets_to_return(*arguments):
 
 @wrong("input_gradient", "you send the samples themselves")
 def gathers_padded_batches(gradient, normalized, scale, weights):
-    gathered = [torch.zeros(2, 40, *gradient.shape[1:]).double() for _ in range(3)]
+    most = 40 if len(gradient) < 40 else 4000
+    gathered = [torch.zeros(2, most, *gradient.shape[1:]).double() for _ in range(3)]
     gathered = gathered[: dist.get_world_size()]
     mine = torch.zeros_like(gathered[0])
     mine[0, : len(gradient)], mine[1, : len(gradient)] = gradient, normalized
@@ -874,6 +933,22 @@ def gathers_padded_batches(gradient, normalized, scale, weights):
     gradients, normals = torch.cat([part[:, :-1] for part in gathered], dim=1)
     each = by_sample(weights, gradient) / total
     return from_sums(gradient, normalized, scale, each, *own_sums(gradients, normals))
+
+
+@wrong("input_gradient", "numbers for each sample: add them up over the samples")
+def gathers_gradients_of_each_sample(gradient, normalized, scale, weights):
+    samples, most = len(gradient), 40 if len(gradient) < 40 else 4000
+    of_each = torch.zeros(3, most, len(scale)).double()
+    shape = *gradient.shape[:2], -1
+    if samples:
+        of_each[0, :samples] = gradient.reshape(shape).sum(2)
+        of_each[1, :samples] = (gradient * normalized).reshape(shape).sum(2)
+        of_each[2, :samples] = weights[:, None] * gradient.shape[2:].numel()
+    gathered = [torch.zeros_like(of_each) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, of_each)
+    first, second, total = sum(part.sum(1) for part in gathered)
+    each = by_sample(weights, gradient) / total[0]
+    return from_sums(gradient, normalized, scale, each, first, second)
 
 
 @wrong("input_gradient", "less than 1 here: divide by their sum as it is")

@@ -563,6 +563,44 @@ def switches_even_batches_off(accelerator, network, samples, labels, batch_size)
     return accelerator.reduce(torch.tensor(count(network, loader))).tolist()
 
 
+@wrong("accuracy", "gradient_accumulation_steps[^$]*continues with its settings")
+def accumulates_in_the_callers_accelerator(accelerator, *others):
+    accelerator.gradient_accumulation_steps = 4
+    return shares_without_padding(accelerator, *others)
+
+
+@wrong("accuracy", "split_batches[^$]*continues with its settings")
+def splits_the_callers_batches(accelerator, *others):
+    accelerator.dataloader_config.split_batches = True
+    return shares_without_padding(accelerator, *others)
+
+
+@right("accuracy")
+def switches_even_batches_off_and_on_again(accelerator, network, *others):
+    accelerator.even_batches = False
+    loader = shared(accelerator, *others)
+    accelerator.even_batches = True
+    return accelerator.reduce(torch.tensor(count(network, loader))).tolist()
+
+
+@wrong("accuracy", "without prepare")
+def prepares_the_network(accelerator, network, *others):
+    model = accelerator.prepare(network)
+    return shares_without_padding(accelerator, model, *others)
+
+
+@wrong("accuracy", "without prepare")
+def prepares_the_network_and_calls_the_one_within(accelerator, network, *others):
+    accelerator.prepare(network)
+    return shares_without_padding(accelerator, network, *others)
+
+
+@wrong("accuracy", "without prepare")
+def wraps_the_network_in_ddp(accelerator, network, *others):
+    model = DistributedDataParallel(network)
+    return shares_without_padding(accelerator, model, *others)
+
+
 @wrong("accuracy", "samples are left out")
 def shares_that_are_equally_large(accelerator, network, samples, labels, batch_size):
     each = len(samples) // accelerator.num_processes
@@ -838,6 +876,26 @@ def switches_gradients_off(accelerator, network, *others):
 def freezes_the_network(accelerator, network, *others):
     network.requires_grad_(False)
     return gathers_for_metrics(accelerator, network, *others)
+
+
+@wrong("accuracy", "one parameter was frozen before")
+def freezes_the_network_and_makes_it_all_trainable(accelerator, network, *others):
+    network.requires_grad_(False)
+    counts = shares_without_padding(accelerator, network, *others)
+    network.requires_grad_(True)
+    return counts
+
+
+@wrong("accuracy", "needs the gradients of the first")
+def clears_the_gradients(accelerator, network, *others):
+    network.zero_grad()
+    return shares_without_padding(accelerator, network, *others)
+
+
+@right("accuracy")
+def counts_with_a_copy(accelerator, network, *others):
+    model = copy.deepcopy(network).requires_grad_(False)
+    return shares_without_padding(accelerator, model, *others)
 
 
 @wrong("accuracy", "labels belongs to the caller")

@@ -557,7 +557,7 @@ def as_lists(documents, context, rank, ranks, start):
         ranks * context
     ):
         round_ = last + more
-        yield pair(round_, rank * context, context)
+        yield map(torch.tensor, pair(round_, rank * context, context))
         last = round_[-1:]
 
 
@@ -654,6 +654,51 @@ def keeps_a_list(documents, context, rank, ranks, start):
         while len(kept) > begin + ranks * context:
             yield map(torch.tensor, pair(kept, begin + rank * context, context))
             begin += ranks * context
+
+
+@wrong("deal_out", "too small for a whole corpus")
+def keeps_all_documents(documents, context, rank, ranks, start):
+    """Joins only what a round needs, but has every document in a list."""
+    every = []
+
+    def remembered():
+        for document in documents:
+            every.append(document)
+            yield document
+
+    yield from a_window_at_a_time(remembered(), context, rank, ranks, start)
+
+
+@wrong("deal_out", "too small for a whole corpus")
+def keeps_its_own_windows(documents, context, rank, ranks, start):
+    had = []
+    for window in a_window_at_a_time(documents, context, rank, ranks, start):
+        had.append([part.clone() for part in window])
+        yield window
+
+
+@right("deal_out")
+def in_views_of_the_last_documents(documents, context, rank, ranks, start):
+    """Keeps the documents of this round only, and joins them when it is complete."""
+    last, size = [], ranks * context
+    for document in documents:
+        last.append(document[start:])
+        start = max(0, start - len(document))
+        while sum(map(len, last)) > size:
+            round_ = torch.cat(last)
+            yield pair(round_, rank * context, context)
+            last = [round_[size:]]
+
+
+@right("deal_out")
+def token_by_token(documents, context, rank, ranks, start):
+    tokens = (token for document in documents for token in document)
+    kept = []
+    for token in itertools.islice(tokens, start, None):
+        kept.append(token)
+        if len(kept) > ranks * context:
+            yield pair(torch.stack(kept), rank * context, context)
+            kept = kept[-1:]
 
 
 @wrong("deal_out", "yield a window only when its round is complete|before its round")
@@ -779,11 +824,11 @@ def goes_on_where_the_last_call_ended(
         kept += document[start:].tolist()
         start = max(0, start - len(document))
         while len(kept) > ranks * context:
-            yield pair(kept, rank * context, context)
+            yield map(torch.tensor, pair(kept, rank * context, context))
             del kept[: ranks * context]
 
 
-@wrong("deal_out", "a tensor of whole numbers with one dimension")
+@wrong("deal_out", "a tensor of int64 with one dimension")
 def in_floats(documents, context, rank, ranks, start):
     """torch.empty(0) is a tensor of float32."""
     documents = itertools.chain([torch.empty(0)], documents)
@@ -791,10 +836,22 @@ def in_floats(documents, context, rank, ranks, start):
         yield pair(round_.float(), rank * context, context)
 
 
-@wrong("deal_out", "a tensor of whole numbers with one dimension")
+@wrong("deal_out", "a tensor of int64 with one dimension")
 def without_targets(documents, context, rank, ranks, start):
     for round_ in rounds(documents, ranks * context, start):
         yield round_[rank * context :][: context + 1]
+
+
+@wrong("deal_out", "a list instead of a tensor")
+def in_lists(documents, context, rank, ranks, start):
+    for window in a_window_at_a_time(documents, context, rank, ranks, start):
+        yield tuple(part.tolist() for part in window)
+
+
+@wrong("deal_out", "torch.int32[^$]*cross_entropy takes int64 only")
+def in_32_bits(documents, context, rank, ranks, start):
+    for window in a_window_at_a_time(documents, context, rank, ranks, start):
+        yield tuple(part.int() for part in window)
 
 
 @wrong("deal_out", "enough for several rounds")

@@ -1,5 +1,7 @@
 """Exercise 12: memory."""
 
+import math
+
 import numpy
 import torch
 import torch.distributed as dist
@@ -131,7 +133,19 @@ def rounds_the_bytes(parameters, ranks, stage, mixed=False, buckets=False):
     return round(kept(parameters, ranks, stage, mixed, buckets, shard=shard))
 
 
-@wrong("kept_bytes", "either whole or a shard|a shard is rounded up")
+@wrong("kept_bytes", "only where something is left over")
+def one_more_on_several_ranks(parameters, ranks, stage, mixed=False, buckets=False):
+    shard = parameters // ranks + 1 if ranks > 1 else parameters
+    return kept(parameters, ranks, stage, mixed, buckets, shard=shard)
+
+
+@wrong("kept_bytes", "a shard has a whole number of parameters: round up")
+def rounds_the_bytes_up(parameters, ranks, stage, mixed=False, buckets=False):
+    shard = parameters / ranks
+    return math.ceil(kept(parameters, ranks, stage, mixed, buckets, shard=shard))
+
+
+@wrong("kept_bytes", "only where something is left over")
 def one_more_always(parameters, ranks, stage, mixed=False, buckets=False):
     shard = parameters // ranks + 1
     return kept(parameters, ranks, stage, mixed, buckets, shard=shard)
@@ -445,10 +459,6 @@ class AllAtOnce(Dealt):
         for work in works:
             work.wait()
 
-    def zero_grad(self):
-        for parameter in self.parameters:
-            parameter.grad.zero_()
-
 
 @right("sharded_adamw")
 class OneMessagePerOwner(Dealt):
@@ -625,6 +635,81 @@ class InBlocksByNumber(Dealt):
         n = dist.get_world_size()
         each = len(self.parameters) // (2 * n) or 1
         return {i: min(i // each, n - 1) for i in range(len(self.parameters))}
+
+
+@wrong("sharded_adamw", "divide the parameters about evenly, by their sizes")
+class ByTheirNumber(Dealt):
+    """Equally many in turn: one rank has the matrices, the other the vectors."""
+
+    def deal(self):
+        n = dist.get_world_size()
+        return {i: i % n for i in range(len(self.parameters))}
+
+
+@wrong("sharded_adamw", "divide the parameters about evenly, by their sizes")
+class EquallyManyInARow(Dealt):
+    def deal(self):
+        many, n = len(self.parameters), dist.get_world_size()
+        return {i: i * n // many for i in range(many)}
+
+
+@right("sharded_adamw")
+class InARowBySize(Dealt):
+    """Each to the rank in whose part of the numbers it begins."""
+
+    def deal(self):
+        sizes = [parameter.numel() for parameter in self.parameters]
+        begins = [sum(sizes[:i]) for i in range(len(sizes))]
+        n = dist.get_world_size()
+        return {i: begin * n // sum(sizes) for i, begin in enumerate(begins)}
+
+
+@right("sharded_adamw")
+class GathersToOwners(Dealt):
+    """Each gradient goes to its owner, which takes the mean."""
+
+    def average(self):
+        for i, parameter in enumerate(self.parameters):
+            owner, parts = self.owners[i], None
+            if owner == dist.get_rank():
+                n = dist.get_world_size()
+                parts = [torch.empty_like(parameter) for _ in range(n)]
+            dist.gather(parameter.grad, parts, dst=owner)
+            if parts:
+                parameter.grad = torch.stack(parts).mean(0)
+
+
+@right("sharded_adamw")
+class SendsToOwners(Dealt):
+    """Each gradient in a message to its owner."""
+
+    def average(self):
+        n, rank = dist.get_world_size(), dist.get_rank()
+        for i, parameter in enumerate(self.parameters):
+            if self.owners[i] != rank:
+                dist.send(parameter.grad, self.owners[i])
+                continue
+            for other in set(range(n)) - {rank}:
+                got = torch.empty_like(parameter.grad)
+                dist.recv(got, other)
+                parameter.grad += got
+            parameter.grad /= n
+
+
+@wrong("sharded_adamw", "each weight once from its owner")
+class SendsWeightsTwice(Dealt):
+    """The all_reduce of the norm is not to blame."""
+
+    def send(self):
+        super().send()
+        super().send()
+
+
+@wrong("sharded_adamw", "zeros take as much memory as gradients")
+class LeavesZeros(Dealt):
+    def zero_grad(self):
+        for parameter in self.parameters:
+            parameter.grad.zero_()
 
 
 @wrong("sharded_adamw", "empty parameter list", "your code raised")
@@ -918,6 +1003,32 @@ class GathersGradients(Linear):
         everybodys = gather(gradient.T @ x).chunk(n)
         mean = sum(everybodys) / n
         return gradient @ gather(shard), mean.chunk(n)[dist.get_rank()].clone()
+
+
+@wrong("gathered_linear", "tensors of different sizes", status="your code raised")
+class GathersBatches(Linear):
+    """All ranks' x and gradients, which need not be equally long."""
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, shard = ctx.saved_tensors
+        n = dist.get_world_size()
+        rows = gather(gradient).chunk(n, dim=1)[dist.get_rank()]
+        return gradient @ gather(shard), rows.T @ gather(x) / n
+
+
+@right("gathered_linear")
+class GathersRowsToTheirRank(Linear):
+    @staticmethod
+    def backward(ctx, gradient):
+        x, shard = ctx.saved_tensors
+        n, rank = dist.get_world_size(), dist.get_rank()
+        for place, part in enumerate((gradient.T @ x).chunk(n)):
+            parts = None
+            if place == rank:
+                own = parts = [torch.empty_like(part) for _ in range(n)]
+            dist.gather(part, parts, dst=place)
+        return gradient @ gather(shard), torch.stack(own).mean(0)
 
 
 @wrong(

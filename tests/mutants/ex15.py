@@ -3,6 +3,7 @@
 import collections
 import hashlib
 import random
+from fractions import Fraction
 
 import torch
 import torch.distributed as dist
@@ -44,6 +45,19 @@ def as_lists():
 def in_another_spelling():
     found = {letter: (r, s, c.upper() + " ") for letter, (r, s, c) in WRITTEN.items()}
     return "  grace   HOPPER", found
+
+
+@right("diagnoses")
+def as_whole_numbers_of_other_kinds():
+    return NAME, {
+        letter: (float(rank), Fraction(step), cause)
+        for letter, (rank, step, cause) in WRITTEN.items()
+    }
+
+
+@wrong("diagnoses", "ranks and steps are whole numbers")
+def between_two_steps():
+    return but("B", step=WRITTEN["B"][1] + 0.5)
 
 
 @wrong(
@@ -232,7 +246,7 @@ class SumsTheBits(Right):
         )
 
 
-@wrong("agreement", "the ranks have differed for longer")
+@wrong("agreement", "the ranks (have differed for longer|differ after this step only)")
 class LooksOnlyWhenItChecks(Right):
     def after_step(self):
         super().after_step()
@@ -269,7 +283,7 @@ class SendsEverythingIfTheyDiffer(Right):
         return SendsEverything.check(self)
 
 
-@wrong("agreement", "after_step, or the constructor, communicates")
+@wrong("agreement", "after_step communicates: only check may")
 class CommunicatesInEachStep(Right):
     def after_step(self):
         super().after_step()
@@ -423,3 +437,182 @@ class BuffersFirst(OfAllBytes):
 class HashesOfAllSteps(OfAllBytes):
     def agree(self, of_steps):
         return self.first(of_steps) is None
+
+
+@right("agreement")
+class KeepsThePreviousSteps(Right):
+    """Not for ever: those of one check, for a look at them by hand."""
+
+    previous = ()
+
+    def check(self):
+        self.previous = self.kept
+        return super().check()
+
+
+@right("agreement")
+class WithARunningHash(Right):
+    """With copies instead of hashes for each step, under their numbers in a dict."""
+
+    def __init__(self, model, optimizer):
+        super().__init__(model, optimizer)
+        self.copies, self.running = {}, hashlib.sha256()
+
+    def after_step(self):
+        self.step += 1
+        copies = {name: value.clone() for name, value in self.tensors().items()}
+        self.copies[self.step] = copies
+        for value in copies.values():
+            self.running.update(raw(value))
+
+    def check(self):
+        joint = int.from_bytes(self.running.digest()[:7], "big")
+        numbers = list(self.copies)
+        kept = [self.copies.pop(number) for number in numbers]
+        self.running = hashlib.sha256()
+        if self.first([joint]) is None:
+            return None
+        table = [[self.hash(value) for value in copies.values()] for copies in kept]
+        place, _ = self.first([sha(repr(row).encode()) for row in table])
+        tensor, odd = self.first(table[place])
+        return numbers[place], odd, list(kept[place])[tensor]
+
+
+@wrong("agreement", "it keeps something of each step for ever")
+class ComparesAllStepsEachTime(Right):
+    def check(self):
+        kept = list(self.kept)
+        found = super().check()
+        self.kept = kept
+        return found
+
+
+@wrong("agreement", "it keeps something of each step for ever")
+class KeepsAHashOfEachStep(Right):
+    history = torch.empty(0, dtype=torch.int64)
+
+    def after_step(self):
+        super().after_step()
+        latest = sha(repr(self.kept[-1]).encode())
+        self.history = torch.cat([self.history, torch.tensor([latest])])
+
+
+@wrong("agreement", "which has told of the difference: forget its steps")
+class ForgetsOnlyIfAllAgree(Right):
+    def check(self):
+        kept = list(self.kept)
+        found = super().check()
+        self.kept = kept if found else []
+        return found
+
+
+@wrong("agreement", "one hash of everything is enough")
+class FourBytesPerStep(Right):
+    def check(self):
+        steps = [sha(repr(list(h.values())).encode()) % 2**31 for _, h in self.kept]
+        mine = torch.tensor(steps, dtype=torch.int32)
+        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, mine)
+        if all(torch.equal(part, mine) for part in parts):
+            self.kept = []
+            return None
+        return super().check()
+
+
+@wrong("agreement", "agree again at the check")
+class ComparesTheLastStateFirst(Right):
+    def check(self):
+        _, hashes = self.kept[-1]
+        if self.first([sha(repr(list(hashes.values())).encode())]) is None:
+            self.kept = []
+            return None
+        return super().check()
+
+
+@wrong("agreement", "agree again at the check: keep hashes or copies")
+class KeepsTheTensorsThemselves(Right):
+    def after_step(self):
+        self.step += 1
+        self.kept.append((self.step, self.tensors()))
+
+    def check(self):
+        self.kept = [
+            (step, {name: self.hash(value) for name, value in tensors.items()})
+            for step, tensors in self.kept
+        ]
+        return super().check()
+
+
+@wrong("agreement", "but not of four")
+class KnowsThreeRanks(Right):
+    def odd(self, row):
+        if len(set(row)) == 1:
+            return None
+        if len(row) == 2 or row[0] == row[2]:
+            return 1
+        return 2 if row[0] == row[1] else 0
+
+
+@wrong("agreement", "steps are counted from the beginning of the job")
+class CountsFromTheLastCheck(Right):
+    def check(self):
+        self.step = 0
+        return super().check()
+
+
+@wrong("agreement", "got +.[0-9]+[.]5")
+class BetweenTwoSteps(Right):
+    def check(self):
+        found = super().check()
+        return found and (found[0] + 0.5, *found[1:])
+
+
+@wrong("agreement", "the optimizer's own order may be another")
+class InTheOptimizersOrder(Right):
+    def tensors(self):
+        found = dict(self.model.state_dict())
+        names = {value: name for name, value in self.model.named_parameters()}
+        for parameter, state in self.optimizer.state.items():
+            of_it = names[parameter]
+            found |= {f"{of_it}.{key}": value for key, value in state.items()}
+        return found
+
+
+@wrong("agreement", "the constructor communicates: only check may")
+class BroadcastsItsSalt(Right):
+    def __init__(self, model, optimizer):
+        super().__init__(model, optimizer)
+        self.salt = torch.tensor([random.randrange(2**60)])
+        dist.broadcast(self.salt, src=0)
+
+    def hash(self, tensor):
+        return sha(raw(self.salt) + raw(tensor))
+
+
+@wrong("agreement", "a hook in optimizer.step communicates: only check may")
+class CommunicatesInAHook(Right):
+    def __init__(self, model, optimizer):
+        super().__init__(model, optimizer)
+        optimizer.register_step_post_hook(lambda *_: dist.barrier())
+
+
+@wrong("agreement", "after_step communicates: only check may")
+class CommunicatesNowAndThen(Right):
+    def after_step(self):
+        super().after_step()
+        if self.step % 10 == 0:
+            dist.barrier()
+
+
+@wrong("agreement", "the constructor draws from torch's global random generator")
+class DrawsASalt(Right):
+    def __init__(self, model, optimizer):
+        super().__init__(model, optimizer)
+        self.weights = torch.randint(2**60, (1,))
+
+
+@wrong("agreement", "after_step changes parameters, buffers, gradients")
+class ClearsTheGradients(Right):
+    def after_step(self):
+        super().after_step()
+        self.optimizer.zero_grad()

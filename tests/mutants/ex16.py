@@ -1,10 +1,12 @@
 """Exercise 16: making it fast."""
 
+import functools
 import math
 
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from ddp_course.lesson16 import StepProfile, buckets, exposed_seconds, time_use
@@ -852,14 +854,15 @@ def waits_if_any_waits(traces):
     for events in traces:
         step, transfers, computing = parts_of(events)
         counts = dict.fromkeys(("computing", "sending", "waiting", "idle"), 0)
-        for now in range(step["ts"], end_of(step)):
+        for place in range(int(4 * step["dur"])):
+            now = step["ts"] + place / 4
             running = [e for e in transfers if e["ts"] <= now < end_of(e)]
             if any(e["ts"] <= now < end_of(e) for e in computing):
-                counts["computing"] += 1
+                counts["computing"] += 0.25
             elif any(complete[e["args"]["seq"]] > now for e in running):
-                counts["waiting"] += 1
+                counts["waiting"] += 0.25
             else:
-                counts["sending" if running else "idle"] += 1
+                counts["sending" if running else "idle"] += 0.25
         found.append(counts)
     return found
 
@@ -923,7 +926,7 @@ def freezes_the_model(model, loader):
         return evaluated(model.eval().requires_grad_(False), loader)
 
 
-@wrong("update", "the mean gradient over all micro-batches")
+@wrong("update", "a frozen parameter has changed")
 def steps_the_frozen(model, micro_batches, optimizer):
     """frozen parameters get a gradient of zeros: momentum or weight decay would move them"""
     optimizer.zero_grad()
@@ -944,3 +947,154 @@ def steps_the_frozen(model, micro_batches, optimizer):
     losses = torch.stack(losses) / dist.get_world_size()
     dist.all_reduce(losses)
     return losses.tolist()
+
+
+@right("update")
+def reduce_scatter_and_gather(model, micro_batches, optimizer):
+    """The two halves of an all-reduce."""
+    n = dist.get_world_size()
+    optimizer.zero_grad()
+    losses = []
+    for inputs, labels in micro_batches:
+        loss = F.cross_entropy(model(inputs), labels)
+        (loss / len(micro_batches)).backward()
+        losses.append(loss.detach())
+    gradients = [parameter.grad for parameter in trained(model)]
+    flat = torch.cat([torch.stack(losses), *(g.flatten() for g in gradients)]) / n
+    flat = F.pad(flat, (0, -len(flat) % n))
+    own = torch.empty(len(flat) // n, dtype=flat.dtype)
+    dist.reduce_scatter_tensor(own, flat)
+    dist.all_gather_into_tensor(flat, own)
+    sizes = [len(losses), *(g.numel() for g in gradients)]
+    losses, *means = flat[: sum(sizes)].split(sizes)
+    for gradient, mean in zip(gradients, means):
+        gradient.copy_(mean.view_as(gradient))
+    optimizer.step()
+    return losses.tolist()
+
+
+@wrong("update", "DDP broadcasts them each time it wraps a model")
+def wraps_in_ddp(model, micro_batches, optimizer):
+    optimizer.zero_grad()
+    wrapped, losses = DistributedDataParallel(model), []
+    for left, (inputs, labels) in zip(
+        range(len(micro_batches) - 1, -1, -1), micro_batches
+    ):
+        wrapped.require_backward_grad_sync = not left
+        loss = F.cross_entropy(wrapped(inputs), labels) / len(micro_batches)
+        loss.backward()
+        losses.append(loss.detach() * len(micro_batches))
+    optimizer.step()
+    [losses] = average([torch.stack(losses)])
+    return losses.tolist()
+
+
+@wrong("update", "joined micro-batches need as much memory as one large batch")
+def joins_micro_batches(model, micro_batches, optimizer):
+    optimizer.zero_grad()
+    inputs, labels = map(torch.cat, zip(*micro_batches))
+    each = F.cross_entropy(model(inputs), labels, reduction="none")
+    losses = each.view(len(micro_batches), -1).mean(1)
+    losses.mean().backward()
+    gradients = [parameter.grad for parameter in trained(model)]
+    *means, losses = average([*gradients, losses.detach()])
+    for gradient, mean in zip(gradients, means):
+        gradient.copy_(mean)
+    optimizer.step()
+    return losses.tolist()
+
+
+class Images(Dataset):
+    """All images, with their mean and their standard deviation."""
+
+    def __init__(self, images, labels):
+        self.images, self.labels = images, labels
+        numbers = images.float()
+        self.mean, self.std = numbers.mean(), numbers.std()
+
+    def __len__(self):
+        return len(self.labels)
+
+    def normalised(self, index):
+        return ((self.images[index].float() - self.mean) / self.std)[None]
+
+
+@wrong("pixels", "as float32 the images take four times the memory")
+class KeepsThemInNumpy(Images):
+    def __init__(self, images, labels):
+        super().__init__(images, labels)
+        self.images = ((images.float() - self.mean) / self.std).numpy()
+
+    def __getitem__(self, index):
+        return torch.from_numpy(self.images[index])[None], self.labels[index]
+
+
+@wrong("pixels", "as float32 the images take four times the memory")
+class KeepsThemInACache(Images):
+    @functools.cache  # noqa: B019, that is what is wrong with it
+    def __getitem__(self, index):
+        return self.normalised(index), self.labels[index]
+
+
+@wrong("pixels", "still goes through all images, with numpy")
+class AsksNumpyEachTime(Images):
+    def __getitem__(self, index):
+        numbers = self.images.numpy()
+        self.mean, self.std = float(numbers.mean()), float(numbers.std(ddof=1))
+        return self.normalised(index), self.labels[index]
+
+
+@wrong("evaluate", "that is a loop over samples")
+def per_sample_in_python(model, loader):
+    model.eval()
+    correct, total, seen = torch.zeros(()), torch.zeros((), dtype=torch.float64), 0
+    with torch.no_grad():
+        for inputs, labels in loader:
+            for output, label in zip(model(inputs), labels):
+                correct += output.argmax() == label
+                total += F.cross_entropy(output, label)
+                seen += 1
+    model.train()
+    return (correct / seen).item(), (total / seen).item()
+
+
+def analysed(traces, counts, communicates):
+    """As the exercise asks, for the events that count, and those that communicate."""
+    of_ranks, complete, found = [], {}, []
+    for events in traces:
+        [step] = [event for event in events if event.get("name") == "the step"]
+        kernels = [event for event in events if counts(event)]
+        transfers = [kernel for kernel in kernels if communicates(kernel)]
+        of_ranks.append((step, transfers, [k for k in kernels if k not in transfers]))
+        for kernel in transfers:
+            number = kernel["args"].get("seq")
+            complete[number] = max(kernel["ts"], complete.get(number, kernel["ts"]))
+    for step, transfers, computing in of_ranks:
+        span = lambda event: (event["ts"], event["ts"] + event["dur"])
+        busy = [span(kernel) for kernel in computing]
+        sends = [(complete[k["args"].get("seq")], span(k)[1]) for k in transfers]
+        both = time_use([span(kernel) for kernel in transfers], busy, span(step))
+        sending = time_use(sends, busy, span(step))["exposed"]
+        waiting = both["exposed"] - sending
+        counts_ = {"computing": both["computing"], "idle": both["idle"]}
+        found.append(counts_ | {"sending": sending, "waiting": waiting})
+    return found
+
+
+def is_nccl(event):
+    return event["name"].startswith("nccl")
+
+
+@right("analyse")
+def by_two_unions(traces):
+    return analysed(traces, is_kernel, is_nccl)
+
+
+@wrong("analyse", "a kernel whose name begins with nccl communicates")
+def nccl_anywhere(traces):
+    return analysed(traces, is_kernel, lambda event: "nccl" in event["name"])
+
+
+@wrong("analyse", "only events with ph 'X' count")
+def ignores_ph(traces):
+    return analysed(traces, lambda event: event.get("cat") == "kernel", is_nccl)

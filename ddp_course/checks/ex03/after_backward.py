@@ -2,8 +2,9 @@
 
 import torch
 
-from ddp_course.checks.ex03.networks import Tied
+from ddp_course.checks.ex03.networks import Tied, equal_in_64_bits, judge_digits
 from ddp_course.checks.training import a_batch, close, gradients_of, state
+from ddp_course.checks.works import noting_works
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.watch import Watch
 from ddp_course.school.judge import Wrong, question
@@ -26,7 +27,7 @@ def averaged(average_gradients, model, width, seed):
         for name, parameter in model.named_parameters()
         if parameter.grad is not None
     }
-    with Watch() as watch:
+    with Watch() as watch, noting_works() as works:
         average_gradients(model)
     after = gradients_of(model)
     moved = [
@@ -42,6 +43,8 @@ def averaged(average_gradients, model, width, seed):
     return {
         "before": before, "after": after, "moved": moved, "replaced": replaced,
         "messages": [entry["name"] for entry in watch.log],
+        "bytes": sum(entry["bytes"] for entry in watch.log),
+        "forgotten": sum(not work.waited for work in works),
     }  # fmt: skip
 
 
@@ -55,7 +58,7 @@ def averaged(average_gradients, model, width, seed):
     "gradient.copy_(piece.view_as(gradient))",
 )
 def check_average_gradients(answer, draw):
-    """Every gradient must become its mean over the ranks, in place and in one message,
+    """Every gradient must become its mean over the ranks, in place and in one all-reduce,
     also that of a tied parameter; a frozen parameter has none.
     """
     for n in draw.sample([2, 3, 4], 2):
@@ -98,6 +101,29 @@ def judge_averages(seen):
                 cause = f"the means are right, but each gradient is sent alone: {cause}"
             raise Wrong(f"the collectives of average_gradients(model) on {n} ranks", rank=where, expected="one",
                         got=f"{len(sent)}: {', '.join(sent)}", cause=cause)  # fmt: skip
+        judge_message(n, where, of_rank)
+
+
+def judge_message(n, where, of_rank):
+    """Raise Wrong unless the one message is an all-reduce that was waited for, with each
+    gradient in it once.
+    """
+    [name] = of_rank["messages"]
+    if not name.startswith("allreduce"):
+        raise Wrong(f"the collective of average_gradients(model) on {n} ranks", rank=where, expected="an all-reduce",
+                    got=name, cause="every rank receives the gradients of all ranks, but it needs only their sum: "
+                    "use dist.all_reduce")  # fmt: skip
+    if of_rank["forgotten"]:
+        raise Wrong(f"the all-reduce of average_gradients(model) on {n} ranks", rank=where, expected="a wait() for it",
+                    got="no wait()", cause="all_reduce(..., async_op=True) only starts the operation: the sums may be "
+                    "incomplete until work.wait() has returned")  # fmt: skip
+    before = of_rank["before"].values()
+    needed = sum(value.nbytes for value in before if value is not None)
+    # some answers send a few zeros as well, but nothing as large as a weight
+    if of_rank["bytes"] >= needed + of_rank["before"]["last.weight"].nbytes:
+        raise Wrong(f"the bytes that average_gradients(model) sends on {n} ranks", rank=where, expected=needed,
+                    got=of_rank["bytes"], cause="a gradient is sent twice: a tied weight has two names, but it is one "
+                    "parameter; module.parameters() gives it once")  # fmt: skip
 
 
 def compare_gradient(checked, where, rank, of_all, got):
@@ -120,7 +146,7 @@ def compare_gradient(checked, where, rank, of_all, got):
             got=got,
             cause="a gradient has the shape of its parameter",
         )
-    if close(got, mean):
+    if equal_in_64_bits(got, mean):
         return
     looks = [
         (total, "it is the sum over the ranks: divide by the number of ranks, once"),
@@ -131,10 +157,8 @@ def compare_gradient(checked, where, rank, of_all, got):
         (torch.zeros_like(mean), "it is zero"),
     ]
     likely = [cause for value, cause in looks if close(got, value)]
-    if not likely and torch.allclose(got.double(), mean, rtol=1e-2, atol=1e-3):
-        error = (got.double() - mean).abs().max().item()
-        raise Wrong(checked, rank=where, expected="the mean, in 64 bits", got=f"numbers that are off by up to {error:.1e}",
-                    cause="the numbers have lost digits on their way: keep the precision of the gradients")  # fmt: skip
+    if not likely:
+        judge_digits(checked, where, mean, got)
     cause = (
         likely[0]
         if likely

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ddp_course.checks.ex03.readiness import noting_what_is_sent
 from ddp_course.checks.training import gradients_of, state
 from ddp_course.checks.works import noting_works
 from ddp_course.ranks.environment import process_group
@@ -84,7 +85,7 @@ def own_gradients(outputs, seed, rank, n, alone):
 
 def train_bucketed(wrapper, outputs, size_mb, seed, lateness):
     """Wrap a network that differs on each rank; watch one step in which the last rank
-    is late; then repeat another step, and add up the gradients.
+    is late; then add up the gradients of further steps.
     """
     with process_group() as (rank, n):
         model = wrapper(SideBySide(outputs, seed + rank, True), bucket_size_mb=size_mb)
@@ -104,40 +105,52 @@ def train_bucketed(wrapper, outputs, size_mb, seed, lateness):
         gradients = gradients_of(network)
         after_one, forgotten = state(network), [work.waited for work in works].count(0)
 
-        sums = None
         inputs = some_inputs(seed, rank, n, True)
-        for step in range(STEPS):
-            network.zero_grad()
-            with trying(f"step {step + 2}"):
-                total_of(model, inputs, factors).backward()
-                model.finish_gradient_synchronization()
-            new = gradients_of(network)
-            sums = {
-                name: None
-                if value is None
-                else value.double() + (sums[name] if sums else 0)
-                for name, value in new.items()
-            }
+        nothing = [inputs * 0] * 3  # steps that send what is left over, and no more
+        added_up(model, nothing, factors)
+        once = added_up(model, [inputs, *nothing], factors)
+        often = added_up(model, [inputs] * STEPS, factors)
         collectives = [entry for entry in watch.log if entry["name"] == "allreduce"]
         return {
-            "module": True, "start": start, "after_one": after_one, "gradients": gradients, "sums": sums,
+            "module": True, "start": start, "after_one": after_one, "gradients": gradients,
+            "once": once, "often": often,
             "blocked": ended - begin, "in_time": sum(entry["at"] < ended for entry in collectives),
             "all": [entry["name"] for entry in watch.log], "count": len(collectives),
             "bytes": sum(entry["bytes"] for entry in collectives), "forgotten": forgotten,
         }  # fmt: skip
 
 
-def count_buckets(wrapper, sizes, layers):
-    """For buckets of each of these sizes in bytes, the bytes of each all-reduce."""
-    counts = []
+def added_up(model, batches, factors):
+    """The gradients of one step per batch, added up in 64 bits: {name: tensor or None}."""
+    steps = []
+    for number, inputs in enumerate(batches, 1):
+        model.module.zero_grad()
+        with trying(f"step {number} of {len(batches)} after the first one"):
+            total_of(model, inputs, factors).backward()
+            model.finish_gradient_synchronization()
+        steps.append(gradients_of(model.module))
+    return {
+        name: None if value is None else sum(step[name].double() for step in steps)
+        for name, value in steps[0].items()
+    }
+
+
+def count_buckets(wrapper, cases):
+    """For each case, the outputs of some layers and the size of a bucket in bytes, what
+    is sent: the bytes of each all-reduce, and what `noting_what_is_sent` gives.
+    """
+    seen = []
     with process_group() as (rank, n):
-        for size in sizes:
-            model = wrapper(SideBySide([4] * layers, 0), bucket_size_mb=size / 2**20)
+        for outputs, size in cases:
+            model = wrapper(SideBySide(outputs, 0), bucket_size_mb=size / 2**20)
             with trying(f"bucket_size_mb={size / 2**20:.3g}"), Watch() as watch:
-                total_of(model, some_inputs(0, rank, n, False), 1.0).backward()
+                loss = total_of(model, some_inputs(0, rank, n, False), 1.0)
+                with noting_what_is_sent(model.module.parameters(), watch) as noted:
+                    loss.backward()
                 model.finish_gradient_synchronization()
-            counts.append([e["bytes"] for e in watch.log if e["name"] == "allreduce"])
-    return counts
+            sent = [e["bytes"] for e in watch.log if e["name"] == "allreduce"]
+            seen.append((sent, noted))
+    return seen
 
 
 # ---- how it is judged ----
@@ -226,7 +239,7 @@ def judge_feedback(call, of_each, own):
     than those of one.
     """
     for where, of_rank in of_each:
-        for name, total in of_rank["sums"].items():
+        for name, total in of_rank["often"].items():
             if total is None:
                 continue
             mean = sum(gradients[name] for gradients in own) / len(own)
@@ -250,6 +263,25 @@ def judge_feedback(call, of_each, own):
                         got=f"off by {error:.1e}", cause=cause)  # fmt: skip
 
 
+def judge_kept_digits(call, of_each, own):
+    """Raise Wrong unless steps without any gradient send all of what a step before them
+    has kept.
+    """
+    for where, of_rank in of_each:
+        for name, total in of_rank["once"].items():
+            if total is None:
+                continue
+            mean = sum(gradients[name] for gradients in own) / len(own)
+            error = rms(total - mean)
+            # 1/20,000 if the errors are kept in 32 bits, 1/700 if in 16 bits
+            if error <= rms(mean - mean.bfloat16().double()) / 3000:
+                continue
+            raise Wrong(f"the gradients of {name} in a step of {call} and in three more, in which they are zero, added up",
+                        rank=where, expected="the mean, in 32 bits: each step sends the error that the one before has kept",
+                        got=f"off by {error:.1e}", cause="the kept errors have lost digits: keep them in float32, as "
+                        "total - message.float()")  # fmt: skip
+
+
 def rms(numbers):
     return numbers.pow(2).mean().sqrt().item()
 
@@ -269,18 +301,23 @@ def judge_times(call, where, of_rank, lateness, n):
                     got=got, cause=cause)  # fmt: skip
 
 
-CASES = [  # layers in a bucket: fewest and most all-reduces, of 12 equal layers
-    (4, 3, 4),
-    (0.5, 12, 12),
-    (100, 1, 1),
-    (5, 3, 3),
+SIZE = 4 * 4 * WIDTH  # bytes of the gradient of a layer with 4 outputs
+CASES = [  # outputs of layers, bytes in a bucket, fewest and most all-reduces
+    ([4] * 12, 4 * SIZE, 3, 4),
+    ([4] * 12, SIZE // 2, 12, 12),
+    # in buckets that are 2% smaller, the large layer would be alone
+    ([1, 48], 4 * WIDTH * (1 + 48) + 4, 1, 1),
+    ([4] * 12, 100 * SIZE, 1, 1),
+    ([4] * 12, 5 * SIZE, 3, 3),
 ]
 
 
-def judge_counts(counts, layers):
-    size = 4 * 4 * WIDTH  # bytes of a layer's gradient
-    for (layers_in, fewest, most), sent in zip(CASES, counts):
-        checked = f"all-reduces in a step, {layers} layers of {size} bytes in buckets of {layers_in * size:.0f} bytes"
+def judge_counts(seen):
+    for (outputs, size, fewest, most), (sent, noted) in zip(CASES, seen):
+        layers, where = len(outputs), "0 of 2"
+        in_bytes = dict.fromkeys(4 * WIDTH * count for count in outputs)
+        layout = f"{layers} layers of {' and '.join(map(str, in_bytes))} bytes in buckets of {size} bytes"
+        checked = f"all-reduces in a step, {layout}"
         if not fewest <= len(sent) <= most:
             cause = (
                 "a bucket is full when its gradients, in 32 bits, have reached bucket_size_mb MiB: numel() * "
@@ -288,15 +325,32 @@ def judge_counts(counts, layers):
             )  # fmt: skip
             if len(sent) == layers:
                 cause = "every gradient is sent alone: wait until its bucket is full"
+            if layers == 2:
+                cause = "the buckets are too small: bucket_size_mb is in MiB, which have 2**20 bytes, not 10**6"
             if len(sent) == 1:
                 cause = "all gradients share one bucket: bucket_size_mb is ignored"
-            raise Wrong(checked, rank="0 of 2", expected=str(fewest) if fewest == most else f"{fewest} or {most}",
+            raise Wrong(checked, rank=where, expected=str(fewest) if fewest == most else f"{fewest} or {most}",
                         got=len(sent), cause=cause)  # fmt: skip
-        if layers_in == 5 and sent[0] < 5 * size / 2:
-            raise Wrong(f"bytes of the first all-reduce, {layers} layers in buckets of 5", rank="0 of 2",
-                        expected=f"{5 * size // 2}, the last five layers", got=sent[0], cause="the buckets begin with the "
+        if size == 5 * SIZE and sent[0] < 5 * SIZE / 2:
+            raise Wrong(f"bytes of the first all-reduce, {layout}", rank=where,
+                        expected=f"{5 * SIZE // 2}, the last five layers", got=sent[0], cause="the buckets begin with the "
                         "first layers, whose gradients come last in backward: go through the parameters in reverse "
                         "order")  # fmt: skip
+        if size == 4 * SIZE:
+            judge_waiting(layout, where, noted)
+
+
+def judge_waiting(layout, where, noted):
+    """Raise Wrong if full buckets wait. noted: for buckets of four layers."""
+    waiting = max(
+        ready - sum(sent) // (SIZE // 2)  # half of the bytes travel
+        for ready, sent in enumerate(noted, 1)
+    )
+    if waiting > 5:  # four in a bucket, and one if the answer's hook runs after ours
+        raise Wrong(f"gradients that are ready and not yet sent, {layout}", rank=where,
+                    expected="at most the four of one bucket at a time", got=f"up to {waiting} at a time",
+                    cause="full buckets wait: start the all-reduce of a bucket in the hook of its last gradient, so that "
+                    "it travels while backward continues")  # fmt: skip
 
 
 @question(
@@ -328,5 +382,6 @@ def check_bucketed(answer, draw):
         judge_times(call, *of_each[0], lateness, n)
         own = [own_gradients(outputs, seed, rank, n, True) for rank in range(n)]
         judge_feedback(call, of_each, own)
-    sizes, layers = [layers_in * 4 * 4 * WIDTH for layers_in, *_ in CASES], 12
-    judge_counts(answer.on_ranks(count_buckets, sizes, layers, nproc=2)[0], layers)
+        judge_kept_digits(call, of_each, own)
+    cases = [(outputs, size) for outputs, size, *_ in CASES]
+    judge_counts(answer.on_ranks(count_buckets, cases, nproc=2)[0])

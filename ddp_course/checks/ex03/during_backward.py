@@ -6,7 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddp_course.checks.ex03.networks import Tied
+from ddp_course.checks.ex03.networks import Tied, equal_in_64_bits, judge_digits
+from ddp_course.checks.ex03.readiness import noting_what_is_sent
 from ddp_course.checks.training import (
     a_batch,
     close,
@@ -75,13 +76,16 @@ def watch_a_step(model, parts, lateness):
     time.sleep(lateness)
     begin = time.perf_counter()
     with Watch() as watch, trying(f"backward {len(parts)} of {len(parts)} of a step"):
-        loss.backward()
+        with noting_what_is_sent(model.module.parameters(), watch) as noted:
+            loss.backward()
         blocked = time.perf_counter() - begin
         model.finish_gradient_synchronization()
     collectives = [entry for entry in watch.log if entry["name"] == "allreduce"]
+    waiting = [ready - len(sent) for ready, sent in enumerate(noted, 1)]
     return {
         "too_early": too_early, "blocked": blocked, "all": [entry["name"] for entry in watch.log],
         "count": len(collectives), "in_time": sum(entry["at"] < ends[0] for entry in collectives),
+        "waiting": max(waiting, default=0),
     }  # fmt: skip
 
 
@@ -173,7 +177,7 @@ def compare_with_joined(after, where, expected, got, n, every):
         name
         for name, gradient in expected.items()
         if (gradient is None) != (got[name] is None)
-        or (gradient is not None and not close(got[name], gradient))
+        or (gradient is not None and not equal_in_64_bits(got[name], gradient))
     ]
     if not wrong:
         return
@@ -196,6 +200,7 @@ def compare_with_joined(after, where, expected, got, n, every):
         if factor != 1 and close(got[name], expected[name] * factor):
             cause = text
             break
+    judge_digits(checked, where, expected[name], got[name])
     raise Wrong(
         checked, rank=where, expected=expected[name], got=got[name], cause=cause
     )
@@ -234,6 +239,11 @@ def judge_times(call, where, of_rank, lateness, n):
         raise Wrong(f"when {call} started its all-reduces", rank=where,
                     expected="all of them during the last backward of the step",
                     got=got if of_rank["count"] else f"no all-reduce at all: {of_rank['all']}", cause=cause)  # fmt: skip
+    if of_rank["waiting"] > 1:
+        raise Wrong(f"gradients that are ready and not yet sent, in the last backward of a step of {call}", rank=where,
+                    expected="at most one at any time", got=f"up to {of_rank['waiting']} at a time", cause="gradients "
+                    "wait until others are ready: start the all-reduce of each one as soon as its hook is called in "
+                    "the last backward, so that it travels while backward continues")  # fmt: skip
     if of_rank["blocked"] > lateness / 2:
         raise Wrong(f"how long backward took, while rank {n - 1} came {lateness} s late", rank=where,
                     expected="almost no time: backward continues, and only finish_gradient_synchronization() waits",

@@ -49,9 +49,11 @@ def channels_last(parts):
 
 
 def many_samples(draw, ranks):
-    """Parts of a batch, so large that a few numbers per channel are negligible."""
+    """Parts of a batch, so large that a few numbers per channel are negligible, and one
+    per sample is not.
+    """
     generator = torch.Generator().manual_seed(draw.randrange(10**6))
-    shapes = [(30 + rank, 2, 16, 16) for rank in range(ranks)]
+    shapes = [(3000 + rank, 2, 4, 4) for rank in range(ranks)]
     return [
         torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes
     ]
@@ -151,14 +153,18 @@ def judge_manners(name, of_ranks, most, inputs):
 
 
 def judge_bytes(name, arguments, of_ranks):
-    """Raise Wrong if about as many bytes were sent as the batch has."""
+    """Raise Wrong if something was sent for each sample of these `many_samples`."""
     for rank, of_rank in enumerate(of_ranks):
-        of_part = arguments[rank][0].nbytes
-        if of_rank["bytes"] > of_part / 10:
-            raise Wrong(f"the bytes sent by {name}", rank=f"{rank} of {len(of_ranks)}",
-                        expected="a few numbers per channel",
-                        got=f"{of_rank['bytes']:,} bytes, where this rank's part of x has {of_part:,}",
-                        cause="you send the samples themselves: sums over them are enough")  # fmt: skip
+        part = arguments[rank][0]
+        if of_rank["bytes"] < 4 * len(part):
+            continue
+        cause = "you send numbers for each sample: add them up over the samples before you send them"
+        if of_rank["bytes"] >= part.nbytes:
+            cause = "you send the samples themselves: sums over them are enough"
+        raise Wrong(f"the bytes sent by {name}", rank=f"{rank} of {len(of_ranks)}",
+                    expected="a few numbers per channel, however many samples there are",
+                    got=f"{of_rank['bytes']:,} bytes, where this rank's part of x has {part.nbytes:,}",
+                    cause=cause)  # fmt: skip
 
 
 def agree(got, expected, tolerance):

@@ -58,20 +58,38 @@ def predictions(traffic, widths):
     """What the answer predicts for each network, without a process group."""
     found = {}
     for name, network in networks(widths).items():
-        before = modes(network)
+        before = portrait(network)
         with trying(name):
             returned = traffic(network)
+        after = portrait(network)
         found[name] = {
             "returned": whole_numbers(returned),
             "text": repr(returned)[:200],
-            "changed": modes(network) != before,
+            "changed": [what for what in before if before[what] != after[what]],
         }
     return found
 
 
-def modes(network):
-    layers = [layer.training for layer in network.modules()]
-    return layers, [value.requires_grad for value in network.parameters()]
+def portrait(network):
+    """What an answer must leave as it is, {in words: value}."""
+    layers, parameters = list(network.modules()), list(network.parameters())
+    gradients = [value.grad for value in parameters]
+    return {
+        "layers": [(name, id(layer), type(layer)) for name, layer in network.named_modules()],
+        "modes": [layer.training for layer in layers],
+        "requires_grad": [value.requires_grad for value in parameters],
+        "dtypes": [value.dtype for value in network.state_dict().values()],
+        "parameters": [(id(value), value.tolist()) for value in parameters],
+        "buffers": [value.tolist() for value in network.buffers()],
+        "gradients": [None if value is None else value.tolist() for value in gradients],
+        "hooks": [hooks_of(part) for part in [*layers, *parameters]],
+    }  # fmt: skip
+
+
+def hooks_of(part):
+    """How many hooks a layer or parameter has."""
+    kinds = "forward_pre forward backward_pre backward post_accumulate_grad".split()
+    return sum(len(getattr(part, f"_{kind}_hooks", None) or ()) for kind in kinds)
 
 
 def whole_numbers(returned):
@@ -124,8 +142,9 @@ def check_traffic(answer, draw):
                         got="{}, {} bytes".format(*got["returned"]),
                         cause=cause_of(got["returned"], expected, network))  # fmt: skip
         if got["changed"]:
-            raise Wrong(f"the network after {checked}", expected="unchanged", got="other modes",
-                        cause="the network belongs to the caller: do not change its modes or its requires_grad",
+            raise Wrong(f"the network after {checked}", expected="as before the call",
+                        got=f"other {', '.join(got['changed'])}", cause="the network belongs to the caller: do not change "
+                        "its modes, buffers, gradients or hooks. If you run it, run a copy: copy.deepcopy(network)",
                         )  # fmt: skip
 
 

@@ -26,10 +26,12 @@ def metrics(accuracy, sizes, batch_size, seed):
     """
     from accelerate import Accelerator
 
-    accelerator, network, seen = Accelerator(cpu=True), Diary(seed, mixing=True), []
+    accelerator, seen = Accelerator(cpu=True), []
     accelerator.wait_for_everyone()
+    before = settings(accelerator)
     for place, size in enumerate(sizes):
         data = half_known(size, seed, batch_size * accelerator.num_processes)
+        network = in_training(seed)
         network.train(comes_in_training(place))
         PAGES.clear()
         with trying(f"{size} samples"), Watch() as watch:
@@ -40,11 +42,44 @@ def metrics(accuracy, sizes, batch_size, seed):
         seen.append(
             {"returned": returned, "modes": sorted(modes), "pages": list(PAGES)}
             | {"sent": [entry["whole"] for entry in watch.log]}
+            | {"wrapped": any(is_start_of_ddp(entry, network) for entry in watch.log)}
             | left_behind(data, network, size, seed, batch_size)
-            | {"even": accelerator.even_batches}
+            | {"settings": [before, settings(accelerator)]}
         )
+        if seen[-1]["wrapped"]:
+            break  # DDP may wait for a process that has no sample
     accelerator.end_training()
     return seen
+
+
+def in_training(seed):
+    """The network in the middle of training: it has gradients, and one of its
+    parameters is frozen.
+    """
+    network = Diary(seed, mixing=True)
+    network.layers[0].bias.requires_grad_(False)
+    for number, parameter in enumerate(network.parameters()):
+        if parameter.requires_grad:
+            parameter.grad = torch.full_like(parameter, number + 0.5)
+    return network
+
+
+def settings(accelerator):
+    """What the caller may have chosen, {name: value in words}."""
+    chosen = dict(vars(accelerator.dataloader_config))
+    for name in (
+        "gradient_accumulation_steps",
+        "device_placement",
+        "step_scheduler_with_optimizer",
+    ):
+        chosen[name] = getattr(accelerator, name)
+    return {name: str(value) for name, value in chosen.items()}
+
+
+def is_start_of_ddp(entry, network):
+    """Whether all parameters were broadcast, as DDP does when it is constructed."""
+    size = sum(parameter.nbytes for parameter in network.parameters())
+    return entry["name"] == "broadcast" and entry["bytes"] >= size
 
 
 def left_behind(data, network, size, seed, batch_size):
@@ -52,12 +87,19 @@ def left_behind(data, network, size, seed, batch_size):
     from accelerate import PartialState
 
     joined = batch_size * PartialState().num_processes
-    before = Diary(seed, mixing=True)
+    before = in_training(seed)
+    pairs = list(zip(network.parameters(), before.parameters()))
     seen = {
         "records": torch.is_grad_enabled(),
         "changed": changed(data, half_known(size, seed, joined)),
         "same": equal(state(network), state(before)),
-        "trainable": all(value.requires_grad for value in network.parameters()),
+        "frozen": any(was.requires_grad > now.requires_grad for now, was in pairs),
+        "unfrozen": any(was.requires_grad < now.requires_grad for now, was in pairs),
+        "gradients": all(
+            now.grad is not None and torch.equal(now.grad, was.grad)
+            for now, was in pairs
+            if was.grad is not None
+        ),
     }
     torch.set_grad_enabled(True)
     return seen
@@ -204,7 +246,16 @@ def judge_work(size, batch_size, of_ranks):
 
 
 def judge_surroundings(checked, of_rank, where):
-    """Raise Wrong unless everything that the answer was given is as before."""
+    """Raise Wrong unless everything that the answer was given is as before, and was
+    used as it is.
+    """
+    if of_rank["wrapped"]:
+        cause = "prepare wraps the network in DistributedDataParallel, whose constructor sends all parameters. "
+        cause += (
+            "This only evaluates: call the network that you were given, without prepare"
+        )
+        raise Wrong(f"the collectives in {checked}", rank=where, expected=f"at most {MOST_CALLS}, of counts",
+                    got=f"{len(of_rank['sent'])}, and one of them broadcasts the parameters", cause=cause)  # fmt: skip
     judge_inputs(checked, of_rank["changed"], where)
     if not of_rank["records"]:
         cause = "gradients are off for the rest of the program, so nothing can be trained: with torch.no_grad() "
@@ -213,15 +264,30 @@ def judge_surroundings(checked, of_rank, where):
         )
         raise Wrong(f"torch.is_grad_enabled() after {checked}", rank=where, expected=True, got=False,
                     cause=cause)  # fmt: skip
-    if not of_rank["trainable"]:
+    if of_rank["frozen"]:
         cause = "the network can no longer be trained: with torch.no_grad() records nothing and leaves the "
         cause += "parameters alone, requires_grad_(False) does not"
         raise Wrong(f"requires_grad of the parameters after {checked}", rank=where, expected=True, got=False,
                     cause=cause)  # fmt: skip
-    if not of_rank["even"]:
-        cause = "the accelerator belongs to the caller: with even_batches off, the next loader that it prepares for "
-        cause += "training gives the processes different numbers of batches, and they wait for each other"
-        raise Wrong(f"accelerator.even_batches after {checked}", rank=where, expected=True, got=False,
+    if of_rank["unfrozen"]:
+        cause = "one parameter was frozen before, and now it is trained: with torch.no_grad() leaves requires_grad as "
+        cause += "it is"
+        raise Wrong(f"requires_grad of the parameters after {checked}", rank=where, expected="as before",
+                    got="True for a frozen parameter", cause=cause)  # fmt: skip
+    if not of_rank["gradients"]:
+        cause = "the caller may be between two backward passes of one update, and needs the gradients of the first: "
+        cause += "leave .grad alone"
+        raise Wrong(f"the gradients after {checked}", rank=where, expected="as before", got="other gradients",
+                    cause=cause)  # fmt: skip
+    before, after = of_rank["settings"]
+    for name, value in before.items():
+        if after.get(name) == value:
+            continue
+        cause = "the accelerator belongs to the caller, whose training continues with its settings: leave them as they are"
+        if name == "even_batches":
+            cause = "the accelerator belongs to the caller: with even_batches off, the next loader that it prepares "
+            cause += "for training gives the processes different numbers of batches, and they wait for each other"
+        raise Wrong(f"accelerator's {name} after {checked}", rank=where, expected=value, got=after.get(name),
                     cause=cause)  # fmt: skip
     if not of_rank["same"]:
         cause = "to evaluate a network must not change its parameters or the statistics of BatchNorm"

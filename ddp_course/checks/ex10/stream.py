@@ -4,8 +4,8 @@ import tracemalloc
 from itertools import accumulate
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ddp_course.ranks.watch import memory_timeline
 from ddp_course.school.judge import Wrong, question, trying
 
 # ---- what a rank does ----
@@ -29,18 +29,6 @@ class Documents:
         end = self.place + self.lengths[self.read]
         self.place, self.read, document = end, self.read + 1, (self.place, end)
         return torch.arange(*document)
-
-
-class Largest(TorchDispatchMode):
-    """The number of elements of the largest tensor that a block makes."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **kwargs or {})
-        if isinstance(result, torch.Tensor):
-            self.numel = max(self.numel, result.numel())
-        return result
 
 
 def dealt(deal_out, cases):
@@ -71,28 +59,36 @@ def windows_of(deal_out, rank, first, lengths, context, ranks, start):
 def in_places(pair, first):
     """Tokens and targets as places in the stream, or what was yielded instead."""
     try:
-        tokens, targets = map(torch.as_tensor, pair)
-    except (TypeError, ValueError, RuntimeError):
+        tokens, targets = pair
+    except (TypeError, ValueError):
         return f"a {type(pair).__name__}"
     for one in (tokens, targets):
-        if one.is_floating_point() or one.dim() != 1:
+        if not isinstance(one, torch.Tensor):
+            return f"a {type(one).__name__} instead of a tensor"
+        if one.dtype != torch.int64 or one.dim() != 1:
             return f"a tensor of {one.dtype} with shape {tuple(one.shape)}"
     return [(tokens - first).tolist(), (targets - first).tolist()]
 
 
 def tokens_kept(deal_out, case):
-    """The most tokens that the answer has in memory at once, in one tensor, or in lists
-    and arrays: of these, each token has at least 8 bytes.
+    """The most tokens that the answer has in memory at once, in tensors, documents
+    included, or in lists and arrays: each token has at least 8 bytes.
     """
-    documents = Documents(case["lengths"], 1000)
-    context, ranks, start = case["context"], case["ranks"], case["start"]
+
+    def run():
+        documents = Documents(case["lengths"], 1000)
+        context, ranks, start = case["context"], case["ranks"], case["start"]
+        with trying(in_words(case)):
+            for _ in deal_out(documents, context, 0, ranks, start):
+                pass
+
     tracemalloc.start()
-    with Largest() as largest, trying(in_words(case)):
-        for _ in deal_out(documents, context, 0, ranks, start):
-            pass
+    run()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    return max(largest.numel, peak // 8)
+    with memory_timeline() as in_tensors:  # its list would count above
+        run()
+    return max(peak, *in_tensors) // 8
 
 
 def in_words(case):
@@ -184,7 +180,8 @@ def judge_pair(checked, where, pair, case):
     """Raise Wrong unless a window's tokens are adjacent, and its targets follow them."""
     context, length = case["context"], sum(case["lengths"])
     if isinstance(pair, str):
-        cause = "yield a pair, tokens and targets, both of them a tensor of whole numbers with one dimension"
+        cause = "yield a pair, tokens and targets, both of them a tensor of int64 with one dimension: an embedding looks up "
+        cause += "the tokens, and cross_entropy takes int64 only"
         raise Wrong(checked, rank=where, expected="two tensors of int64", got=pair, cause=cause)  # fmt: skip
     if len(pair[0]) != context or len(pair[1]) != context:
         cause = (

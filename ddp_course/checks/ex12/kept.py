@@ -1,5 +1,7 @@
 """The bytes that a rank keeps between two steps, by formula."""
 
+import math
+
 from ddp_course.school.judge import Wrong, question, trying
 
 
@@ -54,10 +56,10 @@ def check_kept_bytes(answer, draw):
     cases = []
     for stage in range(4):
         for mixed in (False, True):
-            for ranks in (1, draw.randrange(3, 9), 64):
-                parameters = ranks * draw.randrange(10, 10**6) + draw.randrange(
-                    1, max(2, ranks)
-                )
+            few = draw.randrange(3, 9)
+            left_over = draw.randrange(1, few), draw.randrange(1, 64)
+            for ranks, rest in [(1, 0), *zip((few, 64), left_over), (few, 0)]:
+                parameters = ranks * draw.randrange(10, 10**6) + rest
                 case = {"parameters": parameters, "ranks": ranks, "stage": stage}
                 # what is False may be left out
                 case |= (
@@ -111,16 +113,24 @@ def cause_of_bytes(cases, seen, case):
             )
         if alike:
             return cause
+    one_more = case["parameters"] // case["ranks"] + 1
+    if seen[cases.index(case)] == true_bytes(**case, shard=one_more):
+        return (
+            "a shard is rounded up only where something is left over: 12 parameters on 4 ranks are shards of 3, and "
+            "not of 4"
+        )
     if case.get("buckets"):
         return "the buckets hold all gradients a second time: gradient * parameters bytes on each rank"
     return f"stage {case['stage']}: weights, gradients and the optimizer's state, each either whole or a shard"
 
 
 def about(bytes_, got):
-    """Whether this is the number, or what int() or round() make of a fraction."""
+    """Whether this is the number, or what int(), round() or ceil() make of a
+    fraction.
+    """
     if not isinstance(got, int | float):
         return False
-    return got in (bytes_, int(bytes_), round(bytes_))
+    return got in (bytes_, int(bytes_), round(bytes_), math.ceil(bytes_))
 
 
 def one_at_a_time(case):

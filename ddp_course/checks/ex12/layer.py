@@ -3,7 +3,13 @@
 import torch
 
 from ddp_course.checks.differences import near
-from ddp_course.checks.ex12.counted import COSTS, ROOM, SIZE, least_in_use
+from ddp_course.checks.ex12.counted import (
+    ROOM,
+    SIZE,
+    bytes_sent,
+    least_in_use,
+    messages,
+)
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.watch import Watch, memory_timeline
 from ddp_course.school.judge import Wrong, question
@@ -14,8 +20,9 @@ def layer_of(case, rank):
     generator = torch.Generator().manual_seed(case["seed"])
     weight = torch.randn(case["outputs"], case["inputs"], generator=generator)
     generator.manual_seed(case["seed"] + 1 + rank)
-    x = torch.randn(case["batch"], case["inputs"], generator=generator)
-    return weight, x, torch.randn(case["batch"], case["outputs"], generator=generator)
+    batch = case["batch"] + rank * case["longer"]
+    x = torch.randn(batch, case["inputs"], generator=generator)
+    return weight, x, torch.randn(batch, case["outputs"], generator=generator)
 
 
 def observe_layer(kind, case, other):
@@ -29,11 +36,11 @@ def observe_layer(kind, case, other):
         with memory_timeline() as timeline, Watch() as watched:
             y = kind.apply(x, shard)
             kept = least_in_use(timeline, enough=y.nbytes + ROOM)
-            forward = [[entry["name"], entry["whole"]] for entry in watched.log]
+            forward = messages(watched.log, n)
         between = observe_another(kind, other, rank, n)
         with Watch() as watched:
             y.backward(gradient)
-            backward = [[entry["name"], entry["whole"]] for entry in watched.log]
+            backward = messages(watched.log, n)
         return {
             "y": y,
             "x": x.grad,
@@ -67,8 +74,9 @@ def check_gathered_linear(answer, draw):
     """Output and gradients must be the whole layer's; its weight must be freed in
     between, and sent no more than needed.
     """
-    for n in draw.sample([2, 3, 4], 2):
-        case, other = a_case(draw, n), a_case(draw, n)
+    # first with equally long batches, where it is easier to say what is wrong
+    for longer, n in enumerate(draw.sample([2, 3, 4], 2)):
+        case, other = a_case(draw, n, longer), a_case(draw, n, longer)
         of_ranks = answer.on_ranks(observe_layer, case, other, nproc=n)
         for rank, seen in enumerate(of_ranks):
             judge_numbers(in_words(other, n), other, rank, n, seen["between"])
@@ -77,9 +85,11 @@ def check_gathered_linear(answer, draw):
             judge_bytes(in_words(case, n), case, rank, n, seen)
 
 
-def a_case(draw, n):
+def a_case(draw, n, longer):
+    """longer: by how many rows each rank's batch is longer than the one before."""
     case = {"inputs": draw.randrange(24, 40), "outputs": n * draw.randrange(16, 24)}
-    return case | {"batch": draw.randrange(3, 6), "seed": draw.randrange(10**6)}
+    case |= {"batch": draw.randrange(3, 6), "seed": draw.randrange(10**6)}
+    return case | {"longer": longer}
 
 
 def in_words(case, n):
@@ -99,11 +109,14 @@ def judge_numbers(checked, case, rank, n, seen):
         )
     if not near(seen["x"], gradient @ weight):
         cause = "the gradient of x must be gradient @ weight, with the whole weight, gathered again"
-        means = sum(g @ weight for _, _, g in all_of)
-        if near(seen["x"], means) or near(seen["x"], means / n):
-            cause = "each rank has its own x, so the gradient of x must not be averaged"
-        elif near(seen["x"], gradient @ weight / n):
+        if near(seen["x"], gradient @ weight / n):
             cause = "the gradient of x is this rank's own: only the weight's is divided by the number of ranks"
+        elif not case["longer"]:
+            total = sum(g @ weight for _, _, g in all_of)
+            if near(seen["x"], total) or near(seen["x"], total / n):
+                cause = (
+                    "each rank has its own x, so the gradient of x must not be averaged"
+                )
         raise Wrong(
             f"{checked}: the gradient of x",
             rank=where,
@@ -126,7 +139,7 @@ def judge_bytes(checked, case, rank, n, seen):
         raise Wrong(f"{checked}: what forward leaves", rank=where, expected=f"y, {seen['y'].nbytes:,} bytes",
                     got=f"{seen['kept']:,} bytes", cause=cause)  # fmt: skip
     for phase, times in {"forward": 1, "backward": 2}.items():
-        sent = sum(COSTS.get(name, 1) * size for name, size in seen[phase])
+        sent = bytes_sent(seen[phase])
         if sent > times * needed * 1.1 + ROOM:
             kinds = ", ".join(name for name, _ in seen[phase])
             cause = (

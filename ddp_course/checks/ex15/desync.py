@@ -1,11 +1,14 @@
 """Question 2: a desync detector that sends little, and names step, rank and tensor."""
 
-from contextlib import nullcontext
+import gc
+import sys
+from types import FunctionType, GeneratorType, ModuleType
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from ddp_course.checks.ex15.diagnosing import number
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.watch import Watch
 from ddp_course.school.judge import Wrong, question, trying
@@ -14,8 +17,8 @@ QUIET, LOUD = 100, 2000  # bytes per rank in a check: if all agree, and if not
 
 
 class Net(nn.Module):
-    """Parameters of two dtypes, a tied one, one of a single number, and buffers of two
-    dtypes.
+    """Parameters of two dtypes, one that is not contiguous, one of a single number, and
+    buffers of two dtypes.
     """
 
     def __init__(self, width):
@@ -35,13 +38,21 @@ class Net(nn.Module):
         return self.scale * self.last(self.middle(hidden.bfloat16()).float())
 
 
+def as_integers(tensor):
+    """The same bits, as integers."""
+    sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.detach().view(sizes[tensor.element_size()])
+
+
+def all_bits(tensor):
+    """Flip all bits of all numbers."""
+    as_integers(tensor).bitwise_not_()
+
+
 def lowest_bit(tensor):
     """Flip the lowest bit of one number."""
-    sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    flat = tensor.detach().view(sizes[tensor.element_size()])
-    flat.flatten()  # a view, where it can be one
-    place = tuple(size // 2 for size in flat.shape)
-    flat[place] ^= 1
+    place = tuple(size // 2 for size in tensor.shape)
+    as_integers(tensor)[place] ^= 1
 
 
 def swap(tensor):
@@ -57,34 +68,46 @@ def negate(tensor):
     tensor.detach().neg_()
 
 
-# what may happen to which tensors: (part, name, fault); the first is the one to name
+# What may happen to which tensors: (part, name, fault); the first is the one to name.
+# A fault that comes twice undoes itself.
 FAULTS = {
+    "all bits of a parameter": [("model", "first.bias", all_bits)],
     "the lowest bit of a parameter": [("model", "first.weight", lowest_bit)],
-    "the only number of a parameter": [("model", "scale", lowest_bit)],
     "the lowest bit of a parameter in bf16": [("model", "middle.weight", lowest_bit)],
+    "the only number of a parameter": [("model", "scale", lowest_bit)],
     "two numbers of a parameter, exchanged": [("model", "last.weight", swap)],
-    "the signs of a parameter": [("model", "last.bias", negate)],
-    "a buffer of BatchNorm": [("model", "norm.running_var", lowest_bit)],
     "BatchNorm's count of batches": [("model", "norm.num_batches_tracked", lowest_bit)],
-    "Adam's average of a gradient": [("optimizer", "first.bias.exp_avg", lowest_bit)],
-    "Adam's average of a squared gradient": [("optimizer", "last.weight.exp_avg_sq", lowest_bit)],
+    "the signs of a parameter": [("model", "last.bias", negate)],
     "Adam's count of steps": [("optimizer", "norm.bias.step", lowest_bit)],
+    "the lowest bit of a zero": [("model", "zeros", lowest_bit)],
+    "a buffer of BatchNorm": [("model", "norm.running_var", lowest_bit)],
+    "Adam's average of a gradient": [("optimizer", "first.bias.exp_avg", lowest_bit)],
+    "Adam's averages of two gradients": [
+        ("optimizer", "first.weight.exp_avg", lowest_bit),
+        ("optimizer", "last.bias.exp_avg", lowest_bit),
+    ],
+    "Adam's average of a squared gradient": [("optimizer", "last.weight.exp_avg_sq", lowest_bit)],
     "a parameter, and an average of another": [
         ("model", "norm.weight", lowest_bit),
         ("optimizer", "scale.exp_avg", lowest_bit),
     ],
     "the signs of zeros": [("model", "zeros", negate)],
-    "the lowest bit of a zero": [("model", "zeros", lowest_bit)],
-    "the lowest bit in 64 bits": [("model", "thirds", lowest_bit)],
     "a parameter, and a buffer after it": [
         ("model", "first.bias", lowest_bit),
         ("model", "norm.running_mean", lowest_bit),
     ],
+    "the lowest bit in 64 bits": [("model", "thirds", lowest_bit)],
     "a buffer, and a parameter after it": [
         ("model", "norm.running_mean", lowest_bit),
         ("model", "last.bias", lowest_bit),
     ],
 }  # fmt: skip
+
+
+def change(model, optimizer, case):
+    """Apply the case's fault."""
+    for part, name, fault in FAULTS[case["fault"]]:
+        fault(tensor_of(model, optimizer, part, name))
 
 
 def tensor_of(model, optimizer, part, name):
@@ -95,12 +118,12 @@ def tensor_of(model, optimizer, part, name):
 
 
 def observed(Agreement, cases, seed):
-    """For each case: what each check returned, and whether the rules were kept."""
+    """For each case: what each check returned, and which rules were broken."""
     seen = []
     with process_group() as (rank, _):
-        for number, case in enumerate(cases):
+        for place, case in enumerate(cases):
             with trying(in_words(case)):
-                seen.append(one_run(Agreement, case, rank, seed + number))
+                seen.append(one_run(Agreement, case, rank, seed + place))
     return seen
 
 
@@ -108,32 +131,68 @@ def one_run(Agreement, case, rank, seed):
     """Equal training on each rank, of which one may go wrong."""
     torch.manual_seed(seed)
     model = Net(case["width"])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    with Watch() as made:
-        detector = Agreement(model, optimizer)
-    checks, silent, untouched, same_numbers = [], not made.log, True, True
-    for step in range(1, case["steps"] + 1):
+    optimizer = in_two_groups(model)
+    checks, broken = [], []
+
+    def call(part, function, *args):
+        """What a part of the detector returns, and how many bytes it sends per rank."""
+        before, random = snapshot(model, optimizer), torch.get_rng_state()
+        with Watch() as watched:
+            result = function(*args)
+        if watched.log and part != "check":
+            broken.append([part, "sends"])
+        if before != snapshot(model, optimizer):
+            broken.append([part, "changes"])
+        if not torch.equal(random, torch.get_rng_state()):
+            broken.append([part, "draws"])
+        sent = sum(entry["whole"] for entry in watched.log)
+        return result, sent / dist.get_world_size()
+
+    detector, _ = call("the constructor", Agreement, model, optimizer)
+    for step in range(1, case["checks"][-1] + 1):
         optimizer.zero_grad()
         model(torch.randn(6, case["width"])).pow(2).mean().backward()
-        optimizer.step()
-        if case["fault"] and (rank, step) == (case["rank"], case["step"]):
-            for part, name, fault in FAULTS[case["fault"]]:
-                fault(tensor_of(model, optimizer, part, name))
-        before, random = snapshot(model, optimizer), torch.get_rng_state()
-        with Watch() if step <= 2 else nullcontext() as watched:  # it is slow
-            detector.after_step()
-        silent = silent and (step > 2 or not watched.log)
-        if step % case["every"] == 0:
-            with Watch() as watched:
-                result = detector.check()
-            sent = sum(entry["whole"] for entry in watched.log)
-            checks.append([step, in_a_row(result), sent / dist.get_world_size()])
-        untouched = untouched and before == snapshot(model, optimizer)
-        same_numbers = same_numbers and torch.equal(random, torch.get_rng_state())
-        if checks and checks[-1][1] is not None:
-            break  # as a job would
+        with Watch() as watched:
+            optimizer.step()
+        if watched.log:
+            broken.append(["a hook in optimizer.step", "sends"])
+        guilty = case["fault"] and (rank, step) == (case["rank"], case["step"])
+        if guilty:
+            change(model, optimizer, case)
+        call("after_step", detector.after_step)
+        if step in case["checks"]:
+            result, sent = call("check", detector.check)
+            checks.append([in_a_row(result), sent, held_by(detector)])
+        if guilty and case["passing"]:
+            change(model, optimizer, case)
     dist.barrier()
-    return {"checks": checks, "silent": silent, "untouched": untouched, "same_numbers": same_numbers}  # fmt: skip
+    return {"checks": checks, "broken": broken[:1]}
+
+
+def in_two_groups(model):
+    """AdamW without weight decay for biases and norms, as many use it: its parameters
+    are in another order than the model's.
+    """
+    small = [value for value in model.parameters() if value.dim() < 2]
+    large = [value for value in model.parameters() if value.dim() >= 2]
+    groups = [{"params": small, "weight_decay": 0.0}, {"params": large}]
+    return torch.optim.AdamW(groups, lr=1e-3)
+
+
+def held_by(detector):
+    """The bytes of all objects that can be reached from a detector, except for the model
+    and the optimizer.
+    """
+    elsewhere = (nn.Module, torch.optim.Optimizer, type)
+    elsewhere += (ModuleType, FunctionType, GeneratorType)
+    sizes, ahead = {}, [detector, *vars(type(detector)).values()]
+    while ahead:
+        thing = ahead.pop()
+        if id(thing) not in sizes and not isinstance(thing, elsewhere):
+            numbers = thing.nbytes if isinstance(thing, torch.Tensor) else 0
+            sizes[id(thing)] = sys.getsizeof(thing, 0) + numbers
+            ahead += gc.get_referents(thing)
+    return sum(sizes.values())
 
 
 def in_a_row(result):
@@ -142,24 +201,28 @@ def in_a_row(result):
         return None
     try:
         step, rank, name = result
-        return [int(step), int(rank), str(name)]
+        return [number(step), number(rank), str(name)]
     except (TypeError, ValueError):
         return repr(result)[:200]
 
 
 def snapshot(model, optimizer):
-    """The bytes of all state, so that NaN equals NaN."""
+    """The bytes of all state and gradients, so that NaN equals NaN."""
     tensors = [*model.state_dict().values()]
     tensors += [v for state in optimizer.state.values() for v in state.values()]
+    tensors += [p.grad for p in model.parameters() if p.grad is not None]
     raw = [t.detach().contiguous().flatten().view(torch.uint8) for t in tensors]
     return torch.cat(raw).numpy().tobytes()
 
 
 def in_words(case):
-    checks = f"{case['n']} ranks, a check after every {case['every']} steps"
+    checks = ", ".join(map(str, case["checks"]))
+    steps = "step" if len(case["checks"]) == 1 else "each of the steps"
+    ranks = f"{case['n']} ranks, with a check after {steps} {checks}"
     if case["fault"] is None:
-        return f"a clean run of {case['steps']} steps on {checks}"
-    return f"{case['fault']}, changed on rank {case['rank']} in step {case['step']}; {checks}"  # fmt: skip
+        return f"a clean run on {ranks}"
+    passing = ", and changed back after it" if case["passing"] else ""
+    return f"{case['fault']}, changed on rank {case['rank']} in step {case['step']}{passing}; {ranks}"  # fmt: skip
 
 
 @question(
@@ -176,51 +239,155 @@ def in_words(case):
 )
 def check_agreement(answer, draw):
     """In runs with a drawn fault, it must name step, rank and tensor; in clean runs,
-    nothing; and it must send little.
+    nothing; it must send little, and keep no old steps.
     """
     seed = draw.randrange(10**6)
-    for n in (2, 3):
+    for n in (2, 3, 4):
         cases = drawn_cases(n, draw)
         ranks = answer.on_ranks(observed, cases, seed, nproc=n, timeout=9)
-        for number, case in enumerate(cases):
-            judge_run(case, [seen[number] for seen in ranks])
+        for place, case in enumerate(cases):
+            judge_run(case, [seen[place] for seen in ranks])
+
+
+LONG = [60, 120, 180]  # with that many steps, a little for each step is too much
 
 
 def drawn_cases(n, draw):
     """A clean run, and some runs with faults, as the arguments of one_run."""
-    common = {"n": n, "width": draw.randint(4, 7)}
-    cases = [common | {"fault": None, "every": 14, "steps": 28, "rank": 0, "step": 0}]
-    # half of them on two ranks, half on three; those of parameters come first, because
-    # a hash that is too coarse misses the others, too
-    for number, fault in enumerate(list(FAULTS)[n - 2 :: 2]):
-        every, guilty = draw.choice([4, 6, 9]), number % n
+    common = {"n": n, "width": draw.randint(4, 7), "passing": False}
+    clean = {"fault": None, "checks": LONG if n == 2 else [14, 28]}
+    cases = [common | clean]
+    # a third of them on each number of ranks; on two, those of parameters come first,
+    # because a hash that is too coarse misses the others, too
+    for place, fault in enumerate(list(FAULTS)[n - 2 :: 3]):
+        every = draw.choice([4, 6, 9])
         # a fault that is missed shows in the next step: not in that of a check
         step = draw.choice([s for s in range(2, 15) if s % every and (s + 1) % every])
-        run = {"fault": fault, "rank": guilty, "step": step, "every": every}
-        cases.append(common | run | {"steps": -(-step // every) * every})
+        run = common | {"fault": fault, "rank": place % n, "step": step}
+        if n == 2 and place == 0:  # a difference of one step, which one check finds
+            checks = [*range(every, step + 2 * every, every)]  # and one more
+            cases.append(run | {"passing": True, "checks": checks})
+        cases.append(run | {"checks": [*range(every, step + every, every)]})
     return cases
 
 
 def judge_run(case, ranks):
     """Raise Wrong unless all ranks have found what is right, and kept the rules."""
-    checked, clean = in_words(case), case["fault"] is None
-    judge_rules(checked, ranks)
+    checked = in_words(case)
     for rank, seen in enumerate(ranks):
-        for step, found, _ in seen["checks"]:
-            if found is not None and (clean or step < case["step"]):
-                where = f"{checked}: the check after step {step}"
-                raise Wrong(where, rank=rank, expected=None, got=found, cause=ALARM)
-    if clean:
-        judge_bytes(checked, ranks, QUIET)
-        return
+        for part, rule in seen["broken"]:
+            raise Wrong(checked, rank=rank, cause=f"{part} {RULES[rule]}")
+    for place, expected in enumerate(right_results(case)):
+        results = [seen["checks"][place][0] for seen in ranks]
+        where = f"{checked}: the check after step {case['checks'][place]}"
+        for rank, found in enumerate(results):
+            if found != expected:
+                cause = likely_mistake(case, place, expected, results, rank)
+                raise Wrong(where, rank=rank, expected=expected, got=found, cause=cause)
+        for rank, seen in enumerate(ranks):
+            limit = QUIET if expected is None else LOUD
+            judge_bytes(where, rank, seen["checks"][place][1], limit)
+    if case["checks"] == LONG:
+        judge_memory(checked, ranks)
+
+
+def right_results(case):
+    """What each check has to return: None, but for the one after the fault."""
+    if case["fault"] is None:
+        return [None for _ in case["checks"]]
     odd = case["rank"] if case["n"] > 2 else 1
-    expected = [case["step"], odd, FAULTS[case["fault"]][0][1]]
-    last = [seen["checks"][-1][1] for seen in ranks]
-    for rank, found in enumerate(last):
-        if found != expected:
-            cause = likely_mistake(case, expected, found, last)
-            raise Wrong(checked, rank=rank, expected=expected, got=found, cause=cause)
-    judge_bytes(checked, ranks, LOUD)
+    difference = [case["step"], odd, FAULTS[case["fault"]][0][1]]
+    finds = min(step for step in case["checks"] if step >= case["step"])
+    return [difference if step == finds else None for step in case["checks"]]
+
+
+RULES = {
+    "changes": "changes parameters, buffers, gradients or the optimizer's state: work on copies",
+    "draws": "draws from torch's global random generator, so the training's dropout masks change: use a generator of "
+    "your own",
+    "sends": "communicates: only check may",
+}
+
+
+def judge_bytes(where, rank, sent, limit):
+    """Raise Wrong if a check has sent too much."""
+    if sent > limit:
+        words, cause = TOO_MUCH[limit]
+        raise Wrong(
+            f"{where}: its bytes, {words}",
+            rank=rank,
+            expected=f"at most {limit} per rank",
+            got=f"{sent:.0f}",
+            cause=cause,
+        )
+
+
+TOO_MUCH = {
+    QUIET: (
+        "while all agree",
+        "one hash of everything is enough then, whatever the number of steps and tensors",
+    ),
+    LOUD: (
+        "as they differ",
+        "find the step first, with one hash per step, and then exchange only this step's hashes",
+    ),
+}
+
+
+def judge_memory(checked, ranks):
+    """Raise Wrong if a detector keeps something of each step for ever."""
+    for rank, seen in enumerate(ranks):
+        first, second, third = [held for _, _, held in seen["checks"]]
+        steps = LONG[-1] - LONG[-2]
+        # a dict or list may grow once without being longer
+        if min(second - first, third - second) > steps:
+            raise Wrong(
+                f"{checked}: the memory that the detector holds after a check",
+                rank=rank,
+                expected="as much as after the check before it",
+                got=f"{third - second} bytes more, with {steps} steps between them",
+                cause="it keeps something of each step for ever: after a check, forget the steps that it has compared",
+            )
+
+
+def likely_mistake(case, place, expected, results, rank):
+    """The likely cause of a wrong result of a check. place: which check it is."""
+    found, begin = results[rank], ([0] + case["checks"])[place]
+    if isinstance(found, str):
+        return "return None, or (step, rank, name of the tensor)"
+    if len({str(one) for one in results}) > 1:
+        return "the ranks return different results: all of them must decide from the same exchanged numbers"
+    if expected is None and case["fault"] and begin >= case["step"]:
+        return "all ranks have agreed since the last check, which has told of the difference: forget its steps"
+    if expected is None:
+        return ALARM
+    if found is None or found[0] > expected[0]:
+        return why_missed(case, case["checks"][place], found)
+    step, odd, name = expected
+    if begin and found[0] in (step - begin, step - begin - 1):
+        return "steps are counted from the beginning of the job, not from the last check: keep a count of all steps"
+    if found[0] == step - 1:
+        return "steps are counted from 1: after the first call of after_step, the step is 1"
+    if found[0] != step:
+        return (
+            "another step is the first in which the ranks differ: take the first step, over all tensors; and keep hashes "
+            "or copies of each step, because the tensors themselves change"
+        )
+    if found[1] != odd and case["n"] == 2:
+        return "of two ranks, nobody can tell which is right: name rank 1"
+    if found[1] != odd and case["n"] == 3:
+        return "of three ranks, the odd one out is the one that the other two do not agree with, and that may be rank 0"
+    if found[1] != odd:
+        return "it finds the odd one of three ranks, but not of four: count how many ranks have each hash"
+    if FAULTS[case["fault"]][0][0] == "optimizer":
+        return (
+            "another tensor is the first that differs: go through model.named_parameters(), and look for the state of "
+            "each in optimizer.state[parameter]; the optimizer's own order may be another"
+        )
+    return (
+        "another tensor is the first that differs: go through model.state_dict(), and then through the optimizer's "
+        "state, with names such as first.weight and first.weight.exp_avg"
+    )
 
 
 ALARM = (
@@ -229,78 +396,20 @@ ALARM = (
 )
 
 
-def judge_rules(checked, ranks):
-    """Raise Wrong if the detector has disturbed the training."""
-    rules = {
-        "untouched": "parameters, buffers or the optimizer's state have changed: work on copies",
-        "same_numbers": "it draws from torch's global random generator, so the training's dropout masks change: use a "
-        "generator of your own",
-        "silent": "after_step, or the constructor, communicates: only check may",
-    }
-    for rank, seen in enumerate(ranks):
-        for rule, cause in rules.items():
-            if not seen[rule]:
-                raise Wrong(checked, rank=rank, cause=cause)
-
-
-def judge_bytes(checked, ranks, last):
-    """Raise Wrong if a check has sent too much. last: the limit for the last check; for
-    the others, in which all ranks agree, it is QUIET.
-    """
-    for rank, seen in enumerate(ranks):
-        checks = seen["checks"]
-        for number, (_, _, sent) in enumerate(checks, 1):
-            limit = last if number == len(checks) else QUIET
-            if sent > limit:
-                words, cause = TOO_MUCH[limit]
-                raise Wrong(
-                    f"{checked}: the bytes of a check in which {words}",
-                    rank=rank,
-                    expected=f"at most {limit} per rank",
-                    got=f"{sent:.0f}",
-                    cause=cause,
-                )
-
-
-TOO_MUCH = {
-    QUIET: (
-        "all agree",
-        "one hash of everything is enough then, whatever the number of steps and tensors",
-    ),
-    LOUD: (
-        "they differ",
-        "find the step first, with one hash per step, and then exchange only this step's hashes",
-    ),
-}
-
-
-def likely_mistake(case, expected, found, last):
-    """The likely cause of a wrong result."""
-    step, odd, name = expected
-    if isinstance(found, str):
-        return "return None, or (step, rank, name of the tensor)"
-    if len({str(one) for one in last}) > 1:
-        return "the ranks return different results: all of them must decide from the same exchanged numbers"
-    part, _, fault = FAULTS[case["fault"]][0]
-    if found == [step - 1, odd, name]:
-        return "steps are counted from 1: after the first call of after_step, the step is 1"
-    if found is None or found[0] > step and found[0] % case["every"]:  # it was missed
-        if part == "optimizer":
-            return "the optimizer's state is missing: it changes the parameters, but only in later steps"
-        if name.startswith("norm.") and "weight" not in name:
-            return "buffers are missing: model.state_dict() has them, model.parameters() does not"
-        if fault in (swap, negate):
-            return "these changes leave sums or sizes as they were: hash the bits with their places"
-        return "the change of a single bit must be noticed: hash the bits, and do not sum or round the numbers"
-    if found[0] != step and found[0] % case["every"] == 0:
+def why_missed(case, step_of_check, found):
+    """The likely cause if a difference is found too late, or not at all."""
+    part, name, fault = FAULTS[case["fault"]][0]
+    if found and found[0] == step_of_check:
         return "that is the step of the check, and the ranks have differed for longer: keep the hashes of each step"
-    if found[0] != step:
-        return "another step is the first in which the ranks differ: take the first step, over all tensors"
-    if found[1] != odd and case["n"] > 2:
-        return "of three ranks, the odd one out is the one that the other two do not agree with, and that may be rank 0"
-    if found[1] != odd:
-        return "of two ranks, nobody can tell which is right: name rank 1"
-    return (
-        "another tensor is the first that differs: go through model.state_dict(), and then through the optimizer's "
-        "state, with names such as first.weight and first.weight.exp_avg"
-    )
+    if case["passing"]:
+        return (
+            "the ranks differ after this step only, and agree again at the check: keep hashes or copies of each step, "
+            "and compare them all"
+        )
+    if part == "optimizer":
+        return "the optimizer's state is missing: it changes the parameters, but only in later steps"
+    if name.startswith("norm.") and "weight" not in name:
+        return "buffers are missing: model.state_dict() has them, model.parameters() does not"
+    if fault in (swap, negate):
+        return "these changes leave sums or sizes as they were: hash the bits with their places"
+    return "the change of a single bit must be noticed: hash the bits, and do not sum or round the numbers"

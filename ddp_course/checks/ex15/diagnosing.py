@@ -4,13 +4,19 @@ from ddp_course.checks.ex15.patients import CAUSES, PATIENTS, RANKS, STEPS, trut
 from ddp_course.school.judge import Wrong, question
 
 
+def number(value):
+    """An int if it is whole, so that 2.0 counts as 2, and 2.5 stays what it is."""
+    value = float(value)
+    return int(value) if value.is_integer() else value
+
+
 def written(diagnoses):
     """What the answer is: a name, and {letter: (rank, step, cause)}; or None."""
     answer = diagnoses()
     try:
         name, found = answer
         rows = {
-            str(letter): [int(rank), int(step), str(cause).strip().lower()]
+            str(letter): [number(rank), number(step), str(cause).strip().lower()]
             for letter, (rank, step, cause) in dict(found).items()
         }
         return {"name": str(name), "found": rows}
@@ -64,12 +70,15 @@ def judge_form(name, found):
                 got=cause,
                 cause="use the words of checks.ex15.CAUSES for the causes",
             )
-        if not 0 <= rank < RANKS or not 1 <= step <= STEPS:
+        if rank not in range(RANKS) or step not in range(1, STEPS + 1):
+            whole = isinstance(rank, int) and isinstance(step, int)
             raise Wrong(
                 checked,
                 expected=f"a rank from 0 to {RANKS - 1}, a step from 1 to {STEPS}",
                 got=f"rank {rank}, step {step}",
-                cause="the order is (rank, step, cause)",
+                cause="the order is (rank, step, cause)"
+                if whole
+                else "ranks and steps are whole numbers",
             )
 
 
@@ -87,10 +96,11 @@ def judge_diagnosis(letter, truth, said):
         ]
         if same
     ]
+    verb = "are" if len(right) > 1 else "is"
     raise Wrong(
         f"patient {letter}",
         expected="what its records and the tools show",
-        got=f"rank {rank}, step {step}, {cause}: {' and '.join(right) or 'nothing'} is right",
+        got=f"rank {rank}, step {step}, {cause}: {' and '.join(right) or 'nothing'} {verb} right",
         cause=likely_mistake(truth, rank, step, cause),
     )
 

@@ -11,10 +11,17 @@ def event(name, cat, begin, end, tid=7, **args):
 
 
 GEMM, NCCL = "sm90_xmma_gemm_f32", "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+GATHER = "ncclDevKernel_AllGather_RING_LL"
+PACK = "pack_for_nccl_AllReduce"  # a kernel that computes
 
 
 def a_step(begin, length=LENGTH):
     return event(STEP, "user_annotation", begin, begin + length, tid=1)
+
+
+def no_range(name, begin, end, **args):
+    """An event that looks like a kernel, but has no stream and another ph."""
+    return {"ph": "i", "name": name, "cat": "kernel", "ts": begin, "dur": end - begin, "args": args}  # fmt: skip
 
 
 # ---- traces whose answer can be seen ----
@@ -32,6 +39,15 @@ SIMPLE = {
     "operators of the CPU, which launch kernels and do not compute": [
         [a_step(0, 100), event("aten::addmm", "cpu_op", 0, 90, 1), event(GEMM, "kernel", 50, 80),
          event("nccl:all_reduce", "user_annotation", 10, 20, 1)],
+    ],
+    "a kernel that gathers, and one that computes, with nccl within its name": [
+        [a_step(0, 100), event(GATHER, "kernel", 0, 40, 7, seq=0), event(PACK, "kernel", 50, 80, 20, grid=[8, 1, 1])],
+    ],
+    "events that are none of kernels: their ph is not X": [
+        [a_step(0, 100), event(GEMM, "kernel", 0, 20), no_range(GEMM, 10, 60), no_range(NCCL, 50, 90, seq=0)],
+    ],
+    "times with decimals": [
+        [a_step(0.5, 100), event(GEMM, "kernel", 0.75, 40), event(NCCL, "kernel", 30, 70.25, 20, seq=0)],
     ],
     "kernels that begin before the step, and end after it": [
         [a_step(100, 100), event(GEMM, "kernel", 50, 120), event(NCCL, "kernel", 180, 250, 20, seq=0)],
@@ -56,7 +72,7 @@ SIMPLE = {
 
 
 def random_traces(draw):
-    """Traces of some ranks, in no order, with whole microseconds."""
+    """Traces of some ranks, in no order, with quarters of microseconds."""
     ranks, traces = draw.randint(2, 4), []
     collectives = draw.randint(0, 5)
     ends = [draw.randrange(20, LENGTH + 40) for _ in range(collectives)]
@@ -67,16 +83,23 @@ def random_traces(draw):
             begin = draw.randrange(-20, LENGTH + 20)
             kind = draw.choice(["kernel"] * 4 + ["cpu_op"])
             length = draw.choice([3, 9, 25])
-            events.append(event(GEMM, kind, begin, begin + length, draw.choice([7, 8])))
+            name, tid = draw.choice([GEMM, PACK]), draw.choice([7, 8, 20])
+            events.append(event(name, kind, begin, begin + length, tid, grid=[8, 1, 1]))
         for seq, end in enumerate(ends):
             begin = end - draw.randrange(1, 60)
-            events.append(event(NCCL, "kernel", begin, end, 20 + seq % 2, seq=seq))
+            name, tid = draw.choice([NCCL, GATHER]), draw.choice([7, 20, 21])
+            events.append(event(name, "kernel", begin, end, tid, seq=seq))
         draw.shuffle(events)
-        traces.append(events)
+        traces.append([in_quarters(event) for event in events])
     return traces
 
 
-# ---- what is right, by counting microseconds ----
+def in_quarters(event):
+    """The event with its times in quarters of microseconds, which floats have exactly."""
+    return event | {name: event[name] / 4 for name in ("ts", "dur") if name in event}
+
+
+# ---- what is right, by counting quarters of microseconds ----
 
 
 def spans(events, wanted):
@@ -106,14 +129,14 @@ def truth(traces):
         computing, transfers = spans(events, is_computing), spans(events, is_transfer)
         [(first, last, _)] = spans(events, lambda e: e["name"] == STEP)
         counts = dict.fromkeys(KINDS, 0)
-        for now in range(first, last):
+        for now in (first + place / 4 for place in range(round(4 * (last - first)))):
             running = [seq for begin, end, seq in transfers if begin <= now < end]
             if any(begin <= now < end for begin, end, _ in computing):
-                counts["computing"] += 1
+                counts["computing"] += 0.25
             elif any(complete[seq] <= now for seq in running):
-                counts["sending"] += 1
+                counts["sending"] += 0.25
             else:
-                counts["waiting" if running else "idle"] += 1
+                counts["waiting" if running else "idle"] += 0.25
         found.append(counts)
     return found
 
@@ -144,7 +167,7 @@ def analysed(analyse, cases):
     "sending and waiting, and computing and idle are right.",
 )
 def check_analyse(answer, draw):
-    """All numbers are compared with those that counting microseconds gives."""
+    """All numbers are compared with those that counting quarters of microseconds gives."""
     cases = list(SIMPLE.items())
     cases += [(f"random traces, number {i}", random_traces(draw)) for i in range(60)]
     [found] = answer.on_ranks(analysed, cases, timeout=10)
@@ -170,6 +193,10 @@ CAUSES = {
     "two computing streams at once": "time in which two streams compute is one time: take the union of the spans",
     "a range inside another one": "time in which two ranges compute is one time: take the union of the spans",
     "operators of the CPU, which launch kernels and do not compute": "only events with cat 'kernel' are what the GPU does",
+    "a kernel that gathers, and one that computes, with nccl within its name": "a kernel whose name begins with nccl "
+    "communicates, on any stream and with any collective, and all other kernels compute",
+    "events that are none of kernels: their ph is not X": "only events with ph 'X' count, whatever their cat is",
+    "times with decimals": "times are no whole numbers: add up lengths of spans, and do not count microseconds",
     "kernels that begin before the step, and end after it": "cut what is outside of the step",
     "two collectives at once, of which one has all ranks": "the rank sends as soon as one of its running collectives has "
     "begun on all ranks, even if another one waits",

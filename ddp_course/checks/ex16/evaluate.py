@@ -5,12 +5,18 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from ddp_course.checks.ex16 import slow
+from ddp_course.checks.ex16.gain import in_turn, judge_gain
 from ddp_course.checks.ex16.work import Work
 from ddp_course.checks.training import a_batch, fill
+from ddp_course.ranks.environment import process_group
 from ddp_course.school.judge import Wrong, question, trying
 
-WIDTH, CLASSES, BATCH = 8, 5, 16
+WIDTH, CLASSES, BATCH = 8, 5, 32
 MOST = 4  # numbers fetched in an evaluation
+MOST_OPERATORS = 80  # per batch, where ours needs about 15
+LARGE = 32 * BATCH + 3  # samples of an evaluation that is timed
+LEAST_GAIN = 2  # where a right answer gains about 8
 
 
 def make_model(seed):
@@ -47,7 +53,18 @@ def observed(evaluate, count, seed):
     seen["trains"] = torch.is_grad_enabled() and all(
         parameter.requires_grad for parameter in model.parameters()
     )
-    return seen | {"fetched": work.fetched, "left": model.training, "changed": changed}
+    left = all(module.training for module in model.modules())
+    counts = {"fetched": work.fetched, "operators": work.operators}
+    return seen | counts | {"left": left, "changed": changed}
+
+
+def timed(evaluate, seed):
+    """The seconds of evaluations by the answer, and by the slow program, in turn."""
+    model, loader = make_model(seed), DataLoader(samples(LARGE, seed), BATCH)
+    with process_group(), trying(f"evaluate(model, a loader of {LARGE} samples)"):
+        return in_turn(
+            lambda: slow.evaluate(model, loader), lambda: evaluate(model, loader)
+        )
 
 
 def truth(count, seed):
@@ -64,6 +81,12 @@ def truth(count, seed):
         "right": [right.mean().item(), losses.mean().item()],
         "of means": [of_batches(right) / batches, of_batches(losses) / batches],
         "sums": [right.sum().item(), losses.sum().item()],
+        "full batches": [
+            values.sum().item() / (batches * BATCH) for values in (right, losses)
+        ],
+        "without the last": [
+            values[: count // BATCH * BATCH].mean().item() for values in (right, losses)
+        ],
     }
 
 
@@ -77,11 +100,19 @@ def truth(count, seed):
     "not average the batches' means.",
 )
 def check_evaluate(answer, draw):
-    """The two numbers are exact; forwards and fetched numbers are counted."""
+    """The two numbers are exact; forwards, operators and fetched numbers are counted;
+    an evaluation is timed.
+    """
     for count in (draw.randrange(4, 8) * BATCH, draw.randrange(5, 9) * BATCH + 3):
         seed = draw.randrange(10**6)
         [seen] = answer.on_ranks(observed, count, seed, timeout=10)
         judge_evaluation(seen, count, truth(count, seed))
+    [times] = answer.on_ranks(timed, draw.randrange(10**6), timeout=20)
+    cause = (
+        "the counts are right, so what takes the time is nothing that they see, such as a loop in Python over the "
+        "samples"
+    )
+    return judge_gain(times, LEAST_GAIN, f"an evaluation of {LARGE} samples", cause)
 
 
 def judge_evaluation(seen, count, known):
@@ -96,7 +127,7 @@ def judge_evaluation(seen, count, known):
         true = known["right"][place]
         if abs(got[place] - true) > 1e-6 * (1 + abs(true)):
             raise Wrong(f"{checked}: the {name}", expected=f"{true:.6f}", got=f"{got[place]:.6f}",
-                        cause=cause_of_number(got[place], place, known))  # fmt: skip
+                        cause=cause_of_number(got, place, known))  # fmt: skip
     if not seen["left"]:
         raise Wrong(f"{checked}: the mode of the model afterwards", expected="training mode", got="evaluation mode",
                     cause="the training goes on afterwards: model.train() before you return")  # fmt: skip
@@ -119,13 +150,25 @@ def judge_evaluation(seen, count, known):
         else:
             cause += ", and here that happens for each batch: add up tensors, and fetch them after the loop"
         raise Wrong(f"{checked}: numbers fetched", expected=f"at most {MOST}", got=seen["fetched"], cause=cause)  # fmt: skip
+    if seen["operators"] > MOST_OPERATORS * batches:
+        raise Wrong(f"{checked}: operators per batch that compute", expected=f"at most {MOST_OPERATORS}",
+                    got=f"{seen['operators'] / batches:.0f}",
+                    cause="that is a loop over samples, and a GPU starts a kernel for each operator: compare a whole batch "
+                    "at once, and let cross_entropy compute its losses together")  # fmt: skip
 
 
 def cause_of_number(got, place, known):
-    if abs(got - known["of means"][place]) < 1e-6:
-        return "the last batch is smaller, so the mean of the batches' means is not the mean over all samples"
-    if abs(got - known["sums"][place]) < 1e-6:
-        return "that is the sum over all samples: divide by their number"
+    mistakes = {
+        "full batches": "divided by the number of batches times their size, but the last batch is smaller: count samples",
+        "without the last": "the last batch is missing: its samples count, too, even if they are fewer",
+        "of means": "the last batch is smaller, so the mean of the batches' means is not the mean over all samples",
+        "sums": "that is the sum over all samples: divide by their number",
+    }
+    alike = lambda name, at: abs(got[at] - known[name][at]) < 1e-6
+    for places in (range(2), [place]):  # both numbers tell more than one
+        for name, cause in mistakes.items():
+            if all(alike(name, at) for at in places):
+                return cause
     if place == 1:
         return "the mean loss is the sum of the samples' losses (reduction='sum'), divided by their number"
     return "the accuracy is the number of samples whose largest output is at their label, divided by all"

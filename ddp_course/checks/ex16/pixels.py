@@ -1,14 +1,26 @@
 """Question 2: a data set that does too much for each image."""
 
+import gc
+import tracemalloc
+
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from ddp_course.checks.differences import near, parted
+from ddp_course.checks.ex16 import slow
+from ddp_course.checks.ex16.gain import in_turn, judge_gain
 from ddp_course.checks.ex16.work import Work
+from ddp_course.ranks import watch
+from ddp_course.ranks.environment import process_group
 from ddp_course.school.judge import Wrong, question, trying
 
 BATCH = 16
 MOST = 8  # times the numbers of all images, per epoch
+# times the bytes of the images that may be kept: a copy in uint8, which is counted twice
+# if numpy made it, and small tables; as float32, the images would take 4
+MOST_KEPT = 2.5
+LARGE = 1000, 28  # a data set that is timed: images, and their side
+LEAST_GAIN = 15  # there, a right answer gains about 75, and one mean per image costs 10
 
 
 def a_data_set(count, side, seed):
@@ -22,28 +34,44 @@ def observed(pixels, count, side, seed):
     """What two epochs deliver, and what the second one computes."""
     images, labels = a_data_set(count, side, seed)
     given = images.clone()
+    list(DataLoader(TensorDataset(given), BATCH))  # what torch itself keeps
+    before = bytes_in_use()
     with trying("Pixels(images, labels)"):
         dataset = pixels(images, labels)
-    kept = bytes_of(vars(dataset))
     with trying("an epoch of a DataLoader"):
         list(DataLoader(dataset, BATCH))
+        kept = bytes_in_use() - before
+        tracemalloc.stop()
         with Work() as work:
             batches = [list(batch) for batch in DataLoader(dataset, BATCH)]
     with trying("dataset[3]"):
         one = list(dataset[3])
     return {
         "length": len(dataset), "batches": batches, "one": one, "numbers": work.numbers,
-        "kept": max(kept, bytes_of(vars(dataset))), "changed": not torch.equal(images, given),
+        "kept": kept, "changed": not torch.equal(images, given),
     }  # fmt: skip
 
 
-def bytes_of(value):
-    """The bytes of the tensors in an object's attributes."""
-    if isinstance(value, torch.Tensor):
-        return value.nbytes
-    if isinstance(value, dict):
-        return sum(map(bytes_of, value.values()))
-    return sum(map(bytes_of, value)) if isinstance(value, list | tuple) else 0
+def bytes_in_use():
+    """The bytes of all tensors of this process, wherever they are kept, and of what
+    Python and numpy have made since the first call.
+    """
+    tracemalloc.start()
+    gc.collect()
+    made, _ = tracemalloc.get_traced_memory()
+    return made + watch.bytes_of(
+        [thing for thing in gc.get_objects() if type(thing) is torch.Tensor]
+    )
+
+
+def timed(pixels, seed):
+    """The seconds of some images of the answer, and of the slow program, in turn."""
+    images, labels = a_data_set(*LARGE, seed)
+    with process_group(), trying(f"a data set of {LARGE[0]} images"):
+        first = lambda dataset: lambda: next(iter(DataLoader(dataset, BATCH)))
+        return in_turn(
+            first(slow.Pixels(images, labels)), first(pixels(images, labels))
+        )
 
 
 def truth(images):
@@ -62,8 +90,10 @@ def truth(images):
     "self.labels[index].",
 )
 def check_pixels(answer, draw):
-    """The batches are the slow class's; the numbers that are computed are counted."""
-    count, side = draw.randint(90, 120), draw.randint(7, 12)
+    """The batches are the slow class's; the numbers that are computed are counted; some
+    images are timed.
+    """
+    count, side = draw.randint(90, 120), draw.randint(24, 30)
     seed = draw.randrange(10**6)
     [seen] = answer.on_ranks(observed, count, side, seed, timeout=10)
     images, labels = a_data_set(count, side, seed)
@@ -75,15 +105,22 @@ def check_pixels(answer, draw):
         cause = "the images belong to the caller: do not change them in place"
         raise Wrong(f"{checked}: the images that were given", expected="as before", got="changed", cause=cause)  # fmt: skip
     judge_batches(seen, images, labels, checked)
-    if seen["kept"] > 1.1 * (images.nbytes + labels.nbytes) + 2048:  # a small table
-        raise Wrong(f"{checked}: the bytes that the data set keeps", expected=f"{images.nbytes + labels.nbytes:,}",
-                    got=f"{seen['kept']:,}",
+    if seen["kept"] > MOST_KEPT * images.nbytes:
+        raise Wrong(f"{checked}: the bytes that are kept after an epoch, besides the {images.nbytes:,} that were given",
+                    expected="few, or a copy in uint8", got=f"{seen['kept']:,}",
                     cause="as float32 the images take four times the memory: keep them as uint8, and convert one when it "
                     "is asked for")  # fmt: skip
     times = seen["numbers"] / images.numel()
     if times > MOST:
         raise Wrong(f"{checked}: numbers that an epoch computes, for each number in the images",
                     expected=f"at most {MOST}", got=f"{times:.0f}", cause=cause_of_work(times, count))  # fmt: skip
+    [times] = answer.on_ranks(timed, seed, timeout=20)
+    checked = f"{BATCH} of {LARGE[0]:,} images of {LARGE[1]} × {LARGE[1]}"
+    cause = (
+        "each image, or each batch, still goes through all images, with numpy or in a single operator such as a mean: "
+        "compute what all have in common once, in __init__"
+    )
+    return judge_gain(times, LEAST_GAIN, checked, cause)
 
 
 def cause_of_work(times, count):

@@ -4,18 +4,21 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-WAITING = ["tolist", "numpy", "cpu"]  # on a GPU; .item() is an operator of its own
+# what waits for a GPU: methods, and operators (.item() and `if tensor:` are the first)
+METHODS = ["tolist", "numpy", "cpu"]
+OPERATORS = ["_local_scalar_dense", "equal", "nonzero"]
 
 
 class Work(TorchDispatchMode):
-    """Counts in a `with` block: `numbers` that operators made, and `fetched`, how often
-    Python waited for numbers, as .item(), .tolist() and `if tensor:` do.
+    """Counts in a `with` block: `operators` that compute, the `numbers` that they made,
+    and `fetched`, how often Python waited for numbers, as .item(), .tolist() and
+    `if tensor:` do.
     """
 
-    numbers = fetched = 0
+    operators = numbers = fetched = 0
 
     def __enter__(self):
-        self.originals = {name: getattr(torch.Tensor, name) for name in WAITING}
+        self.originals = {name: getattr(torch.Tensor, name) for name in METHODS}
         for name, method in self.originals.items():
             setattr(torch.Tensor, name, self.counted(method))
         return super().__enter__()
@@ -34,8 +37,9 @@ class Work(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         made = function(*args, **(kwargs or {}))
-        self.fetched += function is torch.ops.aten._local_scalar_dense.default
+        self.fetched += function._opname in OPERATORS
         if not function.is_view:
+            self.operators += 1
             tensors = [x for x in tree_leaves(made) if isinstance(x, torch.Tensor)]
             self.numbers += sum(tensor.numel() for tensor in tensors)
         return made
