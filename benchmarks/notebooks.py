@@ -12,7 +12,6 @@ from pathlib import Path
 
 from claims import claim, report, seconds
 
-
 FAILED = {}  # what was printed, by name of the notebook
 
 

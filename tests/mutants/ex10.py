@@ -775,7 +775,7 @@ def leaves_out_windows(documents, context, rank, ranks, start):
     yield from a_window_at_a_time(documents, context, rank, ranks, start * context)
 
 
-@wrong("deal_out", "not those of each document|nor of each|are adjacent|are left out")
+@wrong("deal_out", "not those of each document|nor of each|are adjacent|are left out|one more round")
 def leaves_out_of_each_document(documents, context, rank, ranks, start):
     cut = (document[start:] for document in documents)
     yield from a_window_at_a_time(cut, context, rank, ranks, 0)
@@ -854,7 +854,7 @@ def in_32_bits(documents, context, rank, ranks, start):
         yield tuple(part.int() for part in window)
 
 
-@wrong("deal_out", "enough for several rounds")
+@wrong("deal_out", "enough for several rounds|more documents were read")
 def a_round_per_document(documents, context, rank, ranks, start):
     kept, size = torch.empty(0, dtype=torch.int64), ranks * context
     for document in documents:
