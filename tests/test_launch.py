@@ -5,6 +5,7 @@ left behind.
 import io
 import itertools
 import json
+import multiprocessing.forkserver
 import os
 import resource
 import signal
@@ -794,6 +795,19 @@ def test_launches_from_threads_do_not_mix():
     for thread in threads:
         thread.join()
     assert results == {n: [(n, 0), (n, 1)] for n in range(6)}
+
+
+def test_each_exit_code_is_read_by_one_thread_only(monkeypatch):
+    """Two threads may know at the same moment that a rank has ended."""
+    read = multiprocessing.forkserver.read_signed
+
+    def read_a_moment_later(file):
+        time.sleep(0.02)
+        return read(file)
+
+    launch(int)
+    monkeypatch.setattr(multiprocessing.forkserver, "read_signed", read_a_moment_later)
+    test_launches_from_threads_do_not_mix()
 
 
 def test_a_lesson_started_many_times_at_once_does_not_clash(tmp_path):

@@ -71,6 +71,10 @@ NETWORK = "DDP_COURSE_NETWORK"  # the environment variable with the pretend netw
 LIVE_AFTER = 3.0
 # seconds that the other ranks get, after one has failed, to report their own errors
 GRACE = 0.3
+# Starting a process asks after all children of this one, those of other threads, too. An
+# exit code can be read only once: if two threads ask at the same moment, one of them
+# gets 255 (multiprocessing.process._cleanup, popen_forkserver.Popen.poll).
+_ASKING = threading.RLock()
 
 
 def launch(
@@ -263,20 +267,25 @@ class _Run:
                 self.timeout,
                 self.plain,
             )
-            others = multiprocessing.active_children()
-            try:
-                context = start_processes(
-                    rank_main, arguments, self.nproc, join=False, start_method=method
-                )
-                self.processes = context.processes
-            except BaseException:
-                # too many processes, for example: stop those that did start
-                self.processes = [
-                    child
-                    for child in multiprocessing.active_children()
-                    if child not in others
-                ]
-                raise
+            with _ASKING:
+                others = multiprocessing.active_children()
+                try:
+                    context = start_processes(
+                        rank_main,
+                        arguments,
+                        self.nproc,
+                        join=False,
+                        start_method=method,
+                    )
+                    self.processes = context.processes
+                except BaseException:
+                    # too many processes, for example: stop those that did start
+                    self.processes = [
+                        child
+                        for child in multiprocessing.active_children()
+                        if child not in others
+                    ]
+                    raise
 
     def wait(self):
         """Return when all ranks have ended, a moment after the first one has failed, or
@@ -293,7 +302,8 @@ class _Run:
                 list(running), timeout=patience
             ):
                 process = running.pop(sentinel)
-                process.join()
+                with _ASKING:
+                    process.join()
                 if process.exitcode != 0:
                     deadline = min(deadline, time.monotonic() + GRACE)
             if live:
@@ -306,11 +316,12 @@ class _Run:
         with _interrupt_held_back():
             try:
                 self.store = None
-                running = [
-                    rank
-                    for rank, process in enumerate(self.processes)
-                    if process.is_alive()
-                ]
+                with _ASKING:
+                    running = [
+                        rank
+                        for rank, process in enumerate(self.processes)
+                        if process.is_alive()
+                    ]
                 self._ask_where_they_stand(running)
                 for process in self.processes:
                     _kill(process)
@@ -353,8 +364,9 @@ def _kill(process):
     if hasattr(os, "killpg"):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
-    process.join()
+    with _ASKING:
+        process.kill()
+        process.join()
 
 
 @contextmanager
