@@ -246,6 +246,13 @@ class SumsTheBits(Right):
         )
 
 
+@wrong("agreement", "that is the step of the check")
+class NamesTheStepOfTheCheck(Right):
+    def check(self):
+        found = super().check()
+        return found and (self.step, *found[1:])
+
+
 @wrong("agreement", "the ranks (have differed for longer|differ after this step only)")
 class LooksOnlyWhenItChecks(Right):
     def after_step(self):

@@ -244,12 +244,12 @@ def check_agreement(answer, draw):
     seed = draw.randrange(10**6)
     for n in (2, 3, 4):
         cases = drawn_cases(n, draw)
-        ranks = answer.on_ranks(observed, cases, seed, nproc=n, timeout=9)
+        ranks = answer.on_ranks(observed, cases, seed, nproc=n, timeout=20)
         for place, case in enumerate(cases):
             judge_run(case, [seen[place] for seen in ranks])
 
 
-LONG = [60, 120, 180]  # with that many steps, a little for each step is too much
+LONG = [30, 60, 90]  # with that many steps, a little for each step is too much
 
 
 def drawn_cases(n, draw):
