@@ -775,7 +775,10 @@ def leaves_out_windows(documents, context, rank, ranks, start):
     yield from a_window_at_a_time(documents, context, rank, ranks, start * context)
 
 
-@wrong("deal_out", "not those of each document|nor of each|are adjacent|are left out|one more round")
+@wrong(
+    "deal_out",
+    "not those of each document|nor of each|are adjacent|are left out|one more round",
+)
 def leaves_out_of_each_document(documents, context, rank, ranks, start):
     cut = (document[start:] for document in documents)
     yield from a_window_at_a_time(cut, context, rank, ranks, 0)

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -674,6 +675,39 @@ def without_forward():
     return choice(count=lambda f, b, exposed, e: smallest(0.0, b, exposed, e))
 
 
+def quotient(forward, backward, exposed, efficiency):
+    return efficiency * exposed / ((1 - efficiency) * (forward + backward))
+
+
+@wrong("choose", "2 micro-batches are efficient enough", several=True)
+def adds_one_instead_of_rounding_up():
+    return choice(count=lambda *case: math.floor(quotient(*case)) + 1)
+
+
+@wrong("choose", "exposed once per update", several=True)
+def rounds_to_the_nearest():
+    return choice(count=lambda *case: max(1, round(quotient(*case))))
+
+
+@wrong("choose", "exposed once per update", several=True)
+def one_micro_batch_in_the_laboratory():
+    """Right in all cases but the one that is measured."""
+    few = lambda f, b, *rest: 1 if f + b > 0.1 else smallest(f, b, *rest)
+    return choice(count=few)
+
+
+@wrong("choose", "one bucket: it is sent when backward is over", several=True)
+def one_bucket_in_the_laboratory():
+    """Right in all cases but the one that is measured."""
+
+    def choose(gradients, forward, backward, **network):
+        measured = forward + backward > 0.1
+        [choose] = choice(caps=the_whole) if measured else choice()
+        return choose(gradients, forward, backward, **network)
+
+    return [choose]
+
+
 @wrong("choose", "return two numbers", several=True)
 def half_a_micro_batch():
     return choice(count=lambda *case: smallest(*case) + 0.5)
@@ -1098,3 +1132,109 @@ def nccl_anywhere(traces):
 @wrong("analyse", "only events with ph 'X' count")
 def ignores_ph(traces):
     return analysed(traces, lambda event: event.get("cat") == "kernel", is_nccl)
+
+
+@wrong("analyse", "and do not count microseconds")
+def counts_whole_microseconds(traces):
+    def whole(event):
+        begin, end = int(event["ts"]), int(end_of(event))
+        return event | {"ts": begin, "dur": end - begin}
+
+    only = [[whole(e) for e in events if e["ph"] == "X"] for events in traces]
+    return analysed(only, is_kernel, is_nccl)
+
+
+@wrong("analyse", "a kernel whose name begins with nccl communicates")
+def by_stream(traces):
+    """Streams from 20 on communicate."""
+    return analysed(traces, is_kernel, lambda event: event["tid"] >= 20)
+
+
+@wrong("pixels", "as float32 the images take four times the memory")
+class KeepsThemInObjects(Images):
+    class Sample(NamedTuple):
+        image: torch.Tensor
+        label: torch.Tensor
+
+    def __init__(self, images, labels):
+        super().__init__(images, labels)
+        self.samples = [
+            self.Sample(self.normalised(index), label)
+            for index, label in enumerate(labels)
+        ]
+
+    def __getitem__(self, index):
+        return tuple(self.samples[index])
+
+
+@wrong("pixels", "still goes through all images, with numpy or in a single operator")
+class TakesTheMeanEachTime(Images):
+    def __getitem__(self, index):
+        self.mean = self.images.mean(dtype=torch.float32)
+        return self.normalised(index), self.labels[index]
+
+
+@right("update")
+def gathers_all_gradients(model, micro_batches, optimizer):
+    """One all-gather, and each rank takes the mean itself."""
+    optimizer.zero_grad()
+    losses = []
+    for inputs, labels in micro_batches:
+        loss = F.cross_entropy(model(inputs), labels) / len(micro_batches)
+        loss.backward()
+        losses.append(loss.detach() * len(micro_batches))
+    gradients = [parameter.grad for parameter in trained(model)]
+    flat = torch.cat([*(g.flatten() for g in gradients), torch.stack(losses)])
+    of_ranks = torch.empty(dist.get_world_size() * len(flat), dtype=flat.dtype)
+    dist.all_gather_into_tensor(of_ranks, flat)
+    sizes = [*(g.numel() for g in gradients), len(losses)]
+    *means, losses = of_ranks.view(-1, len(flat)).mean(0).split(sizes)
+    for gradient, mean in zip(gradients, means):
+        gradient.copy_(mean.view_as(gradient))
+    optimizer.step()
+    return losses.tolist()
+
+
+@wrong("update", "a barrier is a collective, too")
+def waits_at_barriers(model, micro_batches, optimizer):
+    dist.barrier()
+    [update] = update_with()
+    return update(model, micro_batches, optimizer)
+
+
+@wrong("update", "divide by the number of ranks, whatever it is", several=True)
+def divides_by_two():
+    half = lambda mean: mean * dist.get_world_size() / 2
+    return update_with(travels=lambda tensors: list(map(half, average(tensors))))
+
+
+@wrong("evaluate", "here that happens for each batch")
+def counts_with_nonzero(model, loader):
+    """len(x.nonzero()) has to wait for the number of rows."""
+    model.eval()
+    correct, total, seen = 0, 0.0, 0
+    with torch.no_grad():
+        for inputs, labels in loader:
+            outputs = model(inputs)
+            correct += len((outputs.argmax(1) == labels).nonzero())
+            total += F.cross_entropy(outputs, labels, reduction="sum")
+            seen += len(labels)
+    model.train()
+    return correct / seen, (total / seen).item()
+
+
+@wrong("evaluate", "the last batch is missing")
+def leaves_the_last_batch_out(model, loader):
+    full = [batch for batch in loader if len(batch[0]) == loader.batch_size]
+    model.eval()
+    with torch.no_grad():
+        return evaluated(model, full)
+
+
+@wrong("evaluate", "times their size, but the last batch is smaller")
+def assumes_full_batches(model, loader):
+    model.eval()
+    with torch.no_grad():
+        accuracy, loss = evaluated(model, loader)
+    share = len(loader.dataset) / (len(loader) * loader.batch_size)
+    return accuracy * share, loss * share
