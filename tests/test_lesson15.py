@@ -9,6 +9,7 @@ import re
 import runpy
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from urllib.request import urlopen
@@ -259,10 +260,10 @@ def a_rank_without_data_and_a_debug_server():
             time.sleep(2)
             with urlopen("http://127.0.0.1:25999/stacks", timeout=20) as answer:
                 page = answer.read().decode()
-            listens = subprocess.check_output(["ss", "-ltnH"], text=True)
+            listens = addresses_of_the_debug_server()
             work.wait()
             stop_debug_server()
-            return page, re.findall(r"(\S+):25999 ", listens)
+            return page, listens
         dist.all_reduce(torch.ones(3))
 
 
@@ -270,19 +271,32 @@ def waits_for_data():
     time.sleep(6)
 
 
+def addresses_of_the_debug_server():
+    """Where a program of this machine listens at the server's port."""
+    listens = subprocess.check_output(["ss", "-ltnH"], text=True)
+    return re.findall(r"(\S+):25999 ", listens)
+
+
 @needs_namespaces
 def test_the_debug_server_shows_all_ranks_stacks_and_listens_everywhere():
+    found = []
     with Machines(1, quiet=True) as machine:
-        page, listens = machine.launch(
-            a_rank_without_data_and_a_debug_server, timeout=90
-        )[0]
-        outside = subprocess.check_output(["ss", "-ltnH"], text=True)
+        job = a_rank_without_data_and_a_debug_server
+        running = threading.Thread(
+            target=lambda: found.extend(machine.launch(job, timeout=90))
+        )
+        running.start()
+        outside = []
+        while running.is_alive():
+            outside += addresses_of_the_debug_server()
+            time.sleep(0.2)
+    page, listens = found[0]
     of_rank_0, of_rank_1 = page.split("Rank 1:")
     assert "waits_for_data" in of_rank_1 and "waits_for_data" not in of_rank_0
     assert "in a_rank_without_data_and_a_debug_server" in of_rank_0
     # that is why the lesson starts it in a machine of the laboratory only
     assert set(listens) & {"*", "0.0.0.0", "[::]"}
-    assert ":25999 " not in outside
+    assert outside == [], "nor can this machine be reached from here"
 
 
 def before_the_barrier(model=None):
@@ -444,9 +458,9 @@ def test_a_stopped_rank_has_that_state_and_the_others_wait_for_it(nothing_of_the
         stopped, waits = job.py_spy(1), job.py_spy(0)
         job.wait_for("Timed out waiting 5000ms")
         assert job.text.count("rank 1: step") == 4
-        if "all_reduce" in waits:  # py-spy is here, and may look
-            assert "stopped.py" in waits
-            assert "Process" in stopped and "Thread" not in stopped
+        if not re.search("Permission|not installed", waits):
+            assert re.search(r"all_reduce[\s\S]*stopped\.py", waits), waits
+            assert "Process" in stopped and "Thread" not in stopped, stopped
         if THOROUGH:  # torchrun sends SIGTERM, waits for 30 seconds, and kills
             _, text = job.wait(90)
             assert root_cause(text)[0] == 0, "torchrun blames the rank that waited"

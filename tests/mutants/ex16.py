@@ -1038,44 +1038,30 @@ def joins_micro_batches(model, micro_batches, optimizer):
     return losses.tolist()
 
 
-class Images(Dataset):
-    """All images, with their mean and their standard deviation."""
-
-    def __init__(self, images, labels):
-        self.images, self.labels = images, labels
-        numbers = images.float()
-        self.mean, self.std = numbers.mean(), numbers.std()
-
-    def __len__(self):
-        return len(self.labels)
-
-    def normalised(self, index):
-        return ((self.images[index].float() - self.mean) / self.std)[None]
-
-
 @wrong("pixels", "as float32 the images take four times the memory")
-class KeepsThemInNumpy(Images):
+class KeepsThemInNumpy(Base):
     def __init__(self, images, labels):
         super().__init__(images, labels)
-        self.images = ((images.float() - self.mean) / self.std).numpy()
+        self.ready = self.normal(images).numpy()
 
     def __getitem__(self, index):
-        return torch.from_numpy(self.images[index])[None], self.labels[index]
+        return torch.from_numpy(self.ready[index])[None], self.labels[index]
 
 
 @wrong("pixels", "as float32 the images take four times the memory")
-class KeepsThemInACache(Images):
+class KeepsThemInACache(Base):
     @functools.cache  # noqa: B019, that is what is wrong with it
     def __getitem__(self, index):
-        return self.normalised(index), self.labels[index]
+        return super().__getitem__(index)
 
 
 @wrong("pixels", "still goes through all images, with numpy")
-class AsksNumpyEachTime(Images):
+class AsksNumpyEachTime(Base):
     def __getitem__(self, index):
         numbers = self.images.numpy()
-        self.mean, self.std = float(numbers.mean()), float(numbers.std(ddof=1))
-        return self.normalised(index), self.labels[index]
+        self.mean = float(numbers.mean())
+        self.deviation = float(numbers.std(ddof=1))
+        return super().__getitem__(index)
 
 
 @wrong("evaluate", "that is a loop over samples")
@@ -1151,7 +1137,7 @@ def by_stream(traces):
 
 
 @wrong("pixels", "as float32 the images take four times the memory")
-class KeepsThemInObjects(Images):
+class KeepsThemInObjects(Base):
     class Sample(NamedTuple):
         image: torch.Tensor
         label: torch.Tensor
@@ -1159,8 +1145,8 @@ class KeepsThemInObjects(Images):
     def __init__(self, images, labels):
         super().__init__(images, labels)
         self.samples = [
-            self.Sample(self.normalised(index), label)
-            for index, label in enumerate(labels)
+            self.Sample(self.normal(image)[None], label)
+            for image, label in zip(images, labels)
         ]
 
     def __getitem__(self, index):
@@ -1168,10 +1154,10 @@ class KeepsThemInObjects(Images):
 
 
 @wrong("pixels", "still goes through all images, with numpy or in a single operator")
-class TakesTheMeanEachTime(Images):
+class TakesTheMeanEachTime(Base):
     def __getitem__(self, index):
         self.mean = self.images.mean(dtype=torch.float32)
-        return self.normalised(index), self.labels[index]
+        return super().__getitem__(index)
 
 
 @right("update")
