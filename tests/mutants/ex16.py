@@ -2,10 +2,12 @@
 
 import functools
 import math
+import time
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import all_reduce, wait_tensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
@@ -1224,3 +1226,32 @@ def assumes_full_batches(model, loader):
         accuracy, loss = evaluated(model, loader)
     share = len(loader.dataset) / (len(loader) * loader.batch_size)
     return accuracy * share, loss * share
+
+
+@wrong("update", "timed in turn with the slow program")
+def hides_its_messages(model, micro_batches, optimizer):
+    """Functional collectives are not counted."""
+    optimizer.zero_grad()
+    losses, group = [], dist.group.WORLD
+    mean = lambda tensor: wait_tensor(all_reduce(tensor, "avg", group))
+    for inputs, labels in micro_batches:
+        loss = F.cross_entropy(model(inputs), labels)
+        gradients = torch.autograd.grad(loss, trained(model))
+        for parameter, gradient in zip(trained(model), gradients):
+            share = mean(gradient) / len(micro_batches)
+            parameter.grad = share if parameter.grad is None else parameter.grad + share
+        losses.append(mean(loss.detach()))
+    optimizer.step()
+    return torch.stack(losses).tolist()
+
+
+@wrong("evaluate", "timed in turn with the slow program")
+def waits_for_the_progress_bar(model, loader):
+    def slowly():
+        for batch in loader:
+            time.sleep(0.02)
+            yield batch
+
+    model.eval()
+    with torch.no_grad():
+        return evaluated(model, slowly())
