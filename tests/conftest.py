@@ -18,6 +18,13 @@ from ddp_course.ranks.launch import prepare_environment, start_server
 COURSE = Path(__file__).resolve().parents[1]
 # `make thorough`: everything in every way, however long it takes
 THOROUGH = "DDP_COURSE_THOROUGH" in os.environ
+# what a notebook on Colab has, by googlecolab/backend-info; google-colab needs these versions
+COLAB = {
+    "ipython": "7.34.0",
+    "ipykernel": "6.17.1",
+    "jupyter_client": "7.4.9",
+    "psutil": "5.9.5",
+}
 
 # what a shell starts in its background ignores Ctrl-C, and so would all that the tests
 # start

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import COURSE
+from conftest import COLAB, COURSE
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -55,6 +55,14 @@ def test_the_pinned_torch_and_torchvision_are_a_pair():
     if importlib.metadata.version("torchvision") != pins()["torchvision"]:
         pytest.skip("another torchvision is installed here")
     assert torch.specifier.contains(pins()["torch"])
+
+
+def test_pip_does_not_replace_the_kernel_that_runs_it_on_colab():
+    named = {requirement.name: requirement.specifier for requirement in requirements()}
+    shared = named.keys() & COLAB.keys()
+    assert {"ipykernel", "psutil"} <= shared
+    for name in shared:
+        assert named[name].contains(COLAB[name]), name
 
 
 def test_every_pinned_package_installs_on_the_oldest_python_that_we_name():

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import nbformat
 import pytest
-from conftest import COURSE, no_network, python, remember_that_there_is_no_mnist
+from conftest import COLAB, COURSE, no_network, python, remember_that_there_is_no_mnist
 from filelock import FileLock
 from nbformat.sign import NotebookNotary
 
@@ -531,3 +531,50 @@ def test_the_readmes_cell_for_colab_and_kaggle_works_in_a_bare_folder(wheel, tmp
     assert printed[1].startswith(f"{bare.python.parent.parent}/lib/python")
     there = len(list((folder / "lessons").iterdir()))
     assert printed[2] == f"{folder}/lessons {there}\n"
+
+
+def test_the_notebook_tools_work_with_colabs_old_ipython(wheel, tmp_path):
+    """Colab's IPython has no names for cells, and its autoreload imports `imp`, which
+    Python 3.12 removed. In older Pythons, the kernel is told that there is none.
+    """
+    bare = bare_environment(tmp_path)
+    install(bare, wheel)
+    old = [f"{name}=={version}" for name, version in COLAB.items()]
+    # what these versions need and today's do not
+    old += ["backcall", "pickleshare", "entrypoints", "decorator", "jedi"]
+    done = subprocess.run(
+        [bare.python, "-m", "pip", "install", "-q", "--no-deps", *old],
+        env=os.environ | {"PIP_IGNORE_INSTALLED": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    if "No matching distribution" in done.stderr:
+        pytest.skip("no package index here")
+    assert done.returncode == 0, done.stderr
+    cells = [
+        "import sys\nsys.modules['imp'] = None\n%load_ext ddp_course.notebook",
+        "%autoreload\nimport IPython\nprint(IPython.__version__, sys.modules['imp'])",
+        "%%ranks 2\nprint(rank)",
+        "from ddp_course.notebook import fails\n"
+        "from ddp_course.ranks.launch import launch\n"
+        "def broken():\n"
+        "    return 1 / 0\n"
+        "with fails('ZeroDivisionError'):\n"
+        "    launch(broken)",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, cells)])
+    nbformat.write(notebook, tmp_path / "a.ipynb")
+    subprocess.run(
+        [bare.python, "-m", "papermill", "a.ipynb", "b.ipynb", "-k", "python3"]
+        + ["--no-progress-bar"],
+        cwd=tmp_path,
+        env=bare.environment,
+        check=True,
+        timeout=200,
+    )
+    cells = exercises.read(tmp_path / "b.ipynb").cells
+    printed = ["".join(output.text for output in cell.outputs) for cell in cells]
+    assert printed[1] == f"{COLAB['ipython']} None\n"
+    assert printed[2] == "[rank0]: 0\n[rank1]: 1\n"
+    assert "cell, line 4, in broken: return 1 / 0" in printed[3]

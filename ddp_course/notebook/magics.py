@@ -7,11 +7,14 @@ before the next cell, and shows a line below long cells.
 import ast
 import builtins
 import difflib
+import importlib
 import logging
 import re
 import signal
 import symtable
+import sys
 import warnings
+from unittest import mock
 
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
@@ -34,7 +37,9 @@ def load_ipython_extension(shell):
     shell.register_magic_function(machines, magic_kind="cell")
     shell.set_custom_exc((NameError, RankError), _explain_name_error)
     watch_cells(shell)
-    shell.run_line_magic("load_ext", "autoreload")
+    # IPython 7 (Colab's) imports `imp` for its reload(); Python 3.12 has no such module
+    with mock.patch.dict(sys.modules, imp=importlib):
+        shell.run_line_magic("load_ext", "autoreload")
     shell.run_line_magic("autoreload", "2")
 
 

@@ -64,7 +64,9 @@ def format_frames(frames):
 def _short_name(file):
     """A short name of a file: the cell, or its path relative to Python's search path."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if shell and (name := shell.compile.format_code_name(file)):
+    # IPython 7 (Colab's) has no numbers for cells
+    name_of = getattr(shell and shell.compile, "format_code_name", lambda file: None)
+    if name := name_of(file):
         return f"cell {name[1]}"
     if file.startswith("<frozen"):
         return file  # a module of Python's own
