@@ -53,6 +53,7 @@ html_show_sphinx = False
 html_show_copyright = False
 
 copybutton_selector = (
-    "div.cell_input pre, div.highlight-bash pre, div.highlight-python pre"
+    "div.cell_input pre, div.highlight-bash pre, div.highlight-python pre, "
+    "div.highlight-ipython pre"
 )
 copybutton_exclude = ".linenos"

@@ -68,7 +68,7 @@ class Course:
         return {
             "Colab": f"https://colab.research.google.com/github/{place}",
             "Kaggle": f"https://kaggle.com/kernels/welcome?src={home}{place}",
-            "Codespaces": f"https://codespaces.new/{name}?ref={self.branch}",
+            "Codespaces": f"https://codespaces.new/{name}/tree/{self.branch}",
         }
 
 

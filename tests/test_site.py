@@ -235,7 +235,7 @@ def test_buttons_open_a_notebook_where_the_repository_is_known(repository):
     assert addresses == [
         f"https://colab.research.google.com/github/{blob}",
         f"https://kaggle.com/kernels/welcome?src=https://github.com/{blob}",
-        "https://codespaces.new/NAME/COURSE?ref=main",
+        "https://codespaces.new/NAME/COURSE/tree/main",
     ]
 
 
