@@ -16,6 +16,7 @@ import tempfile
 import textwrap
 import threading
 import time
+import weakref
 from contextlib import redirect_stderr, redirect_stdout, suppress
 
 import psutil
@@ -23,6 +24,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import COURSE, THOROUGH, descendants, python, wait_until
+from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course import UsageError
 from ddp_course.ranks import environment
@@ -754,6 +756,27 @@ def test_a_hosted_store_answers():
     assert (
         dist.TCPStore("127.0.0.1", store.port, is_master=False).get("key") == b"value"
     )
+
+
+def test_a_ddp_model_is_never_the_last_to_know_its_group():
+    """With torch 2.11, a model that was the last held Python's lock while it waited for
+    gloo's threads, and 4 of 18 launches like these hung. A group that was left is kept
+    until the next one is, and no longer.
+    """
+
+    def leave_twice():
+        groups = []
+        for _ in range(2):
+            with process_group():
+                model = DistributedDataParallel(torch.nn.Linear(8, 2))
+                model(torch.ones(4, 8)).sum().backward()
+                dist.all_reduce(torch.ones(1))
+                groups.append(weakref.ref(dist.group.WORLD))
+        del model
+        return [group() is not None for group in groups]
+
+    for _ in range(3):
+        assert launch(leave_twice, timeout=30) == [[False, True]] * 2
 
 
 def test_ranks_that_torchrun_has_restarted_do_not_meet_the_addresses_of_those_before(

@@ -3,6 +3,7 @@
 Lesson 2 shows the environment and the process group, lesson 4 the device.
 """
 
+import atexit
 import itertools
 import os
 import socket
@@ -103,6 +104,13 @@ def backend_for(device):
     return "pretend"
 
 
+# Kept until the next one is left, or the process ends: a DDP model often lives on for a
+# moment after its group. With torch 2.11, a model that is the last to know its group
+# holds Python's lock while it waits for gloo's threads, which may need that lock.
+_last_group = []
+atexit.register(_last_group.clear)
+
+
 @contextmanager
 def process_group(backend=None, timeout=300):
     """Join the job's process group for a `with` block; gives (rank, world_size).
@@ -118,6 +126,7 @@ def process_group(backend=None, timeout=300):
             dist.barrier()
         yield dist.get_rank(), dist.get_world_size()
     finally:
+        _last_group[:] = [dist.group.WORLD]
         dist.destroy_process_group()
 
 
