@@ -81,7 +81,7 @@ def flight_recorded(folder, after=None):
     rank, _, world_size, _ = torchrun_environment()
     for path in [*folder.glob("fr_*"), *folder.glob("stack_*.txt")]:
         number = path.stem.rpartition("_")[2]
-        # of this rank, or of one that there is no longer
+        # a file of this rank, or of a rank that no longer exists
         if number.isdigit() and int(number) % world_size == rank:
             path.unlink()
 
@@ -260,13 +260,14 @@ class StragglerDetector:
 
     A rank's own time begins where a step ends, and ends with its last gradient; then it
     waits in backward() for the others. Anything may delay a single step, but a
-    straggler is slow in all of them: its best step of each `every` takes `factor` times
-    as long as the others' steps do in the median, a millisecond more at least, and it
-    waits less than half as long as the rank that waits most. Time in which other
-    programs have the CPU does not count, or a busy machine would give alarms. If the
-    ranks communicate before the last gradient is there, as DDP does for BatchNorm's
-    buffers, the others wait there, and the detector counts this as their own time: it
-    may miss a straggler. If more than half of the ranks are slow, it names none.
+    straggler is slow in all of them: the fastest of its last `every` steps takes at
+    least `factor` times the median of the other ranks' steps, and at least a
+    millisecond more, and it waits less than half as long as the rank that waits most.
+    Time in which other programs have the CPU does not count, or a busy machine would
+    give alarms. If the ranks communicate before the last gradient is there, as DDP does
+    for BatchNorm's buffers, the others wait there, and the detector counts this as
+    their own time: it may miss a straggler. If more than half of the ranks are slow, it
+    names none.
     report: is called with a line about the slowest rank, on all ranks.
     """
 
@@ -308,7 +309,7 @@ def slowest(rows, factor):
     best, waits = zip(*((min(own), waits) for own, waits in rows))
     rank = best.index(max(best))
     others = [
-        time for other, (own, _) in enumerate(rows) if other != rank for time in own
+        taken for other, (own, _) in enumerate(rows) if other != rank for taken in own
     ]
     if not others or waits[rank] > max(waits) / 2:
         return None
@@ -319,7 +320,7 @@ def slowest(rows, factor):
 
 
 def moment(device):
-    """Now: on a GPU an event in its queue, elsewhere the seconds on a clock that stops
+    """Now: on a GPU an event on its stream, elsewhere the seconds on a clock that stops
     while other programs have the CPU.
     """
     if device.type != "cuda":

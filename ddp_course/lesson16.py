@@ -79,7 +79,7 @@ def time_use(communication, computing, step):
     All are spans (begin, end), in any order; they may overlap, and be one inside the
     other. computing + exposed + idle is the length of the step.
     """
-    edges = [(time, 0, 0) for time in step]
+    edges = [(edge, 0, 0) for edge in step]
     for kind, spans in enumerate((communication, computing)):
         for begin, end in spans:
             begin, end = max(begin, step[0]), min(end, step[1])
@@ -194,24 +194,25 @@ def buckets(gradients, cap):
     return full + [(gradients[-1][0], size)] * (size > 0)
 
 
-def transfers(profile, cap, ranks, alpha, beta):
+def transfers(step, cap, ranks, alpha, beta):
     """Predict when DDP's buckets travel, one after the other: [(begin, end), ...], in
     seconds since backward began.
 
-    alpha: seconds per message, beta: seconds per byte, as in lesson 2.
+    step: a StepProfile. alpha: seconds per message, beta: seconds per byte, as in
+    lesson 2.
     """
     free, spans = 0.0, []  # free: when the network is free again
-    for ready, size in buckets(profile.gradients, cap):
+    for ready, size in buckets(step.gradients, cap):
         begin = max(free, ready)
         free = begin + lesson02.ring_seconds(size, ranks, alpha, beta)
         spans.append((begin, free))
     return spans
 
 
-def exposed_seconds(profile, cap, ranks, alpha, beta):
+def exposed_seconds(step, cap, ranks, alpha, beta):
     """Predict the exposed communication of DDP: what is not hidden behind backward."""
-    _, end = transfers(profile, cap, ranks, alpha, beta)[-1]
-    return max(0.0, end - profile.backward)
+    _, end = transfers(step, cap, ranks, alpha, beta)[-1]
+    return max(0.0, end - step.backward)
 
 
 def amdahl(n, serial):

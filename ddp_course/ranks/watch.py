@@ -2,26 +2,13 @@
 
 import time
 import weakref
+from collections import Counter
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-
-def count_collectives(step):
-    """Run `step()`; return how many collectives of which kind it called, {name:
-    number}, those of DDP's C++ included.
-    """
-    from torch.distributed.tensor.debug import CommDebugMode
-
-    with CommDebugMode() as mode:
-        step()
-    return {
-        str(kind).removeprefix("c10d.").rstrip("_"): number
-        for kind, number in mode.get_comm_counts().items()
-    }
 
 
 class Watch(TorchDispatchMode):
@@ -70,6 +57,15 @@ def _bytes(tensors):
     if isinstance(tensors, torch.Tensor):
         return tensors.nbytes
     return sum(map(_bytes, tensors)) if isinstance(tensors, list | tuple) else 0
+
+
+def count_collectives(step):
+    """Run `step()`; return how many collectives of which kind it called, {name:
+    number}, those of DDP's C++ included.
+    """
+    with Watch() as watched:
+        step()
+    return dict(Counter(entry["name"] for entry in watched.log))
 
 
 def count_bytes(step):
