@@ -65,6 +65,16 @@ def test_pip_does_not_replace_the_kernel_that_runs_it_on_colab():
         assert named[name].contains(COLAB[name]), name
 
 
+def test_the_lessons_run_weekly_with_the_oldest_torch_that_we_name():
+    named = {requirement.name: requirement.specifier for requirement in requirements()}
+    workflow = yaml.safe_load((COURSE / ".github/workflows/weekly.yml").read_text())
+    commands = [step.get("run", "") for step in workflow["jobs"]["oldest"]["steps"]]
+    oldest = [str(named[name]).removeprefix(">=") for name in ("torch", "torchvision")]
+    pair = "torch=={}.0 torchvision=={}.0".format(*oldest)
+    assert f".venv/bin/pip install {pair}" in commands
+    assert commands[-1] == ".venv/bin/ddp-course execute"
+
+
 def test_every_pinned_package_installs_on_the_oldest_python_that_we_name():
     """Debian 12 has 3.11.2, and there are packages that need a later 3.11."""
     oldest = re.match(r">=([\d.]+)", PROJECT["requires-python"])[1]
