@@ -56,8 +56,8 @@ def pieces(course, readme):
         "three sentences": " ".join(
             re.findall(r"(?s).+?[.](?:\s|$)", introduction)[:3]
         ),
-        "commands": f"```bash{steps.partition('```')[0]}```",
-        "installation": f"```bash{steps}",
+        "commands": f"```{steps.partition('```')[0]}```",
+        "installation": f"```{steps}",
         "the lessons": sections(readme)["The lessons"],
         "first steps": "\n".join(f"## {name}\n{text}" for name, text in start.items()),
         "ring": film(course.notebooks("lessons")["02"], "plots.ring("),
