@@ -500,40 +500,52 @@ def without_slow_cells(path):
     nbformat.write(notebook, path)
 
 
-def test_the_readmes_cell_for_colab_and_kaggle_works_in_a_bare_folder(wheel, tmp_path):
+def what_cells_print(cells, bare, folder):
+    """Run a notebook of these cells in a bare environment, in a folder: the text that
+    each of them prints.
+    """
+    notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, cells)])
+    nbformat.write(notebook, folder.parent / "a.ipynb")
+    subprocess.run(
+        [bare.python, "-m", "papermill", "a.ipynb", "b.ipynb", "-k", "python3"]
+        + ["--cwd", folder.name, "--no-progress-bar"],
+        cwd=folder.parent,
+        env=bare.environment,
+        check=True,
+        timeout=200,
+    )
+    cells = exercises.read(folder.parent / "b.ipynb").cells
+    return ["".join(output.text for output in cell.outputs) for cell in cells]
+
+
+@pytest.fixture
+def content(tmp_path):
+    """The folder in which Colab's notebooks run."""
+    folder = tmp_path / "content"
+    folder.mkdir()
+    return folder
+
+
+def test_the_readmes_cell_for_colab_and_kaggle_works_in_a_bare_folder(
+    wheel, content, tmp_path
+):
     section = (COURSE / "README.md").read_text().split("## On Colab and Kaggle")[1]
     cell = re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
     assert cell.count("COURSE") == 1
     bare = bare_environment(tmp_path)
-    (tmp_path / "content").mkdir()
-    notebook = nbformat.v4.new_notebook(
-        cells=[
-            nbformat.v4.new_code_cell(source)
-            for source in (
-                cell.replace("COURSE", str(wheel)),
-                "from ddp_course import lesson04\nprint(lesson04.__file__)",
-                "import os\nprint(os.getcwd(), len(os.listdir()))",
-            )
-        ]
-    )
-    nbformat.write(notebook, tmp_path / "a.ipynb")
-    subprocess.run(
-        [bare.python, "-m", "papermill", "a.ipynb", "b.ipynb", "-k", "python3"]
-        + ["--cwd", "content", "--no-progress-bar"],
-        cwd=tmp_path,
-        env=bare.environment,
-        check=True,
-        timeout=120,
-    )
-    cells = exercises.read(tmp_path / "b.ipynb").cells
-    printed = ["".join(output.text for output in cell.outputs) for cell in cells]
-    folder = tmp_path / "content" / "my-course"
+    cells = [
+        cell.replace("COURSE", str(wheel)),
+        "from ddp_course import lesson04\nprint(lesson04.__file__)",
+        "import os\nprint(os.getcwd(), len(os.listdir()))",
+    ]
+    printed = what_cells_print(cells, bare, content)
+    folder = content / "my-course"
     assert printed[1].startswith(f"{bare.python.parent.parent}/lib/python")
     there = len(list((folder / "lessons").iterdir()))
     assert printed[2] == f"{folder}/lessons {there}\n"
 
 
-def test_the_notebook_tools_work_with_colabs_old_ipython(wheel, tmp_path):
+def test_the_notebook_tools_work_with_colabs_old_ipython(wheel, content, tmp_path):
     """Colab's IPython has no names for cells, and its autoreload imports `imp`, which
     Python 3.12 removed. In older Pythons, the kernel is told that there is none.
     """
@@ -553,8 +565,11 @@ def test_the_notebook_tools_work_with_colabs_old_ipython(wheel, tmp_path):
         pytest.skip("no package index here")
     assert done.returncode == 0, done.stderr
     cells = [
-        "import sys\nsys.modules['imp'] = None\n%load_ext ddp_course.notebook",
-        "%autoreload\nimport IPython\nprint(IPython.__version__, sys.modules['imp'])",
+        "import sys\nsys.modules['imp'] = None\nbefore = {*sys.modules}",
+        "%load_ext ddp_course.notebook",
+        "import IPython\nprint(IPython.__version__)\n%autoreload\n"
+        "print('imp' in sys.modules, before - {*sys.modules} - {'imp'})\n"
+        "print(any(name.endswith('autoreload') for name in sys.modules))",
         "%%ranks 2\nprint(rank)",
         "from ddp_course.notebook import fails\n"
         "from ddp_course.ranks.launch import launch\n"
@@ -563,18 +578,7 @@ def test_the_notebook_tools_work_with_colabs_old_ipython(wheel, tmp_path):
         "with fails('ZeroDivisionError'):\n"
         "    launch(broken)",
     ]
-    notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, cells)])
-    nbformat.write(notebook, tmp_path / "a.ipynb")
-    subprocess.run(
-        [bare.python, "-m", "papermill", "a.ipynb", "b.ipynb", "-k", "python3"]
-        + ["--no-progress-bar"],
-        cwd=tmp_path,
-        env=bare.environment,
-        check=True,
-        timeout=200,
-    )
-    cells = exercises.read(tmp_path / "b.ipynb").cells
-    printed = ["".join(output.text for output in cell.outputs) for cell in cells]
-    assert printed[1] == f"{COLAB['ipython']} None\n"
-    assert printed[2] == "[rank0]: 0\n[rank1]: 1\n"
-    assert "cell, line 4, in broken: return 1 / 0" in printed[3]
+    _, _, loaded, ranks, error = what_cells_print(cells, bare, content)
+    assert loaded == f"{COLAB['ipython']}\nFalse set()\nTrue\n"
+    assert ranks == "[rank0]: 0\n[rank1]: 1\n"
+    assert "cell, line 4, in broken: return 1 / 0" in error

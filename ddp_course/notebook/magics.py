@@ -14,7 +14,6 @@ import signal
 import symtable
 import sys
 import warnings
-from unittest import mock
 
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
@@ -37,9 +36,12 @@ def load_ipython_extension(shell):
     shell.register_magic_function(machines, magic_kind="cell")
     shell.set_custom_exc((NameError, RankError), _explain_name_error)
     watch_cells(shell)
-    # IPython 7 (Colab's) imports `imp` for its reload(); Python 3.12 has no such module
-    with mock.patch.dict(sys.modules, imp=importlib):
+    try:
         shell.run_line_magic("load_ext", "autoreload")
+    except ImportError:  # IPython 7 (Colab's) imports `imp`, which Python 3.12 removed
+        sys.modules["imp"] = importlib  # both have reload()
+        shell.run_line_magic("load_ext", "autoreload")
+        del sys.modules["imp"]
     shell.run_line_magic("autoreload", "2")
 
 

@@ -61,7 +61,7 @@ def _bytes(tensors):
 
 def count_collectives(step):
     """Run `step()`; return how many collectives of which kind it called, {name:
-    number}, those of DDP's C++ included.
+    number}, those of DDP's C++ included, those of `_functional_collectives` not.
     """
     with Watch() as watched:
         step()
