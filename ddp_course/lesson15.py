@@ -18,7 +18,7 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _dump_fr_trace
+from torch._C import _distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -42,8 +42,9 @@ def flight_record(collectives=True, stacks=False):
     collectives: with the collectives, or only how many there were. stacks: with the
     lines of code that called them. torch keeps 2000, or TORCH_FR_BUFFER_SIZE.
     """
-    backend = {"backend": "nccl"} if dist.get_backend() == "nccl" else {}
-    return pickle.loads(_dump_fr_trace(collectives, stacks, False, **backend))
+    nccl = dist.get_backend() == "nccl"  # it has a recorder of its own
+    dump = f"_dump_{'nccl' if nccl else 'fr'}_trace"
+    return pickle.loads(getattr(_distributed_c10d, dump)(collectives, stacks, False))
 
 
 def write_flight_record(folder):

@@ -112,6 +112,17 @@ def test_each_patient_is_diagnosed_here():
 # ---- stuck: the time limit, DETAIL, monitored_barrier, the flight recorder ----
 
 
+@pytest.mark.skipif(
+    not dist.is_nccl_available(), reason="this torch was built without nccl"
+)
+def test_the_flight_record_of_nccl_can_be_read_without_its_own_arguments(monkeypatch):
+    """No GPU here: torch's recorder is real, and empty; only the backend's name is not."""
+    monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
+    monkeypatch.setattr(lesson15._distributed_c10d, "_dump_fr_trace", None)
+    record = lesson15.flight_record(stacks=True)
+    assert record["entries"] == [] and "pg_status" in record
+
+
 def test_a_rank_conditional_collective_is_told_by_the_flight_recorder(tmp_path):
     said = analysed("rank_conditional", tmp_path)
     assert "Collective sequence number: 7 has errors" in said  # after six steps

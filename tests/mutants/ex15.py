@@ -314,7 +314,39 @@ class ChangesWhatItHashes(Right):
 @wrong("agreement", "a false alarm")
 class WithPythonsHash(Right):
     def hash(self, tensor):
-        return hash(str(raw(tensor)) + str(random.random())) % 2**60
+        return hash(raw(tensor)) % 2**60
+
+
+@wrong("agreement", "the training mode: work on copies")
+class LeavesTheModelInEvaluationMode(Right):
+    def after_step(self):
+        self.model.eval()
+        super().after_step()
+
+
+@wrong("agreement", "list index out of range", "your code raised")
+class NeedsAStepBetweenChecks(Right):
+    def check(self):
+        begin = self.kept[0][0]
+        found = super().check()
+        return found and (max(begin, found[0]), *found[1:])
+
+
+@wrong("agreement", "the change of a single bit|differed for longer")
+class EachNaNIsOne(Right):
+    def hash(self, tensor):
+        return sha(raw(tensor.nan_to_num() if tensor.is_floating_point() else tensor))
+
+
+@wrong("agreement", "look for the state of each in optimizer.state")
+class OneKindOfStateAfterTheOther(Right):
+    def tensors(self):
+        found = super().tensors()
+        model = self.model.state_dict()
+        state = sorted(
+            found.keys() - model.keys(), key=lambda name: name.split(".")[-1]
+        )
+        return model | {name: found[name] for name in state}
 
 
 @wrong("agreement", "the ranks return different results|on rank +1")

@@ -417,6 +417,36 @@ def changes_what_it_was_given():
     return [Pixels]
 
 
+@wrong("pixels", "images of this data set|are those of all images", several=True)
+def has_one_mean_for_all_data_sets():
+    class Pixels(Base):
+        def __init__(self, images, labels):
+            super().__init__(images, labels)
+            if not hasattr(Pixels, "mean"):
+                Pixels.mean, Pixels.std = images.float().mean(), images.float().std()
+
+        def __getitem__(self, index):
+            image = self.images[index].float()
+            return ((image - self.mean) / self.std)[None], self.labels[index]
+
+    return [Pixels]
+
+
+@wrong("pixels", "images of this data set|are those of all images", several=True)
+def measures_the_first_thousand():
+    class Pixels(Base):
+        def __init__(self, images, labels):
+            super().__init__(images, labels)
+            some = images[:1000].float()
+            self.mean, self.std = some.mean(), some.std()
+
+        def __getitem__(self, index):
+            image = self.images[index].float()
+            return ((image - self.mean) / self.std)[None], self.labels[index]
+
+    return [Pixels]
+
+
 # ---- evaluate ----
 
 
@@ -446,6 +476,37 @@ def as_a_decorator(model, loader):
         )
     model.train()
     return [number.item() for number in sums[:2] / sums[2]]
+
+
+@right("evaluate")
+def fetches_in_parts_at_the_end(model, loader):
+    model.eval()
+    right_ones, losses, seen = [], [], torch.tensor(0)
+    with torch.no_grad():
+        for inputs, labels in loader:
+            outputs = model(inputs)
+            right_ones.append((outputs.argmax(1) == labels).sum())
+            losses.append(F.cross_entropy(outputs, labels, reduction="sum"))
+            seen += len(labels)
+    model.train()
+    count = seen.cpu().item()
+    return sum(one.cpu().item() for one in right_ones) / count, sum(
+        one.cpu().numpy() for one in losses
+    ) / count
+
+
+@wrong("evaluate", "for each batch: add up tensors")
+def counts_with_a_mask(model, loader):
+    model.eval()
+    correct, total, seen = 0, 0.0, 0
+    with torch.no_grad():
+        for inputs, labels in loader:
+            outputs = model(inputs)
+            correct += len(labels[outputs.argmax(1) == labels])
+            total += F.cross_entropy(outputs, labels, reduction="sum")
+            seen += len(labels)
+    model.train()
+    return correct / seen, (total / seen).item()
 
 
 def evaluation(
@@ -627,6 +688,18 @@ def with_a_fine_grid(gradients, forward, backward, ranks, alpha, beta, efficienc
     ):
         count += 1
     return math.ceil(best[1]), count
+
+
+@wrong("choose", "try all sums of neighbouring gradients|efficient enough|exposed once")
+def takes_the_last_gradient_for_the_end(
+    gradients, forward, backward, ranks, alpha, beta, efficiency
+):
+    [choose] = choice()
+    best, _ = choose(
+        gradients, forward, gradients[-1][0], ranks, alpha, beta, efficiency
+    )
+    exposed = exposed_with(best, gradients, gradients[-1][0], ranks, alpha, beta)
+    return best, smallest(forward, backward, exposed, efficiency)
 
 
 def the_whole(gradients):
@@ -890,15 +963,16 @@ def waits_if_any_waits(traces):
     for events in traces:
         step, transfers, computing = parts_of(events)
         counts = dict.fromkeys(("computing", "sending", "waiting", "idle"), 0)
-        for place in range(int(4 * step["dur"])):
-            now = step["ts"] + place / 4
+        tick = 0.005  # the finest part of any time
+        for place in range(round(step["dur"] / tick)):
+            now = step["ts"] + (place + 0.5) * tick
             running = [e for e in transfers if e["ts"] <= now < end_of(e)]
             if any(e["ts"] <= now < end_of(e) for e in computing):
-                counts["computing"] += 0.25
+                counts["computing"] += tick
             elif any(complete[e["args"]["seq"]] > now for e in running):
-                counts["waiting"] += 0.25
+                counts["waiting"] += tick
             else:
-                counts["sending" if running else "idle"] += 0.25
+                counts["sending" if running else "idle"] += tick
         found.append(counts)
     return found
 

@@ -155,7 +155,8 @@ def a_profile(draw, layers=12):
     for _ in range(layers):
         ready += draw.uniform(0.5e-3, 2e-3)
         gradients.append((round(ready, 6), 4 * draw.randrange(20_000, 120_000)))
-    backward = gradients[-1][0]
+    # the input's gradient comes after that of the last parameter
+    backward = round(ready + draw.uniform(1e-3, 4e-3), 6)
     return {"gradients": gradients, "forward": round(backward / 2, 6), "backward": backward}  # fmt: skip
 
 

@@ -20,6 +20,7 @@ MOST = 8  # times the numbers of all images, per epoch
 # if numpy made it, and small tables; as float32, the images would take 4
 MOST_KEPT = 2.5
 LARGE = 1000, 28  # a data set that is timed: images, and their side
+MANY = 1203, 4  # a second data set: more images than a sample of them would have
 LEAST_GAIN = 15  # a right answer gains more than 100, one with a mean per image 7
 
 
@@ -27,6 +28,8 @@ def a_data_set(count, side, seed):
     generator = torch.Generator().manual_seed(seed)
     size = (count, side, side)
     images = torch.randint(256, size, generator=generator, dtype=torch.uint8)
+    # they get brighter, so no part of them has the mean and the deviation of all
+    images = (images * torch.linspace(0.3, 1, count)[:, None, None]).byte()
     return images, torch.randint(10, (count,), generator=generator)
 
 
@@ -42,13 +45,17 @@ def observed(pixels, count, side, seed):
         list(DataLoader(dataset, BATCH))
         kept = bytes_in_use() - before
         tracemalloc.stop()
+    with trying("Pixels of other images, while the first data set is in use"):
+        other = pixels(*a_data_set(*MANY, seed + 1))
+        ends = [list(other[index]) for index in (0, MANY[0] - 1)]
+    with trying("an epoch of a DataLoader"):
         with Work() as work:
             batches = [list(batch) for batch in DataLoader(dataset, BATCH)]
     with trying("dataset[3]"):
         one = list(dataset[3])
     return {
         "length": len(dataset), "batches": batches, "one": one, "numbers": work.numbers,
-        "kept": kept, "changed": not torch.equal(images, given),
+        "ends": ends, "kept": kept, "changed": not torch.equal(images, given),
     }  # fmt: skip
 
 
@@ -93,7 +100,7 @@ def check_pixels(answer, draw):
     """The batches are the slow class's; the numbers that are computed are counted; some
     images are timed.
     """
-    count, side = draw.randint(90, 120), draw.randint(24, 30)
+    count, side = draw.randint(130, 160), draw.randint(24, 30)
     seed = draw.randrange(10**6)
     [seen] = answer.on_ranks(observed, count, side, seed, timeout=10)
     images, labels = a_data_set(count, side, seed)
@@ -105,6 +112,7 @@ def check_pixels(answer, draw):
         cause = "the images belong to the caller: do not change them in place"
         raise Wrong(f"{checked}: the images that were given", expected="as before", got="changed", cause=cause)  # fmt: skip
     judge_batches(seen, images, labels, checked)
+    judge_ends(seen["ends"], seed)
     if seen["kept"] > MOST_KEPT * images.nbytes:
         raise Wrong(f"{checked}: the bytes that are kept after an epoch, besides the {images.nbytes:,} that were given",
                     expected="few, or a copy in uint8", got=f"{seen['kept']:,}",
@@ -146,6 +154,22 @@ def judge_batches(seen, images, labels, checked):
                         cause=cause_of_images(got, expected, images))  # fmt: skip
         if not torch.equal(torch.as_tensor(got_label), label):
             raise Wrong(f"{checked}: labels of {where}", expected=label, got=got_label,
+                        cause="the label of an image has the same index")  # fmt: skip
+
+
+def judge_ends(ends, seed):
+    """The first and the last image of the second data set."""
+    images, labels = a_data_set(*MANY, seed + 1)
+    normal = truth(images)
+    for index, (got, label) in zip((0, len(images) - 1), ends):
+        if not near(got, normal[index], 1e-4):
+            told = parted(normal[index], got, rtol=1e-4, atol=1e-4)
+            raise Wrong(f"a second data set, of {MANY[0]:,} images of {MANY[1]} × {MANY[1]}: the image of dataset[{index}]",
+                        expected=told[0], got=told[1],
+                        cause="mean and deviation are those of all images of this data set, not of some of them, and not "
+                        "of another data set")  # fmt: skip
+        if not torch.equal(torch.as_tensor(label), labels[index]):
+            raise Wrong(f"a second data set: the label of dataset[{index}]", expected=labels[index], got=label,
                         cause="the label of an image has the same index")  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from torch.utils._pytree import tree_leaves
 
 # what waits for a GPU: methods, and operators (.item() and `if tensor:` are the first)
 METHODS = ["tolist", "numpy", "cpu"]
-OPERATORS = ["_local_scalar_dense", "equal", "nonzero"]
+OPERATORS = ["_local_scalar_dense", "equal", "nonzero", "masked_select"]
 
 
 class Work(TorchDispatchMode):
@@ -37,9 +37,17 @@ class Work(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         made = function(*args, **(kwargs or {}))
-        self.fetched += function._opname in OPERATORS
+        self.fetched += function._opname in OPERATORS or has_mask(function, args)
         if not function.is_view:
             self.operators += 1
             tensors = [x for x in tree_leaves(made) if isinstance(x, torch.Tensor)]
             self.numbers += sum(tensor.numel() for tensor in tensors)
         return made
+
+
+def has_mask(function, args):
+    """Whether an operator is labels[mask], whose length only the GPU knows."""
+    return function._opname == "index" and any(
+        index is not None and index.dtype in (torch.bool, torch.uint8)
+        for index in args[1]
+    )
