@@ -333,6 +333,12 @@ class NeedsAStepBetweenChecks(Right):
 
 
 @wrong("agreement", "the change of a single bit|differed for longer")
+class LooksAtTheFirstThousandBytes(Right):
+    def hash(self, tensor):
+        return sha(raw(tensor)[:1000])
+
+
+@wrong("agreement", "the change of a single bit|differed for longer")
 class EachNaNIsOne(Right):
     def hash(self, tensor):
         return sha(raw(tensor.nan_to_num() if tensor.is_floating_point() else tensor))

@@ -417,6 +417,16 @@ def changes_what_it_was_given():
     return [Pixels]
 
 
+@wrong("pixels", "as they were given, as uint8", several=True)
+def keeps_them_in_16_bits():
+    class Pixels(Base):
+        def __init__(self, images, labels):
+            super().__init__(images, labels)
+            self.images = images.half()
+
+    return [Pixels]
+
+
 @wrong("pixels", "images of this data set|are those of all images", several=True)
 def has_one_mean_for_all_data_sets():
     class Pixels(Base):

@@ -29,6 +29,7 @@ class Net(nn.Module):
         self.register_buffer("zeros", torch.zeros(3))
         self.register_buffer("thirds", torch.full((3,), 1 / 3, dtype=torch.float64))
         self.register_buffer("holes", torch.full((2,), torch.nan))  # equal, bit for bit
+        self.register_buffer("table", torch.arange(800.0))
         self.first = nn.Linear(width, 9)
         self.norm = nn.BatchNorm1d(9)
         self.middle = nn.Linear(9, 5, bias=False, dtype=torch.bfloat16)
@@ -104,6 +105,7 @@ FAULTS = {
         ("model", "last.bias", lowest_bit),
     ],
     "the lowest bit of a NaN": [("model", "holes", lowest_bit)],
+    "the middle of a long buffer": [("model", "table", lowest_bit)],
 }  # fmt: skip
 
 

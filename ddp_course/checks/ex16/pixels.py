@@ -38,13 +38,14 @@ def observed(pixels, count, side, seed):
     images, labels = a_data_set(count, side, seed)
     given = images.clone()
     list(DataLoader(TensorDataset(given), BATCH))  # what torch itself keeps
-    before = bytes_in_use()
+    before, wide = bytes_in_use(), len(wide_tensors(images.numel()))
     with trying("Pixels(images, labels)"):
         dataset = pixels(images, labels)
     with trying("an epoch of a DataLoader"):
         list(DataLoader(dataset, BATCH))
         kept = bytes_in_use() - before
         tracemalloc.stop()
+        wide = len(wide_tensors(images.numel())) - wide
     with trying("Pixels of other images, while the first data set is in use"):
         other = pixels(*a_data_set(*MANY, seed + 1))
         ends = [list(other[index]) for index in (0, MANY[0] - 1)]
@@ -55,7 +56,7 @@ def observed(pixels, count, side, seed):
         one = list(dataset[3])
     return {
         "length": len(dataset), "batches": batches, "one": one, "numbers": work.numbers,
-        "ends": ends, "kept": kept, "changed": not torch.equal(images, given),
+        "ends": ends, "kept": kept, "wide": wide, "changed": not torch.equal(images, given),
     }  # fmt: skip
 
 
@@ -69,6 +70,12 @@ def bytes_in_use():
     return made + watch.bytes_of(
         [thing for thing in gc.get_objects() if type(thing) is torch.Tensor]
     )
+
+
+def wide_tensors(count):
+    """The tensors with so many numbers of more than one byte each."""
+    tensors = [thing for thing in gc.get_objects() if type(thing) is torch.Tensor]
+    return [one for one in tensors if one.numel() >= count and one.element_size() > 1]
 
 
 def timed(pixels, seed):
@@ -113,6 +120,9 @@ def check_pixels(answer, draw):
         raise Wrong(f"{checked}: the images that were given", expected="as before", got="changed", cause=cause)  # fmt: skip
     judge_batches(seen, images, labels, checked)
     judge_ends(seen["ends"], seed)
+    if seen["wide"] > 0 and seen["kept"] <= MOST_KEPT * images.nbytes:
+        raise Wrong(f"{checked}: what is kept of all images", expected="uint8", got="numbers of more than one byte",
+                    cause="that needs twice the memory or more: keep the images as they were given, as uint8")  # fmt: skip
     if seen["kept"] > MOST_KEPT * images.nbytes:
         raise Wrong(f"{checked}: the bytes that are kept after an epoch, besides the {images.nbytes:,} that were given",
                     expected="few, or a copy in uint8", got=f"{seen['kept']:,}",
