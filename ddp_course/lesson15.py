@@ -42,9 +42,11 @@ def flight_record(collectives=True, stacks=False):
     collectives: with the collectives, or only how many there were. stacks: with the
     lines of code that called them. torch keeps 2000, or TORCH_FR_BUFFER_SIZE.
     """
-    nccl = dist.get_backend() == "nccl"  # it has a recorder of its own
-    dump = f"_dump_{'nccl' if nccl else 'fr'}_trace"
-    return pickle.loads(getattr(_distributed_c10d, dump)(collectives, stacks, False))
+    if dist.get_backend() == "nccl":  # it has a recorder of its own
+        dump = _distributed_c10d._dump_nccl_trace
+    else:
+        dump = _distributed_c10d._dump_fr_trace
+    return pickle.loads(dump(collectives, stacks, False))
 
 
 def write_flight_record(folder):
@@ -135,8 +137,9 @@ def exchange(thing, group):
 class DesyncDetector:
     """Compares the ranks' parameters and the order of their collectives, step by step.
 
-    Each rank hashes both in each step; every `every` steps the ranks exchange the
-    hashes; call `check()` for the steps since then. It is for DDP, where all ranks have
+    Each rank hashes its parameters in each step; every `every` steps the ranks exchange
+    the hashes, and the names and shapes of the collectives that the flight recorder has
+    kept; call `check()` for the steps since then. It is for DDP, where all ranks have
     the same parameters, and not for shards. Raises UsageError on all ranks, with one
     line: the first step, the rank and the parameter or collective that differ from
     those of rank 0. Collectives that the flight recorder no longer has are counted, but

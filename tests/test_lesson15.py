@@ -115,8 +115,8 @@ def test_each_patient_is_diagnosed_here():
 @pytest.mark.skipif(
     not dist.is_nccl_available(), reason="this torch was built without nccl"
 )
-def test_the_flight_record_of_nccl_can_be_read_without_its_own_arguments(monkeypatch):
-    """No GPU here: torch's recorder is real, and empty; only the backend's name is not."""
+def test_the_flight_record_of_nccl_is_that_of_nccls_own_recorder(monkeypatch):
+    """No GPU here: the recorder is real, and empty; only the backend's name is not."""
     monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
     monkeypatch.setattr(lesson15._distributed_c10d, "_dump_fr_trace", None)
     record = lesson15.flight_record(stacks=True)

@@ -1,4 +1,4 @@
-"""Rank 1 is stopped, as by a debugger, a frozen container or a disk that does not answer.
+"""Rank 1 is stopped, as by Ctrl-Z or by `kill -STOP`.
 
 torchrun --nproc_per_node 2 lessons/clinic/stopped.py
 """

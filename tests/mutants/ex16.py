@@ -429,15 +429,13 @@ def keeps_them_in_16_bits():
 
 @wrong("pixels", "images of this data set|are those of all images", several=True)
 def has_one_mean_for_all_data_sets():
+    common = []
+
     class Pixels(Base):
         def __init__(self, images, labels):
             super().__init__(images, labels)
-            if not hasattr(Pixels, "mean"):
-                Pixels.mean, Pixels.std = images.float().mean(), images.float().std()
-
-        def __getitem__(self, index):
-            image = self.images[index].float()
-            return ((image - self.mean) / self.std)[None], self.labels[index]
+            common.append((self.mean, self.deviation))
+            self.mean, self.deviation = common[0]
 
     return [Pixels]
 
@@ -448,13 +446,28 @@ def measures_the_first_thousand():
         def __init__(self, images, labels):
             super().__init__(images, labels)
             some = images[:1000].float()
-            self.mean, self.std = some.mean(), some.std()
-
-        def __getitem__(self, index):
-            image = self.images[index].float()
-            return ((image - self.mean) / self.std)[None], self.labels[index]
+            self.mean, self.deviation = some.mean(), some.std()
 
     return [Pixels]
+
+
+def with_labels(kind):
+    class Pixels(Base):
+        def __getitem__(self, index):
+            image, label = super().__getitem__(index)
+            return image, kind(label.item())
+
+    return [Pixels]
+
+
+@wrong("pixels", "as they were given: int64", several=True)
+def labels_as_floats():
+    return with_labels(float)
+
+
+@wrong("pixels", "as they were given: int64", several=True)
+def labels_as_texts():
+    return with_labels(str)
 
 
 # ---- evaluate ----

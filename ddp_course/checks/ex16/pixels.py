@@ -162,9 +162,19 @@ def judge_batches(seen, images, labels, checked):
             told = parted(expected, got, rtol=1e-4, atol=1e-4)
             raise Wrong(f"{checked}: images of {where}", expected=told[0], got=told[1],
                         cause=cause_of_images(got, expected, images))  # fmt: skip
-        if not torch.equal(torch.as_tensor(got_label), label):
-            raise Wrong(f"{checked}: labels of {where}", expected=label, got=got_label,
-                        cause="the label of an image has the same index")  # fmt: skip
+        judge_labels(f"{checked}: labels of {where}", got_label, label)
+
+
+def judge_labels(checked, got, expected):
+    """A number, or a tensor of numbers, of the same kind: a loss takes no others."""
+    try:
+        numbers = torch.as_tensor(got)
+    except (TypeError, ValueError, RuntimeError):  # such as texts
+        numbers = None
+    if numbers is None or numbers.dtype != expected.dtype:
+        raise Wrong(checked, expected=expected, got=got, cause="return the labels as they were given: int64")  # fmt: skip
+    if not torch.equal(numbers, expected):
+        raise Wrong(checked, expected=expected, got=got, cause="the label of an image has the same index")  # fmt: skip
 
 
 def judge_ends(ends, seed):
@@ -178,9 +188,7 @@ def judge_ends(ends, seed):
                         expected=told[0], got=told[1],
                         cause="mean and deviation are those of all images of this data set, not of some of them, and not "
                         "of another data set")  # fmt: skip
-        if not torch.equal(torch.as_tensor(label), labels[index]):
-            raise Wrong(f"a second data set: the label of dataset[{index}]", expected=labels[index], got=label,
-                        cause="the label of an image has the same index")  # fmt: skip
+        judge_labels(f"a second data set: the label of dataset[{index}]", label, labels[index])  # fmt: skip
 
 
 def cause_of_images(got, expected, images):
