@@ -91,9 +91,12 @@ class PlainGPT(nn.Module):
             ):  # without it, scores get so large that softmax computes with denormal numbers, slowly
                 nn.init.normal_(value, std=0.02)
 
-    def forward(self, tokens):
+    def forward(self, tokens, targets=None):
         x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
-        return self.lm_head(self.ln_f(self.h(x)))
+        logits = self.lm_head(self.ln_f(self.h(x)))
+        if targets is None:
+            return logits
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def flops_of_a_step(network, tokens, layers, width):

@@ -24,6 +24,7 @@ BENCHMARKS = [
     "bucketed_ddp",
     "no_sync",
     "gpt",
+    "gpt_on_gpu",
     "when_it_hangs",
     "making_it_fast",
     "notebooks",
@@ -61,6 +62,8 @@ def main():
             reports[name] = json.loads(done.stdout)
         else:
             table.add_row("could not be measured", "-", "-", "[red]does not hold[/]")
+        if needs := reports.get(name, {}).get("details", {}).get("needs"):
+            table.add_row(f"needs {needs}, not measured here", "-", "-", "-")
         for claim in reports.get(name, {}).get("claims", []):
             bound = (
                 f"at least {claim['at_least']}"

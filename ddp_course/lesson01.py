@@ -52,7 +52,9 @@ def main(argv=()):
     args = arguments(argv)
     if torchrun_environment().world_size > 1:
         raise UsageError("lesson 01 is for one process, lesson 04 for many")
-    device = choose_device(args.device, collectives=False)
+    device = choose_device(
+        args.device, collectives=False, deterministic=args.deterministic
+    )
 
     log = runs.open_folder(args.out)
     train_set, test_set = load_images(args.data, args.train_samples, device)

@@ -180,7 +180,7 @@ def arguments(argv=()):
 
 def main(argv=()):
     args = arguments(argv)
-    device = choose_device(args.device)
+    device = choose_device(args.device, deterministic=args.deterministic)
     with process_group(backend_for(device), args.timeout) as (rank, world_size):
         log = runs.open_folder(args.out)
         train_set, test_set = load_images(args.data, args.train_samples, device)

@@ -75,7 +75,7 @@ def arguments(argv=()):
 
 def main(argv=()):
     args = arguments(argv)
-    device = choose_device(args.device)
+    device = choose_device(args.device, deterministic=args.deterministic)
     dist.init_process_group(
         backend_for(device),
         timeout=timedelta(seconds=args.timeout),

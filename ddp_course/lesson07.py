@@ -69,7 +69,7 @@ def arguments(argv=()):
 
 def main(argv=()):
     args = arguments(argv)
-    device = choose_device(args.device)
+    device = choose_device(args.device, deterministic=args.deterministic)
     stay_on_this_machine()
     # Accelerate warns where nobody has set it
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))

@@ -129,6 +129,7 @@ def training_arguments(args, device):
         logging_nan_inf_filter=False,  # a loss that is not a number should be seen
         label_names=["labels"],  # so that evaluation knows that it has labels
         remove_unused_columns=False,  # our data set has no columns
+        dataloader_pin_memory=False,  # our images are on the device already
         ddp_find_unused_parameters=False,
         report_to="none",
         disable_tqdm=True,
@@ -138,7 +139,7 @@ def training_arguments(args, device):
 
 def main(argv=()):
     args = arguments(argv)
-    device = choose_device(args.device)
+    device = choose_device(args.device, deterministic=args.deterministic)
     # Accelerate warns where nobody has set it
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
     world_size = torchrun_environment().world_size
@@ -146,16 +147,14 @@ def main(argv=()):
     group = process_group(backend_for(device), args.timeout)
     with group if world_size > 1 else nullcontext():
         settings = training_arguments(args, device)
-        check_processes(settings, world_size)
+        one_gpu_per_process(settings, world_size)
         return train(args, settings)
 
 
-def check_processes(settings, world_size):
-    """Raise UsageError where Trainer would take several GPUs in one process."""
+def one_gpu_per_process(settings, world_size):
+    """Keep Trainer from taking all GPUs in one process, with DataParallel."""
     assert settings.world_size == world_size
-    if settings.n_gpu > 1:
-        problem = f"Trainer would use DataParallel on {settings.n_gpu} GPUs"
-        raise UsageError(f"{problem}: use torchrun, or set CUDA_VISIBLE_DEVICES=0")
+    settings._n_gpu = min(settings.n_gpu, 1)  # there is no public setting for it
 
 
 def train(args, settings):

@@ -152,6 +152,33 @@ def write(path, state):
     return hashlib.sha256(file.getvalue()).hexdigest()
 
 
+# ---- how often a checkpoint is written ----
+
+DAY = 86400  # seconds
+
+
+def best_interval(saving, between_failures):
+    """The seconds between two checkpoints at which the least time is lost.
+
+    saving: seconds that a checkpoint takes. between_failures: mean seconds between two
+    failures. J. W. Young, "A first order approximation to the optimum checkpoint
+    interval", 1974.
+    """
+    return (2 * saving * between_failures) ** 0.5
+
+
+def updates_between(saving, update, device):
+    """How many updates best_interval() is for a job that fails once a day.
+
+    saving, update: the seconds that they took on this rank. All ranks call it together
+    and return the same.
+    """
+    taken = torch.tensor([saving, update], device=device)
+    dist.all_reduce(taken, dist.ReduceOp.AVG)
+    saving, update = taken.tolist()
+    return max(1, round(best_interval(saving, DAY) / update))
+
+
 # ---- how a checkpoint is read ----
 
 
@@ -250,13 +277,18 @@ def arrange_buckets(model, inputs):
     model.zero_grad()
 
 
+def count_or_auto(text):
+    return text if text == "auto" else runs.count(text)
+
+
 def arguments(argv=()):
     parser = runs.parser(__file__, __doc__, per="micro-batch")
     flag, count, precisions = parser.add_argument, runs.count, list(lesson06.PRECISIONS)
     flag("--accumulate", type=count, default=1, help="micro-batches per update (1)")
     flag("--precision", choices=precisions, default="fp32", help="of autocast (fp32)")
     flag("--max-norm", type=float, default=1.0, help="longer gradients are clipped (1)")
-    flag("--save-every", type=count, default=10, help="updates per checkpoint (10)")
+    save_help = "updates per checkpoint, or auto: as often as pays (10; on a GPU, auto)"
+    flag("--save-every", type=count_or_auto, help=save_help)
     flag("--keep", type=count, default=2, help="how many checkpoints stay (2)")
     flag("--resume", action="store_true", help="from the newest good checkpoint")
     return parser.parse_args(argv)
@@ -264,7 +296,7 @@ def arguments(argv=()):
 
 def main(argv=()):
     args = arguments(argv)
-    device = choose_device(args.device)
+    device = choose_device(args.device, deterministic=args.deterministic)
     with process_group(backend_for(device), args.timeout) as (rank, world_size):
         with told_to_leave() as told:
             return train(args, rank, world_size, device, told)
@@ -316,6 +348,8 @@ def train(args, rank, world_size, device, told=()):
         scheduler.step()
         log.info(f"the learning rate is {scheduler.get_last_lr()[0]:.1e}")
 
+    save_every = args.save_every or ("auto" if device.type == "cuda" else 10)
+    every = 10 if save_every == "auto" else save_every
     # a run that was stopped at the end of an epoch evaluates that epoch again
     for epoch in range(max(0, len(losses) - 1) // per_epoch, args.epochs):
         done = len(losses) - epoch * per_epoch  # in this epoch, before it was resumed
@@ -329,15 +363,19 @@ def train(args, rank, world_size, device, told=()):
                 update(model, micro_batches, optimizer, scheduler, scaler, device, args)
             )
             leaves = any_rank(told, device) and len(losses) < updates
-            if leaves or len(losses) % args.save_every == 0 or len(losses) == updates:
+            if leaves or len(losses) % every == 0 or len(losses) == updates:
                 runs.check_finite(torch.stack(losses[epoch * per_epoch :]))
                 seconds += time.perf_counter() - begin
+                begin = time.perf_counter()
                 path = folder / f"step-{len(losses):08}"
                 state = snapshot(parts, losses, seconds, settings, device)
                 save_checkpoint(path, *state, args.keep)
                 if leaves:
                     log.info(f"told to leave: {path.name} is written, see --resume")
                     return None
+                if save_every == "auto":
+                    saving = time.perf_counter() - begin
+                    every = updates_between(saving, seconds / len(losses), device)
                 begin = time.perf_counter()
         seconds += time.perf_counter() - begin
         runs.check_finite(torch.stack(losses[epoch * per_epoch :]))

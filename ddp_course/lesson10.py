@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset
 
@@ -63,10 +62,9 @@ def parameter_groups(model, weight_decay):
 
 
 def loss_of(model, tokens, targets, precision, device):
-    """The mean cross entropy of the next token, in nats."""
+    """The mean cross entropy of the next token, in nats, which the model computes."""
     with torch.autocast(device.type, precision, enabled=precision != torch.float32):
-        logits = model(tokens.to(device))
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.to(device).flatten())
+        return model(tokens.to(device), targets.to(device))
 
 
 def update(model, micro_batches, optimizer, rate, args, device):
@@ -167,6 +165,7 @@ def arguments(argv=()):
     flag("--dropout", type=float, default=0.0, help="probability (0)")
     flag("--precision", choices=["fp32", "bf16"], help="bf16 on a GPU, else fp32")
     flag("--compile", action="store_true", help="compile the model: pays in long runs")
+    flag("--chunked-loss", action="store_true", help="never all logits at once")
     flag("--accumulate", **count, default=1, help="micro-batches per update (1)")
     flag("--learning-rate", type=float, default=2e-3, help="the highest (2e-3)")
     flag("--warmup", **count, default=20, help="updates of rising learning rate (20)")
@@ -188,6 +187,8 @@ def arguments(argv=()):
         parser.error("torchrun has started the ranks: leave out --nproc and --nnodes")
     if not 0 <= args.node_rank < args.nnodes:
         parser.error(f"--node-rank {args.node_rank} is none of {args.nnodes} machines")
+    if args.chunked_loss and not hasattr(nn, "LinearCrossEntropyOptions"):
+        parser.error("--chunked-loss needs torch 2.15 or later")
     if not args.prompt:
         parser.error("--prompt is empty: a sample needs something to begin with")
     return args
@@ -199,7 +200,7 @@ def main(argv=()):
 
 
 def join(args):
-    device = choose_device(args.device)
+    device = choose_device(args.device, deterministic=args.deterministic)
     args.precision = args.precision or ("bf16" if device.type == "cuda" else "fp32")
     with process_group(backend_for(device), args.timeout) as (rank, world_size):
         return train(args, rank, world_size, device)
@@ -244,6 +245,7 @@ def train(args, rank, world_size, device):
 
     torch.manual_seed(args.seed)
     network = GPT(tokenizer.vocabulary, dropout=args.dropout, **shape).to(device)
+    network.head.chunked = args.chunked_loss
     gpu = [device] if device.type == "cuda" else None
     model = DistributedDataParallel(
         network, device_ids=gpu, gradient_as_bucket_view=True

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from ddp_course import lesson08, runs
 from ddp_course.lesson06 import PRECISIONS
-from ddp_course.lesson08 import check_processes, logged, prepare_checkpoints
+from ddp_course.lesson08 import logged, one_gpu_per_process, prepare_checkpoints
 from ddp_course.ranks.environment import (
     backend_for,
     choose_device,
@@ -162,13 +162,14 @@ def training_arguments(args, device):
         # never trainer.evaluate() before train(): that would train without DDP
         eval_on_start=True,
         remove_unused_columns=True,
+        dataloader_pin_memory=True,
         log_level_replica="error",
     )
 
 
 def main(argv=()):
     args = arguments(argv)
-    device = choose_device(args.device)
+    device = choose_device(args.device, deterministic=args.deterministic)
     short = device.type == "cuda" or args.method == "qlora"
     args.precision = args.precision or ("bf16" if short else "fp32")
     # Accelerate warns where nobody has set it
@@ -179,7 +180,7 @@ def main(argv=()):
     group = process_group(backend_for(device), args.timeout)
     with group if world_size > 1 else nullcontext():
         settings = training_arguments(args, device)
-        check_processes(settings, world_size)
+        one_gpu_per_process(settings, world_size)
         return train(args, settings)
 
 

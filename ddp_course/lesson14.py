@@ -155,7 +155,7 @@ def arguments(argv=()):
 
 def main(argv=()):
     args = arguments(argv)
-    device = choose_device(args.device)
+    device = choose_device(args.device, deterministic=args.deterministic)
     with process_group(backend_for(device), args.timeout) as (rank, world_size):
         return train(args, rank, world_size, device)
 

@@ -450,7 +450,7 @@ def arguments(argv=()):
 
 def main(argv=()):
     args = arguments(argv)
-    device = choose_device(args.device)
+    device = choose_device(args.device, deterministic=args.deterministic)
     with process_group(backend_for(device), args.timeout) as (rank, world_size):
         with flight_recorded(args.out / "flight"):
             return train(args, rank, world_size, device)

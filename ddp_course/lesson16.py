@@ -287,7 +287,7 @@ def arguments(argv=()):
 
 def main(argv=()):
     args = arguments(argv)
-    device = choose_device(args.device)
+    device = choose_device(args.device, deterministic=args.deterministic)
     with process_group(backend_for(device), args.timeout) as (rank, world_size):
         return train(args, rank, world_size, device)
 
@@ -295,6 +295,7 @@ def main(argv=()):
 def train(args, rank, world_size, device):
     log = runs.open_folder(args.out)
     train_set, test_set = load_images(args.data, args.train_samples, device)
+    train_set = train_set.to("cpu")  # as data that does not fit on a GPU
     runs.check_batch_size(args.batch_size, len(train_set), world_size)
     sampler = DistributedSampler(train_set, world_size, rank, seed=args.seed)
     train_loader = DataLoader(

@@ -59,6 +59,8 @@ def parser(file, doc, trains="images", most=4096, per="step"):
     appended = "appended by some launchers; the environment says it, too"
     flag("--local-rank", "--local_rank", type=own_local_rank, help=appended)
     if trains:
+        bits_help = "a GPU, too, repeats the same bits; slower"
+        flag("--deterministic", action="store_true", help=bits_help)
         data, data_help = DATA[trains]
         choices = ["auto", "digits", "mnist"] if trains == "images" else None
         flag("--data", choices=choices, default=data, help=data_help)
@@ -258,12 +260,15 @@ def write_result(folder, result, metrics):
 def params_sha256(model):
     """A fingerprint of the parameters: the SHA-256 of their bytes.
 
-    They come in the order of the state_dict, as float32, little-endian.
+    They come in the order of the state_dict, as float32, little-endian. Those of a
+    module that is sharded over ranks (DTensors) are gathered: all ranks call this.
     """
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     digest = hashlib.sha256()
     for name, value in model.state_dict().items():
         if name in names:
+            if hasattr(value, "full_tensor"):
+                value = value.full_tensor()
             numbers = value.detach().to("cpu", torch.float32).contiguous().numpy()
             digest.update(numbers.astype("<f4").tobytes())
     return digest.hexdigest()
@@ -275,8 +280,9 @@ def params_sha256(model):
 def start(main):
     """Run a lesson's main as a program, with the flags of its command line.
 
-    A UsageError ends it with one line and exit code 2, Ctrl-C quietly. One line for all
-    ranks: also where several have the same UsageError, or lose the one that had it.
+    A UsageError ends it with one line and exit code 2, and so does an operation that
+    --deterministic forbids; Ctrl-C ends it quietly. One line for all ranks: also where
+    several have the same error, or lose the one that had it.
     """
     told = told_file()
     if told:
@@ -286,13 +292,12 @@ def start(main):
     try:
         main(sys.argv[1:])
     except UsageError as error:
-        try:
-            told and told.touch(exist_ok=False)
-            print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr, flush=True)
-        except FileExistsError:
-            pass  # another rank has already printed it
-        sys.exit(2)
-    except RuntimeError:  # from a collective, perhaps: another rank has just left
+        leave(error, told)
+    except RuntimeError as error:
+        if "does not have a deterministic implementation" in str(error):
+            operation = str(error).split()[0]
+            leave(f"{operation} cannot repeat its bits: leave out --deterministic", told)
+        # from a collective, perhaps: another rank has just left
         patience = time.monotonic() + 0.5
         while told and not told.exists() and time.monotonic() < patience:
             time.sleep(0.02)
@@ -301,6 +306,16 @@ def start(main):
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def leave(problem, told):
+    """End this process with exit code 2 and one line, if no other rank has printed it."""
+    try:
+        told and told.touch(exist_ok=False)
+        print(f"{Path(sys.argv[0]).name}: {problem}", file=sys.stderr, flush=True)
+    except FileExistsError:
+        pass
+    sys.exit(2)
 
 
 def told_file():

@@ -26,6 +26,24 @@ COLAB = {
     "psutil": "5.9.5",
 }
 
+PRELOADED = [
+    *(
+        f"ddp_course.{path.stem}"
+        for path in COURSE.glob("ddp_course/lesson[0-9][0-9].py")
+    ),
+    *(
+        f"ddp_course.checks.{path.stem}"
+        for path in COURSE.glob("ddp_course/checks/ex*")  # files and folders
+    ),
+    # what programs import on the way: Accelerate, Trainer, LoRA, DeepSpeed's engine
+    "datasets",
+    "deepspeed",
+    "transformers.trainer",
+    "peft",
+    "bitsandbytes",
+    "torch._inductor.compile_fx",
+]
+
 # what a shell starts in its background ignores Ctrl-C, and so would all that the tests
 # start
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -37,23 +55,7 @@ if (
 ):  # tests run side by side: threads would only wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # hundreds of launches: what their ranks need is imported once, and not by each rank
-    start_server(
-        *(
-            f"ddp_course.{path.stem}"
-            for path in COURSE.glob("ddp_course/lesson[0-9][0-9].py")
-        ),
-        *(
-            f"ddp_course.checks.{path.stem}"
-            for path in COURSE.glob("ddp_course/checks/ex*")  # files and folders
-        ),
-        # what programs import on the way: Accelerate, Trainer, LoRA, DeepSpeed's engine
-        "datasets",
-        "deepspeed",
-        "transformers.trainer",
-        "peft",
-        "bitsandbytes",
-        "torch._inductor.compile_fx",
-    )
+    start_server(*PRELOADED)
 prepare_environment()
 
 

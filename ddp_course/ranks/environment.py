@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_course import UsageError
-from ddp_course.ranks import pretend_network
+from ddp_course.ranks import gpus, pretend_network
 
 LOOPBACK = ("127.0.0.1", "localhost")
 
@@ -67,28 +67,48 @@ def whole_number(name, default=None):
         raise UsageError(f"{name} must be a whole number, but is {value!r}") from None
 
 
-def choose_device(wish="auto", collectives=True):
-    """This process's device: its own GPU if each local rank has one, otherwise the CPU.
+def choose_device(wish="auto", collectives=True, deterministic=False):
+    """This process's device: its own GPU if each rank on this host has one, otherwise the
+    CPU.
 
     wish: 'auto', 'cpu', 'cuda' or 'mps'. 'mps' is a Mac's GPU. It has no collectives,
-    so only a program without a process group gets it: collectives=False. Raises
-    UsageError for a device that does not exist, and for fewer GPUs than local ranks.
+    so only a program without a process group gets it: collectives=False. If 'auto'
+    leaves GPUs unused, rank 0 prints why. deterministic: see repeat_bits. Raises
+    UsageError for a device that does not exist, and for fewer GPUs than ranks.
     """
-    _, local_rank, _, local_world_size = torchrun_environment()
-    gpus = torch.cuda.device_count()
+    if deterministic:
+        repeat_bits()
+    number, ranks = on_this_host()
+    there = gpus.count()
+    seen = f"{there} GPU{'' if there == 1 else 's'}"
     mps = torch.backends.mps.is_available() and not collectives
     if wish == "auto":
-        wish = "cuda" if gpus >= local_world_size else "mps" if mps else "cpu"
+        wish = "cuda" if there >= ranks else "mps" if mps else "cpu"
+        if wish == "cpu" and there and torchrun_environment().rank == 0:
+            print(f"device: cpu ({ranks} ranks, but {seen}: nccl needs one per rank)")
     if wish == "cuda":
-        if gpus < local_world_size:
-            fix = "nccl needs one for each: start fewer ranks, or use --device cpu"
-            raise UsageError(f"{local_world_size} local ranks, but {gpus} GPUs; {fix}")
-        torch.cuda.set_device(local_rank)
-        return torch.device("cuda", local_rank)
+        if there < ranks:
+            fix = "nccl needs one per rank: start fewer ranks, or use --device cpu"
+            raise UsageError(f"{ranks} ranks on this host, but {seen}; {fix}")
+        torch.cuda.set_device(number)
+        return torch.device("cuda", number)
     if wish == "mps" and not mps:
         fix = "it has no collectives; use --device cpu"
         raise UsageError(f"mps is for lesson 1 on a Mac: {fix}")
     return torch.device(wish)
+
+
+def repeat_bits():
+    """Make torch use algorithms on GPUs that give the same bits in each run, for the rest
+    of this process; call it before the first use of a GPU.
+
+    Others add in the order in which threads happen to end. An operation that has no such
+    algorithm raises a RuntimeError. On CPUs, the bits repeat without this. The switches:
+    https://docs.pytorch.org/docs/stable/notes/randomness.html
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
 
 
 def backend_for(device):
@@ -203,6 +223,16 @@ def on_one_machine():
     place = torchrun_environment()
     alone = place.world_size == place.local_world_size
     return alone or os.environ["MASTER_ADDR"] in LOOPBACK
+
+
+def on_this_host():
+    """This rank's number among the job's ranks on this host, and how many they are.
+
+    These are the local rank and the local world size, except where several launchers
+    run on one host and meet on loopback: then their ranks share the host's GPUs.
+    """
+    rank, local_rank, world_size, local_world_size = torchrun_environment()
+    return (rank, world_size) if on_one_machine() else (local_rank, local_world_size)
 
 
 def stay_on_this_machine():

@@ -12,6 +12,9 @@ import tempfile
 import threading
 from contextlib import contextmanager
 
+from ddp_course.ranks.gpus import driver_is_here
+
+NAMES = "DDP_COURSE_PRELOAD"  # an environment variable of the server: see preload.py
 PRELOADED = [
     "ddp_course.ranks.in_fork_server",
     "torch",
@@ -20,6 +23,7 @@ PRELOADED = [
     "torch._dynamo",
     "numpy",
     "cloudpickle",
+    "ddp_course.ranks.preload",
 ]
 
 
@@ -27,15 +31,14 @@ def start_server(*more):
     """Start the fork server ahead of the first launch, which then need not wait for it.
 
     more: names of modules that the server imports besides torch, those that take
-    seconds. Returns at once; the server imports in the background. Does nothing if the
-    server runs already, nor in a rank, which needs no server of its own.
+    seconds; on a machine with a GPU, only those that do not ask for it, see preload.py.
+    Returns at once; the server imports in the background. Does nothing if the server
+    runs already, nor in a rank, which needs no server of its own.
     """
     if start_method() == "forkserver" and multiprocessing.parent_process() is None:
-        multiprocessing.get_context("forkserver").set_forkserver_preload(
-            [*PRELOADED, *more]
-        )
+        multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
         prepare_environment()
-        with main_module_hidden(), _spawned_apart(), _sockets_with_short_names():
+        with main_module_hidden(), _spawned_apart(more), _sockets_with_short_names():
             multiprocessing.forkserver.ensure_running()
 
 
@@ -56,14 +59,17 @@ def prepare_environment():
 
     glibc returns the memory of every large tensor to the kernel, which hands it out
     again page by page: on a CPU, evaluation then takes half as long again. Two
-    variables make glibc keep the memory for the next tensor, see mallopt(3). Accelerate
+    variables make glibc keep the memory for the next tensor, see mallopt(3). OpenMP's
+    threads wait for each other by spinning, which keeps the cores from whatever else
+    runs: with two busy programs on two cores, training was several times slower, once 40
+    times. A variable makes them sleep. Accelerate
     and Trainer import DeepSpeed if it is installed, and DeepSpeed warns in each process
     if it finds no GPU: on a machine without one, a variable says so beforehand.
     """
     os.environ.setdefault("MALLOC_MMAP_MAX_", "0")
     os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(4 * 10**9))
-    gpus = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-    if sys.platform == "linux" and not any(map(os.path.exists, gpus)):
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if sys.platform == "linux" and not driver_is_here():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
@@ -107,23 +113,21 @@ def main_module_hidden():
 
 
 @contextmanager
-def _spawned_apart():
+def _spawned_apart(names):
     """Run the fork server and multiprocessing's resource tracker in their own process
-    groups.
+    groups, and tell the server the names of the modules that it preloads.
 
     The tracker ignores SIGTERM. A Jupyter kernel that shuts down sends SIGTERM to all
     its children in its own group and waits until they have gone, which this one never
     does; 2.5 s later the kernel itself is killed, and leaves its temporary folders
     behind. Why the server: see in_fork_server.py.
     """
-    spawn = multiprocessing.util.spawnv_passfds
+    spawn, told = multiprocessing.util.spawnv_passfds, " ".join(names)
 
     def spawn_apart(path, arguments, descriptors):
-        return spawn(
-            path,
-            [*arguments[:-1], f"import os; os.setpgid(0, 0); {arguments[-1]}"],
-            descriptors,
-        )
+        first = f"import os; os.setpgid(0, 0); os.environ[{NAMES!r}] = {told!r}"
+        arguments = [*arguments[:-1], f"{first}; {arguments[-1]}"]
+        return spawn(path, arguments, descriptors)
 
     multiprocessing.util.spawnv_passfds = spawn_apart
     try:

@@ -47,6 +47,7 @@ from ddp_course.ranks.fork_server import (
     start_method,
     start_server,
 )
+from ddp_course.ranks.gpus import HIDDEN
 from ddp_course.ranks.in_each_rank import rank_main
 from ddp_course.ranks.output import Output
 
@@ -115,12 +116,13 @@ def launch_untrusted(fn, *args, nproc=1, timeout=60):
     """launch() for untrusted code: nothing that the ranks leave is ever run or
     unpickled here.
 
-    fn returns tensors, numbers, texts, None, and lists, tuples and dicts of these.
+    Its ranks see no GPU, so that an answer is judged alike on all machines. fn returns
+    tensors, numbers, texts, None, and lists, tuples and dicts of these.
     Raises RankError for any other value, too. No file that a rank writes, and nothing
     that it prints, may be larger than in_each_rank.LARGEST_FILE.
     """
     with _Run(nproc, timeout, plain=True) as run:
-        run.start(_pickle(fn, args, {}), {})
+        run.start(_pickle(fn, args, {}), HIDDEN)
         run.wait()
     return endings.results(run.endings, timeout, plain=True)
 

@@ -4,6 +4,9 @@ On Linux, each machine has its own network, address, host name and processes:
 namespaces.py. Elsewhere, and where the system forbids this, the machines are groups of
 ranks on the loopback interface, with the pretend network between all ranks; then they
 cannot be unplugged, and have no names.
+
+The machines share this host's GPUs, which nccl does not allow, and what they are for is
+the network: their ranks compute on the CPU.
 """
 
 import itertools
@@ -20,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddp_course import UsageError
+from ddp_course.ranks import gpus
 from ddp_course.ranks.fork_server import start_method
 from ddp_course.ranks.launch import NETWORK, launch, rank_environment
 from ddp_course.ranks.namespaces import MACHINE, Namespaces, environment, why_not
@@ -135,6 +139,7 @@ class Machines:
     def __str__(self):
         network = f"{self.bits / 1e6:g} Mbit/s" if self.bits else "as fast as it goes"
         network += f", {self.delay * 1e3:g} ms" if self.delay else ""
+        network += ", without the GPUs of this host" if gpus.count() else ""
         if self.obstacle is None:
             return f"{self.count} machines in network namespaces, {network}"
         pretended = f"{self.count} machines, pretended on loopback, {network}"
@@ -230,6 +235,7 @@ class Machines:
             machine, local_rank = divmod(rank, nproc)
             own = {"LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": nproc, **master}
             own |= {"GROUP_RANK": machine, "GROUP_WORLD_SIZE": self.count}
+            own |= gpus.HIDDEN
             if self.namespaces:
                 own[MACHINE] = self.namespaces.process(machine)
             texts = {name: str(value) for name, value in own.items()}
@@ -239,6 +245,7 @@ class Machines:
     def _environment(self):
         """The environment of commands in a machine."""
         env = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"} | environment()
+        env |= gpus.HIDDEN
         # torchrun and python are those of this program
         env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
         if self.namespaces:

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from ddp_course import UsageError
+from ddp_course.ranks import gpus
 from ddp_course.ranks.namespaces import environment
 
 INSTALL = "RUNLEVEL=1 apt-get install --no-install-recommends openssh-server"
@@ -78,6 +79,7 @@ class Ssh:
         (keys / "config").write_text(config)
         (self.folder / "passwd").write_text(self.account.format(self.folder))
         env = {name: os.environ[name] for name in HANDED_ON if name in os.environ}
+        env |= gpus.HIDDEN
         env["TMPDIR"] = str(self.folder)
         # python and torchrun are those of this program
         env["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

@@ -1,7 +1,7 @@
 """The images: scikit-learn's digits, which come with the course, and MNIST, verified.
 
-Both are kept in memory as bytes and normalised as they are fetched, a whole batch at a
-time. An ordinary `DataLoader(images, batch_size, sampler=sampler)` then runs at the
+Both are kept as bytes in memory, a GPU's where one trains, and normalised as they are
+fetched, a whole batch at a time. An ordinary `DataLoader(images, batch_size, sampler=sampler)` then runs at the
 speed of memory.
 """
 
@@ -35,8 +35,9 @@ MOST_ON_A_CPU = 4096  # training samples, where nobody says how many
 class Images(Dataset):
     """Grey images in memory, fetched as normalised float32 (1, 28, 28), with labels.
 
-    images: uint8 (n, 28, 28). labels: int64 (n,). A DataLoader fetches whole batches; a
-    collate_fn of one's own gets a list that holds one WholeBatch.
+    images: uint8 (n, 28, 28). labels: int64 (n,), on the same device, on which batches
+    come out. A DataLoader fetches whole batches; a collate_fn of one's own gets a list
+    that holds one WholeBatch.
     """
 
     def __init__(self, name, images, labels, mean, std):
@@ -53,7 +54,8 @@ class Images(Dataset):
     def __getitems__(self, indices):
         """A whole batch at once: images float32 (b, 1, 28, 28), labels int64 (b,)."""
         every = range(len(self))
-        indices = torch.tensor([every[index] for index in indices])  # -1 is the last
+        indices = [every[index] for index in indices]  # -1 is the last
+        indices = torch.tensor(indices, device=self.images.device)
         images = self.images.index_select(0, indices).unsqueeze(1).float().div_(255)
         images.sub_(self.mean).div_(self.std)
         return [WholeBatch((images, self.labels[indices]))]
@@ -64,6 +66,11 @@ class Images(Dataset):
             there = f"{self.name} has: {len(self)}"
             raise UsageError(f"--train-samples {count} is more than {there}")
         images, labels = self.images[:count], self.labels[:count]
+        return Images(self.name, images, labels, self.mean, self.std)
+
+    def to(self, device):
+        """The same images on a device; MNIST's 60,000 have 47 MB."""
+        images, labels = self.images.to(device), self.labels.to(device)
         return Images(self.name, images, labels, self.mean, self.std)
 
 
@@ -93,7 +100,7 @@ class OneByOne(Dataset):
 
 
 def load_images(name="auto", train_samples=None, device="cpu"):
-    """The training set and the test set, two Images.
+    """The training set and the test set, two Images, both on the device.
 
     name: 'digits', 'mnist', or 'auto', which is mnist where it can be had.
     train_samples: how many to train on; None is all of them on a GPU, and at most 4096
@@ -107,7 +114,7 @@ def load_images(name="auto", train_samples=None, device="cpu"):
     train, test = load_digits() if name == "digits" else load_mnist()
     if train_samples is None and torch.device(device).type != "cuda":
         train_samples = min(MOST_ON_A_CPU, len(train))
-    return train.first(train_samples or len(train)), test
+    return train.first(train_samples or len(train)).to(device), test.to(device)
 
 
 def load_digits():

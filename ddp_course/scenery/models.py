@@ -152,13 +152,52 @@ SHAPES = {  # of GPT; all heads are 64 wide
 }
 
 
+class Head(nn.Linear):
+    """A GPT's last layer: from features to logits, or to the loss of given targets.
+
+    A vocabulary of 50,257 tokens suits no GPU, whose matrix units work on tiles of 64 or
+    128 columns. So the matrix is padded with zeros for the product, and the logits of
+    the padding are cut off: nothing else knows of it, no checkpoint either.
+    chunked: compute the loss in pieces, never with all logits at once (torch 2.15).
+    """
+
+    chunked = False
+
+    def forward(self, features, targets=None):
+        """Features (batch, tokens, width); logits (batch, tokens, vocabulary), or with
+        targets, int64 (batch, tokens), their mean cross entropy in nats, a float32.
+        """
+        if targets is not None and self.chunked:
+            return self.chunked_loss(features.flatten(0, 1), targets.flatten())
+        if padding := -self.out_features % 128:
+            padded = F.linear(features, F.pad(self.weight, (0, 0, 0, padding)))
+            logits = padded[..., : self.out_features]
+        else:
+            logits = F.linear(features, self.weight)
+        if targets is None:
+            return logits
+        # to a compiler .float() is free, it copies nothing
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+    def chunked_loss(self, features, targets):
+        kind, weight = features.device.type, self.weight
+        if torch.is_autocast_enabled(kind):  # which does not know this function
+            dtype = torch.get_autocast_dtype(kind)
+            features, weight = features.to(dtype), weight.to(dtype)
+        # its own mean is added up in bf16, in which 256 tokens of loss 10 add up to less
+        how = {"reduction": "none"}
+        how |= {"options": nn.LinearCrossEntropyOptions(acc_policy="accurate")}
+        return F.linear_cross_entropy(features, weight, targets, **how).float().mean()
+
+
 class GPT(nn.Module):
     """A decoder-only transformer like GPT-2: pre-norm, learned positions, tied head.
 
     Takes tokens, int64 (batch, tokens), at most `context` of them; returns logits,
-    float (batch, tokens, vocabulary). GPT(50257, **SHAPES["gpt2"]) is the smallest of
-    A. Radford et al., "Language Models are Unsupervised Multitask Learners", 2019: it
-    has 124,439,808 parameters.
+    float (batch, tokens, vocabulary). If it is given targets, too, it returns their mean
+    cross entropy in nats, so the loss belongs to what is compiled, or wrapped by DDP.
+    GPT(50257, **SHAPES["gpt2"]) is the smallest of A. Radford et al., "Language Models
+    are Unsupervised Multitask Learners", 2019: it has 124,439,808 parameters.
     """
 
     def __init__(
@@ -171,7 +210,7 @@ class GPT(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head = Head(width, vocabulary, bias=False)
         self.head.weight = self.token_embedding.weight
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
@@ -182,12 +221,12 @@ class GPT(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    def forward(self, tokens):
+    def forward(self, tokens, targets=None):
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.dropout(self.token_embedding(tokens) + self.position_embedding(places))
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        return self.head(self.norm(x), targets)
 
     def flops_per_token(self):
         """The floating-point operations of a training step, per token.

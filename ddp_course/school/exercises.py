@@ -126,7 +126,8 @@ def preloads(path):
     with suppress(OSError):
         text = path.read_text("utf-8", errors="replace")
         calls = re.findall(r"start_server\(([^)]*)\)", text)
-        return [name for call in calls for name in re.findall(r"[\w.]{2,}", call)]
+        quoted = r'\\?"([\w.]+)\\?"'  # the notebook is JSON
+        return [name for call in calls for name in re.findall(quoted, call)]
     return []
 
 

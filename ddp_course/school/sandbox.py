@@ -30,6 +30,7 @@ import cloudpickle
 import psutil
 
 from ddp_course.ranks.endings import RankError, RankTimeout
+from ddp_course.ranks.gpus import HIDDEN
 from ddp_course.school.folders import PACKAGE
 
 SETTINGS = "DDP_COURSE_SANDBOX"  # the environment variable with the settings, as JSON
@@ -120,7 +121,7 @@ def packages():
 
 def environment():
     """All environment variables inside: no token of the instructor's is among them."""
-    kept = ("LANG", "OMP_NUM_THREADS", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_")
+    kept = ("LANG", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_")
     own = {
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
         "PYTHONPATH": f"{PACKAGE.parent}:{packages()}",
@@ -128,10 +129,9 @@ def environment():
         "HOME": "/tmp/home",
         "USER": "learner",
         "TMPDIR": "/tmp",
-        "CUDA_VISIBLE_DEVICES": "",
-        "DS_ACCELERATOR": "cpu",
         "HF_HUB_OFFLINE": "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR",  # no warnings about names without a DNS
+        **HIDDEN,
     }
     return {name: os.environ[name] for name in kept if name in os.environ} | own
 

@@ -1,8 +1,11 @@
 """Handwritten digits with Accelerate: train.py after six edits.
 
 python -m ddp_course.scenery.images digits.pt
-torchrun --nproc_per_node 2 train_accelerate.py
+torchrun --standalone --nproc_per_node 2 train_accelerate.py
+python train_accelerate.py
 """
+
+import os
 
 import torch
 from accelerate import Accelerator
@@ -11,8 +14,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+gpu = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # per rank
 accelerator = Accelerator(  # 1: it joins the other processes, and chooses the device
-    cpu=not torch.cuda.is_available(),
+    cpu=not gpu,
     dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=0),
 )
 train_images, train_labels, test_images, test_labels = torch.load("digits.pt")

@@ -1,7 +1,8 @@
 """Handwritten digits with DistributedDataParallel: train.py after eight edits.
 
 python -m ddp_course.scenery.images digits.pt
-torchrun --nproc_per_node 2 train_ddp.py
+torchrun --standalone --nproc_per_node 2 train_ddp.py
+python train_ddp.py
 """
 
 import os
@@ -13,10 +14,17 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
-gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])  # a GPU per rank
-dist.init_process_group("nccl" if gpu else "gloo")  # 1: join the other processes
+local_rank = int(os.environ.get("LOCAL_RANK", 0))  # 1: without torchrun, a world of one
+gpu = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # per rank
+device = torch.device("cuda", local_rank) if gpu else torch.device("cpu")
+if gpu:
+    torch.cuda.set_device(device)
+alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+dist.init_process_group(  # 2: join the other processes
+    "nccl" if gpu else "gloo", device_id=device if gpu else None,
+    **({} if "RANK" in os.environ else alone),
+)  # fmt: skip
 rank, world_size = dist.get_rank(), dist.get_world_size()
-device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else "cpu"  # 2
 train_images, train_labels, test_images, test_labels = torch.load("digits.pt")
 train_set = TensorDataset(train_images, train_labels)
 test_set = TensorDataset(test_images, test_labels)

@@ -1,8 +1,11 @@
 """Handwritten digits with transformers' Trainer: the loop of train.py is Trainer's.
 
 python -m ddp_course.scenery.images digits.pt
-torchrun --nproc_per_node 2 train_trainer.py
+torchrun --standalone --nproc_per_node 2 train_trainer.py
+python train_trainer.py
 """
+
+import os
 
 import torch
 from torch import nn
@@ -10,8 +13,9 @@ from torch.nn import functional as F
 from torch.utils.data import StackDataset
 from transformers import Trainer, TrainingArguments
 
+gpu = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # per rank
 settings = TrainingArguments(
-    "checkpoints", use_cpu=not torch.cuda.is_available(), num_train_epochs=3,
+    "checkpoints", use_cpu=not gpu, num_train_epochs=3,
     per_device_train_batch_size=64, per_device_eval_batch_size=250,
     lr_scheduler_type="constant", max_grad_norm=0.0, seed=0, data_seed=0,
     eval_strategy="epoch", save_strategy="no", report_to="none",
