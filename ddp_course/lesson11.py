@@ -85,7 +85,7 @@ def merge(args, adapter, folder):
     model = load_base(args, torch.device("cpu"))
     if args.method == "qlora":
         model = model.dequantize()
-    model = PeftModel.from_pretrained(model.float(), adapter)
+    model = PeftModel.from_pretrained(model.float(), adapter, torch_device="cpu")
     temporary = folder.with_name(f".{folder.name}")
     model.merge_and_unload().save_pretrained(temporary)
     load_tokenizer(adapter).save_pretrained(temporary)

@@ -71,7 +71,7 @@ def buffers(shape, stage):
 def load_deepspeed(device):
     """DeepSpeed, told of the device and of the process group that is there already.
 
-    Raises UsageError where it is not installed.
+    Raises UsageError where it is not installed, or was imported for another device.
     """
     os.environ.setdefault("DS_ACCELERATOR", device.type)  # or it would look for GPUs
     try:
@@ -79,6 +79,10 @@ def load_deepspeed(device):
     except ModuleNotFoundError as error:
         missing = f"lesson 13 needs {error.name}, which is not here"
         raise UsageError(f"{missing}: pip install deepspeed") from None
+    chosen = deepspeed.accelerator.get_accelerator().device_name()
+    if chosen != device.type:
+        fix = "let this be the first to import it, or set DS_ACCELERATOR before"
+        raise UsageError(f"DeepSpeed is here for {chosen}, not {device.type}: {fix}")
     deepspeed.utils.logger.setLevel(logging.ERROR)
     if device.type == "cpu":
         # or it compiles collectives of its own, for a minute; gloo has them already

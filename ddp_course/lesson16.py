@@ -43,7 +43,7 @@ def record_trace(step, path):
     """
     # otherwise the profiler's library reports each start and stop
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()  # what earlier steps have queued is not this step's
     with profile() as profiler, record_function(STEP):
         step()
@@ -116,7 +116,7 @@ def take_turns(steps, rounds, warm_up=3):
             dist.barrier()
             begin = time.perf_counter()
             step()
-            if torch.cuda.is_available():
+            if torch.cuda.is_initialized():
                 torch.cuda.synchronize()
             taken = torch.tensor([time.perf_counter() - begin], device=device)
             dist.all_reduce(taken, dist.ReduceOp.MAX)
@@ -156,7 +156,7 @@ def profile_step(forward, parameters, update, rounds=7):
     ready, found = [], []
 
     def now():
-        if torch.cuda.is_available():
+        if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         return time.perf_counter()
 

@@ -142,7 +142,8 @@ def test_the_environment_is_torchruns(tmp_path):
         for name, value in os.environ.items()
         if name not in ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")
     }
-    command = ["-m", "torch.distributed.run", "--nproc_per_node", "2", script]
+    command = ["-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc_per_node", "2", script]
     assert python(*command, env=clean, cwd=tmp_path).returncode == 0
     of_rank_1 = json.loads((tmp_path / "environment1").read_text())
     theirs = {

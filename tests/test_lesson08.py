@@ -4,7 +4,6 @@ counts, exact resuming.
 
 import json
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from ddp_course import UsageError, lesson04, lesson07, lesson08, lesson11
+from ddp_course import lesson04, lesson07, lesson08, lesson11
 from ddp_course.ranks.launch import RankError, launch, start_server
 from ddp_course.scenery.trainer_checkpoints import newest_usable
 
@@ -301,13 +300,17 @@ def test_a_missing_random_state_is_told_in_the_log(tmp_path):
 
 
 @pytest.mark.parametrize("lesson", [lesson08, lesson11])
-def test_one_process_with_two_gpus_is_told_to_start_torchrun(lesson, monkeypatch):
+def test_one_process_takes_one_of_several_gpus(lesson, monkeypatch):
     """Trainer would use DataParallel, silently, and double each batch."""
-    settings = SimpleNamespace(world_size=1, n_gpu=2)
+    settings = transformers.TrainingArguments("nothing", use_cpu=True)
+    settings._n_gpu = 2
+    assert settings.train_batch_size == 2 * settings.per_device_train_batch_size
     monkeypatch.setattr(lesson, "training_arguments", lambda *_: settings)
+    monkeypatch.setattr(lesson, "train", lambda args, settings: settings)
     monkeypatch.setattr(lesson11, "small_llama", lambda: None)
-    with pytest.raises(UsageError, match="DataParallel on 2 GPUs: use torchrun"):
-        lesson.main(["--device", "cpu"])
+    settings = lesson.main(["--device", "cpu"])
+    assert settings.n_gpu == 1
+    assert settings.train_batch_size == settings.per_device_train_batch_size
 
 
 def test_there_must_be_something_to_resume_from_and_a_new_run_begins_anew(tmp_path):

@@ -875,6 +875,32 @@ def test_the_content_and_then_the_name_reach_the_disk_before_it_returns(
     ]
 
 
+# ---- how often ----
+
+
+def updates_on_ranks(saving, update):
+    with process_group() as (rank, _):
+        # ranks measure differently, and must save together
+        return lesson09.updates_between(saving + rank, update, torch.device("cpu"))
+
+
+def test_the_interval_is_youngs_and_the_same_on_all_ranks():
+    """For the mean of what the ranks have measured, and one failure a day."""
+    assert lesson09.best_interval(2.0, 100.0) == 20.0
+    expected = round((2 * 1.5 * 86400) ** 0.5 / 0.1)
+    assert launch(updates_on_ranks, 1.0, 0.1, nproc=2) == [expected] * 2
+    assert launch(updates_on_ranks, 0.0, 1e6, nproc=2) == [1, 1]
+
+
+def test_saving_automatically_writes_the_first_checkpoint_and_the_last(tmp_path):
+    """Ten updates after the start, and then as often as pays: not again in a short run."""
+    flags = "--data digits --epochs 1 --save-every auto --keep 9 --out".split()
+    result = launch(lesson09.main, [*flags, str(tmp_path)], nproc=1)[0]
+    steps = [path.name for path in checkpoints.checkpoints(tmp_path / "checkpoints")]
+    last = -(-result["train_samples"] // result["batch_size"])
+    assert steps == ["step-00000010", f"step-{last:08}"]
+
+
 # ---- torchrun restarts it ----
 
 
@@ -899,6 +925,7 @@ def test_torchrun_restarts_a_killed_job_by_itself_and_it_ends_bit_for_bit_the_sa
         sys.executable,
         "-m",
         "torch.distributed.run",
+        "--standalone",
         "--nproc_per_node",
         "2",
         "--max-restarts",

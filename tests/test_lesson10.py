@@ -17,20 +17,22 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from conftest import COURSE, python, wait_until
+from conftest import COURSE, THOROUGH, python, wait_until
 from torch import nn
 from torch.nn import functional as F
 
 from ddp_course import UsageError, lesson10
+from ddp_course.ranks import watch
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, launch
-from ddp_course.scenery import checkpoints
+from ddp_course.scenery import checkpoints, models
 from ddp_course.scenery import text as corpus
 from ddp_course.scenery.models import GPT, SHAPES
 from ddp_course.scenery.shards import Shards, read_tokens
 from ddp_course.scenery.text import Windows, files_of, load_text, made_once
 from ddp_course.scenery.tokenizers import BPE, small_type
 
+CPU = torch.device("cpu")
 LINES = ["the cat sat on the mat", "a dog and a cat", "def cat(mat): return mat"]
 
 
@@ -800,6 +802,95 @@ def test_loss_is_that_of_cross_entropy():
     )
     loss = lesson10.loss_of(model, tokens, targets, torch.float32, torch.device("cpu"))
     torch.testing.assert_close(loss, expected.mean())
+
+
+@pytest.mark.parametrize("vocabulary", [9, 127, 128, 129, 300])
+def test_a_padded_vocabulary_changes_no_number_and_no_file(vocabulary):
+    """No logit, no loss, no gradient, and no name or shape in a checkpoint."""
+    torch.manual_seed(0)
+    model = GPT(vocabulary, context=6, layers=1, heads=1, width=8).double()
+    tokens, targets = torch.randint(vocabulary, (2, 3, 6))
+    features = torch.randn(3, 6, 8, dtype=torch.float64, requires_grad=True)
+    logits = F.linear(features, model.head.weight)
+    torch.testing.assert_close(model.head(features), logits, rtol=0, atol=0)
+    expected = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    wanted = torch.autograd.grad(expected, [features, model.head.weight])
+    loss = model.head(features, targets)
+    found = torch.autograd.grad(loss, [features, model.head.weight])
+    torch.testing.assert_close([loss, *found], [expected, *wanted])
+    assert model.state_dict()["head.weight"].shape == (vocabulary, 8)
+    unpadded = GPT(vocabulary, context=6, layers=1, heads=1, width=8)
+    unpadded.load_state_dict(model.state_dict())
+    assert model(tokens).shape == (3, 6, vocabulary)
+
+
+def test_the_product_is_padded_to_whole_tiles(monkeypatch):
+    sizes, linear = [], F.linear
+    noted = lambda x, weight: sizes.append(len(weight)) or linear(x, weight)
+    monkeypatch.setattr(F, "linear", noted)
+    for vocabulary in (50257, 256):
+        models.Head(4, vocabulary, bias=False)(torch.randn(1, 1, 4))
+    assert sizes == [50304, 256]
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.nn, "LinearCrossEntropyOptions"), reason="needs torch 2.15"
+)
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_a_chunked_loss_is_the_loss_with_a_fraction_of_the_bytes(precision):
+    """In bf16, too, where torch's own mean of it is wrong."""
+    torch.manual_seed(0)
+    model = GPT(vocabulary=16384, context=64, layers=0, heads=1, width=8)
+    tokens, targets = torch.randint(16384, (2, 8, 64))
+    found = {}
+    for chunked in (False, True):
+        model.head.chunked = chunked
+        model.zero_grad()
+        with watch.memory_timeline() as timeline:
+            loss = lesson10.loss_of(model, tokens, targets, precision, CPU)
+            loss.backward()
+        gradient = model.head.weight.grad.clone()
+        found[chunked] = loss.detach(), gradient, max(timeline)
+    near = 1e-5 if precision == torch.float32 else 1e-2
+    for whole, in_chunks in zip(found[False][:2], found[True][:2]):
+        assert (whole - in_chunks).norm() < near * whole.norm()
+    assert found[True][2] < found[False][2] / 10
+
+
+def test_the_program_takes_the_chunked_loss_where_torch_has_it(monkeypatch):
+    monkeypatch.delattr(torch.nn, "LinearCrossEntropyOptions", raising=False)
+    with pytest.raises(UsageError, match="--chunked-loss needs torch 2.15 or later"):
+        lesson10.arguments(["--chunked-loss"])
+
+
+@pytest.mark.skipif(not THOROUGH, reason="compiles for a minute: make thorough")
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_compiled_loss_writes_no_logits_in_fp32(inside):
+    """Where it is part of what is compiled; outside of it, it does."""
+    from torch._inductor.utils import run_and_get_code
+
+    torch.manual_seed(0)
+    model = GPT(vocabulary=1000, context=32, layers=1, heads=1, width=64)
+    tokens, targets = torch.randint(1000, (2, 4, 32))
+
+    @torch.compile
+    def forward(tokens, targets):
+        return model(tokens, targets) if inside else model(tokens)
+
+    def step():
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = forward(tokens, targets)
+            if not inside:
+                loss = F.cross_entropy(loss.flatten(0, 1).float(), targets.flatten())
+        loss.backward()
+
+    _, code = run_and_get_code(step)
+    buffers = re.findall(r"empty_strided_cpu\(\((.*?)\), .*?, torch.(\w+)\)", "".join(code))
+    large = [
+        kind for shape, kind in buffers
+        if math.prod(int(n) for n in shape.split(",") if n.strip()) >= 4 * 32 * 1000
+    ]
+    assert large and ("float32" not in large) == inside, large
 
 
 def test_flops_are_six_per_parameter_of_a_matrix_and_twelve_for_attention():

@@ -4,6 +4,7 @@ that what they show is true.
 
 import ast
 import importlib
+import json
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ from conftest import COURSE, THOROUGH, mnist_folder, python, share_what_is_made_
 
 from ddp_course import notebook
 from ddp_course.notebook import sources
+from ddp_course.ranks import gpus
 from ddp_course.scenery.images import load_images
 from ddp_course.school.execution import in_one_line
 
@@ -99,10 +101,14 @@ def quick(path):
     nbformat.write(notebook, path)
 
 
-QUICKLY = ("01", "09")  # the others take a minute and more each, three at a time
-RUN = (
-    NOTEBOOKS if THOROUGH else [path for path in NOTEBOOKS if path.name[:2] in QUICKLY]
-)
+# lesson and ranks; the others take a minute and more each, three at a time
+QUICKLY = [("01", 1), ("09", 3)]
+RUNS = [
+    pytest.param(path, nproc, id=f"{path.stem}-{nproc}")
+    for path in NOTEBOOKS
+    for nproc in (1, 3, 4)
+    if THOROUGH or (path.name[:2], nproc) in QUICKLY
+]
 
 
 @pytest.fixture
@@ -123,12 +129,12 @@ def nothing_left(monkeypatch):
         assert not left, left
 
 
-@pytest.mark.parametrize("path", RUN, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path, nproc", RUNS)
 def test_it_runs_on_other_ranks_and_data_than_it_is_stored_with(
-    path, course, nothing_left, monkeypatch
+    path, nproc, course, nothing_left, monkeypatch
 ):
-    """Quickly: the first one, and one that kills ranks; `make lessons` runs them all,
-    as they are.
+    """One rank is a number, too: it is what a machine with one GPU suggests. Quickly: the
+    first one, and one that kills ranks; `make lessons` runs them all, as they are.
     """
     number = path.name[:2]
     on_mnist = (
@@ -146,7 +152,148 @@ def test_it_runs_on_other_ranks_and_data_than_it_is_stored_with(
     ]
     if on_text := re.search('data = "(python|questions)"', given):
         data = on_text[1]
-    execute(course, path, "--nproc", "3", "--data", data, *SHORT)
+    execute(course, path, "--nproc", str(nproc), "--data", data, *SHORT)
+
+
+# failures on `nproc` ranks that one rank alone has, too
+ALSO_ALONE = [
+    "SyncBatchNorm expected input tensor to be on GPU",
+    "Expected more than 1 value per channel",
+    "SIGKILL",
+    "got mixed torch.Tensor and DTensor",
+]
+
+
+def cells_that_need_two(sources):
+    """The parts of cells that fail on one rank: a failure on `nproc` ranks that takes
+    two, and results of `nproc` ranks of which more than the first or the last is taken.
+    """
+    for source in sources:
+        for node in ast.walk(ast.parse(re.sub(r"(?m)^%.*", "", source))):
+            code = ast.unparse(node)
+            if "nproc=nproc" not in code:
+                continue
+            if isinstance(node, ast.With) and "fails(" in code:
+                if not any(words in code for words in ALSO_ALONE):
+                    yield code
+            if isinstance(node, ast.Subscript) and is_launch(node.value):
+                if ast.unparse(node.slice) not in ("0", "-1"):
+                    yield code
+            if isinstance(node, ast.Assign) and is_launch(node.value):
+                target = node.targets[0]
+                if isinstance(target, ast.Tuple | ast.List) and not any(
+                    isinstance(part, ast.Starred) for part in target.elts
+                ):
+                    yield code
+
+
+def is_launch(node):
+    return isinstance(node, ast.Call) and ast.unparse(node.func).endswith("launch")
+
+
+def python_cells(path):
+    return [
+        cell.source for cell in code_cells(path) if not cell.source.startswith("%%")
+    ]
+
+
+@each_notebook
+def test_no_cell_needs_more_ranks_than_it_asks_for(path):
+    """Quickly: every notebook with 1, 3 and 4 ranks is `make thorough`."""
+    assert list(cells_that_need_two(python_cells(path))) == []
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        'with fails("lesson 04"):\n    launch(lesson01.main, [], nproc=nproc)',
+        "first, second = launch(train, nproc=nproc)",
+        "second = machines.launch(train, nproc=nproc)[1]",
+    ],
+)
+def test_a_cell_that_needs_two_ranks_would_be_noticed(cell):
+    assert list(cells_that_need_two([cell]))
+    assert not list(cells_that_need_two([cell.replace("=nproc", "=2")]))
+
+
+# ---- on a machine with GPUs, which the tests pretend ----
+
+
+@pytest.mark.skipif(not THOROUGH, reason="runs all notebooks: make thorough")
+@each_notebook
+def test_no_library_takes_a_gpu_that_the_cell_has_not_named(path, course, monkeypatch):
+    """torch says that there is one, the course's own programs find none: so whatever uses
+    it was not told where to compute, and would mix devices on a real machine.
+    """
+    log = course / "asked"
+    pretended = COURSE / "tests" / "pretended"
+    monkeypatch.setenv("PYTHONPATH", f"{pretended}{os.pathsep}{COURSE}")
+    monkeypatch.setenv("DDP_COURSE_PRETENDED_COUNT", "0")
+    monkeypatch.setenv("DDP_COURSE_PRETENDED_LOG", str(log))
+    for name in gpus.HIDDEN:
+        monkeypatch.delenv(name, raising=False)
+    if path.name[:2] != "14":  # torchrun on the laboratory's machines takes its time
+        monkeypatch.setenv("DDP_COURSE_MACHINES", "pretended")
+    quick(course / "lessons" / path.name)
+    execute(course, path)
+    asked = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [row["stack"] for row in asked if row["kind"] == "use"] == []
+    assert [row["stack"] for row in asked if row["server"]] == []
+
+
+# calls that take a GPU that is there, and what names another place in the same cell
+TAKES_A_GPU = {
+    "Accelerator": r"cpu=|CUDA_VISIBLE_DEVICES|\*\*options",
+    "TrainingArguments": r"use_cpu|CUDA_VISIBLE_DEVICES|\*\*",
+    "PeftModel.from_pretrained": "torch_device=",
+    "deepspeed.initialize": r"load_deepspeed\(",
+    "nn.DataParallel": "CUDA_VISIBLE_DEVICES",
+}
+
+
+def cells_that_take_a_gpu(sources):
+    for source in sources:
+        for node in ast.walk(ast.parse(re.sub(r"(?m)^%.*", "", source))):
+            if isinstance(node, ast.Call):
+                naming = TAKES_A_GPU.get(ast.unparse(node.func))
+                if naming and not re.search(naming, source):
+                    yield source
+
+
+@each_notebook
+def test_a_cell_says_where_a_library_computes(path):
+    """Quickly, by its words."""
+    assert list(cells_that_take_a_gpu(python_cells(path))) == []
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "accelerator = Accelerator()",
+        "PeftModel.from_pretrained(model, adapter)",
+        "nn.DataParallel(network)(images)",
+    ],
+)
+def test_a_cell_that_lets_a_library_choose_would_be_noticed(cell):
+    assert list(cells_that_take_a_gpu([cell]))
+
+
+@each_notebook
+def test_its_programs_meet_at_a_free_port(path):
+    """With torch 2.11, torchrun without --standalone takes port 29500."""
+    for source in python_cells(path):
+        for words in ("torch.distributed.run", "torch.distributed.launch"):
+            if words in source:
+                assert "--standalone" in source or "rdzv" in source, source
+
+
+@each_notebook
+def test_it_says_what_has_been_seen_on_a_gpu_and_what_not(path):
+    section = prose(path).split("On a GPU, on a cluster\n")[-1].split("\n## ")[0]
+    for words in ("**Seen on a GPU:** ", "H200", "2026", "Not seen: "):
+        assert words in section
+    if path.name[:2] != "02":  # whose program does not train
+        assert "--deterministic" in prose(path)
 
 
 @each_notebook

@@ -4,6 +4,7 @@ wrongly.
 
 import ast
 import importlib
+import inspect
 import io
 import json
 import os
@@ -37,7 +38,8 @@ from ddp_course.ranks.launch import RankError, launch
 
 LESSONS = sorted((COURSE / "ddp_course").glob("lesson[0-9][0-9].py"))
 TORCHRUN = {
-    "torchrun": [sys.executable, "-m", "torch.distributed.run"],
+    # on a free port: until torch 2.13 or so, two runs at once would both take 29500
+    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone"],
     "python": [sys.executable],
 }
 TORCHRUN["deepspeed"] = [sys.executable, "-m", "deepspeed.launcher.runner"]
@@ -318,12 +320,93 @@ def test_a_macs_gpu_is_for_a_program_without_collectives(monkeypatch):
         environment.choose_device("mps")
 
 
+# ---- bits that repeat ----
+
+
+def test_deterministic_is_a_flag_of_every_program_that_trains_and_reaches_torch(
+    tmp_path,
+):
+    """On a CPU the bits repeat without it, and it does not change them."""
+    for path in LESSONS:
+        lesson = importlib.import_module(f"ddp_course.{path.stem}")
+        if path.stem != "lesson02":
+            assert lesson.arguments(["--deterministic"]).deterministic
+            main = inspect.getsource(lesson)
+            assert "deterministic=args.deterministic" in main, path
+    flags = ["--data", "digits", "--train-samples", "192", "--epochs", "1", "--out"]
+    plain = launch(lesson04.main, [*flags, str(tmp_path / "plain")])
+    again = launch(deterministic, [*flags, str(tmp_path / "again")])
+    for before, (result, switched) in zip(plain, again):
+        assert result["params_sha256"] == before["params_sha256"]
+        assert switched == (True, ":4096:8", False)
+
+
+def deterministic(flags):
+    result = lesson04.main([*flags, "--deterministic"])
+    switches = torch.are_deterministic_algorithms_enabled()
+    config = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    return result, (switches, config, torch.backends.cudnn.benchmark)
+
+
+FORBIDDEN = """
+import sys, torch
+import torch.distributed as dist
+from ddp_course import runs
+from ddp_course.ranks.environment import choose_device, process_group
+
+def main(argv=()):
+    args = runs.parser("lesson99.py", "doc").parse_args(argv)
+    device = choose_device(args.device, deterministic=args.deterministic)
+    with process_group():
+        if dist.get_rank() == dist.get_world_size() - 1:
+            torch.zeros(3).put_(torch.tensor([0]), torch.ones(1))
+        dist.barrier()
+    print("done")
+
+if __name__ == "__main__":
+    runs.start(main)
+"""
+
+
+@pytest.mark.parametrize("nproc", [None, 2])
+def test_an_operation_without_a_deterministic_form_gives_one_line(nproc, tmp_path):
+    """Also where one rank only comes upon it."""
+    (tmp_path / "lesson99.py").write_text(FORBIDDEN)
+    command = [tmp_path / "lesson99.py"]
+    if nproc:
+        command = ["-m", "ddp_course.ranks.agent", "--nproc_per_node", nproc, *command]
+    line = "lesson99.py: put_ cannot repeat its bits: leave out --deterministic"
+    done = python(*command, "--deterministic", timeout=100)
+    said = [row for row in done.stderr.splitlines() if "lesson99" in row]
+    assert said == [line] and done.returncode in (1, 2), done.stderr
+    assert (done.returncode == 2) or nproc
+    if not nproc:
+        assert python(*command, timeout=100).stdout == "done\n"
+
+
+def sharded_fingerprints():
+    from torch.distributed.fsdp import fully_shard
+
+    with environment.process_group():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5))
+        before = runs.params_sha256(model)
+        fully_shard(model)
+        return before, runs.params_sha256(model)
+
+
+def test_a_sharded_modules_fingerprint_is_the_whole_modules():
+    for before, after in launch(sharded_fingerprints, nproc=3):
+        assert before == after
+
+
 @pytest.mark.skipif(torch.cuda.device_count() >= 2, reason="here are GPUs enough")
-def test_more_local_ranks_than_gpus_give_one_line(workplace):
+def test_more_ranks_than_gpus_give_one_line(workplace):
     gpus = torch.cuda.device_count()
     done = start("--device", "cuda", nproc=gpus + 1)
+    there = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
     assert_one_line(
-        done, f"{gpus + 1} local ranks, but {gpus} GPUs; nccl needs one for each"
+        done, f"{gpus + 1} ranks on this host, but {there}; nccl needs one per rank"
     )
 
 

@@ -1,6 +1,7 @@
 """The scripts that stand alone: without the course, and with its programs' numbers."""
 
 import ast
+import os
 import runpy
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from conftest import COURSE, THOROUGH, python
 
 from ddp_course import lesson04, lesson07, lesson08
-from ddp_course.ranks.launch import launch
+from ddp_course.ranks.launch import launch, rank_environment
 from ddp_course.scenery.images import save_digits
 
 FOLDER = COURSE / "lessons" / "standalone"
@@ -31,8 +32,12 @@ def digits(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run_script(name):
+def run_script(name, alone=False):
+    """In a rank; alone: as plain `python` starts it, which sets no variables."""
     torch.set_num_threads(1)
+    if alone:
+        for variable in set(rank_environment(0, 1, 0)) & set(os.environ):
+            del os.environ[variable]
     runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
 
 
@@ -66,8 +71,18 @@ def test_a_script_trains_to_the_bits_of_its_lesson(name, nproc, digits):
     assert fingerprint_of_script(digits) == result["params_sha256"]
 
 
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_script_runs_without_torchrun_as_a_world_of_one(name, digits):
+    """As people start it who have copied it."""
+    launch(run_script, name, alone=True, nproc=1, timeout=120)
+    alone = fingerprint_of_script(digits)
+    if name == "train_ddp":  # the others do not use DDP then
+        launch(run_script, name, nproc=1, timeout=120)
+        assert alone == fingerprint_of_script(digits)
+
+
 def test_the_ddp_script_runs_under_torchrun_and_its_original_alone(digits):
-    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     for command in ([FOLDER / "train.py"], [*torchrun, FOLDER / "train_ddp.py"]):
         done = python(*command)
         lines = done.stdout.splitlines()

@@ -290,6 +290,7 @@ def ranks_by_torchrun():
         sys.executable,
         "-m",
         "torch.distributed.run",
+        "--standalone",
         "--nproc_per_node",
         "2",
         "-m",

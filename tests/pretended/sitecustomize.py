@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import traceback
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 GPUS = int(os.environ.get("DDP_COURSE_PRETENDED_GPUS", 1))
@@ -75,13 +76,31 @@ def torch_cuda(cuda):
     cuda.get_device_name = answer("name", lambda: properties.name)
     cuda.get_device_properties = answer("properties", lambda: properties)
     cuda.current_device = answer("current", lambda: 0)
-    cuda._lazy_init = used
+    torch._C._cuda_init = used  # which torch.cuda._lazy_init calls
+    # what libraries ask of every GPU, wherever they compute: Accelerate, Trainer, torch's
+    # distributed checkpoint and its compiler
+    for module in (cuda, cuda.random):
+        module.get_rng_state_all = lambda: []
+        module.get_rng_state = lambda *_: torch.zeros(16, dtype=torch.uint8)
+        module.set_rng_state = lambda *_: None
+    cuda.current_stream, cuda.stream = lambda *_: stream(), lambda _: nullcontext()
+    cuda.graphs._cuda_isCurrentStreamCapturing = lambda: False
+
+
+def stream():
+    """What torch.cuda.current_stream() returns."""
+    import torch
+
+    return SimpleNamespace(
+        device=torch.device("cuda", 0), device_index=0, device_type=1, stream_id=0,
+        synchronize=lambda: None, wait_stream=lambda other: None,
+        is_capturing=lambda: False,
+    )  # fmt: skip
 
 
 def torch_accelerator(accelerator):
     """torch.accelerator: Adam asks it in each step, on a CPU, too."""
-    stream = SimpleNamespace(is_capturing=lambda: False)
-    accelerator.current_stream = lambda *_: stream
+    accelerator.current_stream = lambda *_: stream()
 
 
 def gpus(module):
