@@ -1,17 +1,24 @@
 """Lesson 10 at 124 million parameters on one GPU, beside a loop like nanoGPT's and
-transformers' GPT-2; and an epoch of MNIST from each way to feed lesson 1's loop.
+transformers' GPT-2; an epoch of MNIST from each way to feed lesson 1's loop; and what
+--deterministic brings and costs.
 
 python benchmarks/gpt_on_gpu.py
 python benchmarks/gpt_on_gpu.py --windows 16 --shape medium
 
 The rows are for comparing with each other: 32 windows of 1,024 tokens per step, bf16
-autocast, fused AdamW, clipping. Three minutes on an H200.
+autocast, fused AdamW, clipping..
 """
 
 import argparse
 import gc
+import json
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -21,7 +28,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from ddp_course import lesson01, lesson10
+from ddp_course import lesson01, lesson04, lesson10
 from ddp_course.ranks.environment import process_group
 from ddp_course.scenery.images import OneByOne, load_images
 from ddp_course.scenery.models import GPT, SHAPES, ConvNet
@@ -114,27 +121,21 @@ def plain_step(network, optimizer, loss_of, *inputs):
 
 def ways(args, device):
     """{row: a function that makes its step}"""
+    here = args, device
     rows = {
-        "ours, eager": lambda: ours(args, device),
-        "ours, compiled": lambda: ours(args, device, "model"),
-        "ours, the network compiled before wrapping": lambda: ours(
-            args, device, "network"
-        ),
-        "ours, compiled, batch on the GPU already": lambda: ours(
-            args, device, "model", on=device
-        ),
-        "like nanoGPT": lambda: like_nanogpt(args, device),
-        "transformers' GPT-2, eager": lambda: of_transformers(args, device),
-        "transformers' GPT-2, compiled": lambda: of_transformers(args, device, True),
+        "ours, eager": partial(ours, *here),
+        "ours, compiled": partial(ours, *here, "model"),
+        "ours, the network compiled before wrapping": partial(ours, *here, "network"),
+        "ours, compiled, batch on the GPU": partial(ours, *here, "model", on=device),
+        "like nanoGPT": partial(like_nanogpt, *here),
+        "transformers' GPT-2, eager": partial(of_transformers, *here),
+        "transformers' GPT-2, compiled": partial(of_transformers, *here, compile=True),
     }
-    if hasattr(nn, "LinearCrossEntropyOptions"):
-        chunked = {"chunked": True}
-        rows |= {
-            "ours, eager, --chunked-loss": lambda: ours(args, device, **chunked),
-            "ours, compiled, --chunked-loss": lambda: ours(
-                args, device, "model", **chunked
-            ),
-        }
+    if hasattr(nn, "LinearCrossEntropyOptions"):  # torch 2.15
+        chunked = {"ours, eager, --chunked-loss": None}
+        chunked |= {"ours, compiled, --chunked-loss": "model"}
+        for row, compile in chunked.items():
+            rows[row] = partial(ours, *here, compile, chunked=True)
     return rows
 
 
@@ -200,32 +201,53 @@ def measure(make, args, device, peak, products):
 def epochs_of_mnist(device, samples):
     """The seconds of an epoch of lesson 1's loop, by the way in which images come."""
     on_cpu = load_images("auto", samples)[0]
-    on_device, slow = on_cpu.to(device), OneByOne(on_cpu)
+    slow = OneByOne(on_cpu)
     pinned = {"pin_memory": device.type == "cuda"}
     workers = pinned | {"num_workers": 4, "persistent_workers": True}
     loaders = {
-        "one by one": lambda size: DataLoader(slow, size, shuffle=True, **pinned),
-        "one by one, 4 workers": lambda size: DataLoader(
-            slow, size, shuffle=True, **workers
-        ),
-        "whole batches": lambda size: DataLoader(on_cpu, size, shuffle=True),
-        "whole batches, on the device": lambda size: DataLoader(
-            on_device, size, shuffle=True
-        ),
+        "one by one": (slow, pinned),
+        "one by one, 4 workers": (slow, workers),
+        "whole batches": (on_cpu, {}),
+        "whole batches, on the device": (on_cpu.to(device), {}),
     }
+    return {
+        f"{name}, batches of {size}": seconds_per_epoch(
+            DataLoader(images, size, shuffle=True, **options), device
+        )
+        for size in (64, 512)
+        for name, (images, options) in loaders.items()
+    }
+
+
+def seconds_per_epoch(loader, device):
+    """Of the second epoch: the first one also starts the workers."""
+    model = ConvNet(dropout=True).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for _ in range(2):
+        wait(device)
+        begin = time.perf_counter()
+        lesson01.train_one_epoch(model, loader, optimizer, device)
+        wait(device)
+    return round(time.perf_counter() - begin, 2)
+
+
+def bits_of_lesson_4(device):
+    """Two runs of lesson 4 with --deterministic, and two without: how many different
+    ends they have, and the seconds of training.
+    """
     rows = {}
-    for size in (64, 512):
-        for name, loader in loaders.items():
-            loader = loader(size)
-            model = ConvNet(dropout=True).to(device)
-            optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-            epoch = lambda: lesson01.train_one_epoch(model, loader, optimizer, device)
-            epoch()  # the first one also starts the workers
-            wait(device)
-            begin = time.perf_counter()
-            epoch()
-            wait(device)
-            rows[f"{name}, batches of {size}"] = round(time.perf_counter() - begin, 2)
+    for flag in ([], ["--deterministic"]):
+        command = [sys.executable, lesson04.__file__, *flag, "--device", device.type]
+        ends, seconds = set(), []
+        for _ in range(2):
+            with tempfile.TemporaryDirectory() as folder:
+                subprocess.run(
+                    [*command, "--out", folder], check=True, stdout=subprocess.DEVNULL
+                )
+                result = json.loads(Path(folder, "result.json").read_text())
+            ends.add(result["params_sha256"])
+            seconds.append(result["seconds"])
+        rows[" ".join(flag) or "without"] = {"ends": len(ends), "seconds": seconds}
     return rows
 
 
@@ -255,15 +277,19 @@ def main():
             at_least=1.0,
         )
     ]
+    bits = bits_of_lesson_4(device)
+    ends = bits["--deterministic"]["ends"]
+    claims.append(claim("ends of two runs with --deterministic", ends, at_most=1))
     if peak == 989e12:
         mfu = rows["ours, compiled"]["mfu"]
         claims.append(claim("its MFU on an H100 or H200", mfu, at_least=0.45))
     report(
-        [] if args.cpu else claims,
+        [] if args.cpu else claims,  # they are about GPUs
         device=name,
         torch=torch.__version__,
         tflops_of_products=round(products / 1e12, 1),
         rows=rows,
+        bits_of_lesson_4=bits,
         seconds_per_epoch_of_mnist=epochs_of_mnist(device, args.samples),
     )
 

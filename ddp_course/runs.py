@@ -296,7 +296,9 @@ def start(main):
     except RuntimeError as error:
         if "does not have a deterministic implementation" in str(error):
             operation = str(error).split()[0]
-            leave(f"{operation} cannot repeat its bits: leave out --deterministic", told)
+            leave(
+                f"{operation} cannot repeat its bits: leave out --deterministic", told
+            )
         # from a collective, perhaps: another rank has just left
         patience = time.monotonic() + 0.5
         while told and not told.exists() and time.monotonic() < patience:

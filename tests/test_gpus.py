@@ -136,7 +136,9 @@ def test_ranks_and_gpus_are_counted_on_the_host(
     expected = torch.device("cuda", index) if number >= needed else torch.device("cpu")
     assert environment.choose_device() == expected
     if number < needed:
-        few = f"{needed} ranks? on this host, but {number} GPUs?; nccl needs one per rank"
+        few = (
+            f"{needed} ranks? on this host, but {number} GPUs?; nccl needs one per rank"
+        )
         with pytest.raises(UsageError, match=few):
             environment.choose_device("cuda")
     assert environment.choose_device("cpu") == torch.device("cpu")

@@ -885,9 +885,12 @@ def test_a_compiled_loss_writes_no_logits_in_fp32(inside):
         loss.backward()
 
     _, code = run_and_get_code(step)
-    buffers = re.findall(r"empty_strided_cpu\(\((.*?)\), .*?, torch.(\w+)\)", "".join(code))
+    buffers = re.findall(
+        r"empty_strided_cpu\(\((.*?)\), .*?, torch.(\w+)\)", "".join(code)
+    )
     large = [
-        kind for shape, kind in buffers
+        kind
+        for shape, kind in buffers
         if math.prod(int(n) for n in shape.split(",") if n.strip()) >= 4 * 32 * 1000
     ]
     assert large and ("float32" not in large) == inside, large

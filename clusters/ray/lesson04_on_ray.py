@@ -36,7 +36,12 @@ def work(args):
         file.write(f"{name} on {socket.gethostname()}\n")
     if args.lose_a_worker and attempt == 1 and rank == world_size - 1:
         die_after_step(5)
-    return lesson04.train(args, rank, world_size, choose_device(args.device, deterministic=args.deterministic))
+    return lesson04.train(
+        args,
+        rank,
+        world_size,
+        choose_device(args.device, deterministic=args.deterministic),
+    )
 
 
 def die_after_step(last):

@@ -68,8 +68,7 @@ def whole_number(name, default=None):
 
 
 def choose_device(wish="auto", collectives=True, deterministic=False):
-    """This process's device: its own GPU if each rank on this host has one, otherwise the
-    CPU.
+    """This process's device: its own GPU if each rank on this host has one, or the CPU.
 
     wish: 'auto', 'cpu', 'cuda' or 'mps'. 'mps' is a Mac's GPU. It has no collectives,
     so only a program without a process group gets it: collectives=False. If 'auto'
@@ -99,11 +98,13 @@ def choose_device(wish="auto", collectives=True, deterministic=False):
 
 
 def repeat_bits():
-    """Make torch use algorithms on GPUs that give the same bits in each run, for the rest
-    of this process; call it before the first use of a GPU.
+    """Make torch use algorithms on GPUs that give the same bits in each run.
 
-    Others add in the order in which threads happen to end. An operation that has no such
-    algorithm raises a RuntimeError. On CPUs, the bits repeat without this. The switches:
+    It holds for the rest of this process; call it before the first use of a GPU. Other
+    algorithms add in the order in which threads happen to end. An operation that has no
+    such algorithm raises a RuntimeError. On CPUs, bits repeat without this.
+
+    The switches:
     https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -68,7 +68,9 @@ def questions(torch):
     names = [(torch._C, "_cuda_getDeviceCount"), (torch._C, "_cuda_init")]
     names += [(torch._C, "_accelerator_hooks_device_count"), (torch.cuda, "_lazy_init")]
     for kind in ("count", "uuid"):  # by the drivers' libraries
-        names += [(torch.cuda, f"_raw_device_{kind}_{lib}") for lib in ("nvml", "amdsmi")]
+        names += [
+            (torch.cuda, f"_raw_device_{kind}_{lib}") for lib in ("nvml", "amdsmi")
+        ]
     return [(owner, name) for owner, name in names if hasattr(owner, name)]
 
 

@@ -155,9 +155,9 @@ SHAPES = {  # of GPT; all heads are 64 wide
 class Head(nn.Linear):
     """A GPT's last layer: from features to logits, or to the loss of given targets.
 
-    A vocabulary of 50,257 tokens suits no GPU, whose matrix units work on tiles of 64 or
-    128 columns. So the matrix is padded with zeros for the product, and the logits of
-    the padding are cut off: nothing else knows of it, no checkpoint either.
+    A vocabulary of 50,257 tokens suits no GPU, whose matrix units work on tiles of 64
+    or 128 columns. So the matrix is padded with zeros for the product, and the logits
+    of the padding are cut off: nothing else knows of it, no checkpoint either.
     chunked: compute the loss in pieces, never with all logits at once (torch 2.15).
     """
 
@@ -184,7 +184,7 @@ class Head(nn.Linear):
         if torch.is_autocast_enabled(kind):  # which does not know this function
             dtype = torch.get_autocast_dtype(kind)
             features, weight = features.to(dtype), weight.to(dtype)
-        # its own mean is added up in bf16, in which 256 tokens of loss 10 add up to less
+        # not its own mean, which adds up in bf16: there, 4096 + 10 is 4096
         how = {"reduction": "none"}
         how |= {"options": nn.LinearCrossEntropyOptions(acc_policy="accurate")}
         return F.linear_cross_entropy(features, weight, targets, **how).float().mean()
@@ -194,8 +194,8 @@ class GPT(nn.Module):
     """A decoder-only transformer like GPT-2: pre-norm, learned positions, tied head.
 
     Takes tokens, int64 (batch, tokens), at most `context` of them; returns logits,
-    float (batch, tokens, vocabulary). If it is given targets, too, it returns their mean
-    cross entropy in nats, so the loss belongs to what is compiled, or wrapped by DDP.
+    float (batch, tokens, vocabulary). If it is given targets, too, it returns their
+    mean cross entropy in nats, so the loss is part of what DDP wraps and is compiled.
     GPT(50257, **SHAPES["gpt2"]) is the smallest of A. Radford et al., "Language Models
     are Unsupervised Multitask Learners", 2019: it has 124,439,808 parameters.
     """

@@ -121,7 +121,13 @@ def packages():
 
 def environment():
     """All environment variables inside: no token of the instructor's is among them."""
-    kept = ("LANG", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_")
+    kept = (
+        "LANG",
+        "OMP_NUM_THREADS",
+        "OMP_WAIT_POLICY",
+        "MALLOC_MMAP_MAX_",
+        "MALLOC_TRIM_THRESHOLD_",
+    )
     own = {
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
         "PYTHONPATH": f"{PACKAGE.parent}:{packages()}",

@@ -15,7 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
 local_rank = int(os.environ.get("LOCAL_RANK", 0))  # 1: without torchrun, a world of one
-gpu = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # per rank
+gpu = torch.cuda.device_count() >= int(
+    os.environ.get("LOCAL_WORLD_SIZE", 1)
+)  # per rank
 device = torch.device("cuda", local_rank) if gpu else torch.device("cpu")
 if gpu:
     torch.cuda.set_device(device)
