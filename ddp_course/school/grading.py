@@ -90,8 +90,9 @@ LONGEST_NAME = 200  # bytes; most file systems take 255, and ours begin with mor
 
 def must_be_shut_in(path, without_a_sandbox):
     """Whether answers under this path are shut in. Raises UsageError if they must be,
-    and cannot.
+    and cannot, and if there is nothing to grade.
     """
+    handed_in.submissions(path)
     if without_a_sandbox:
         return False
     problem = sandbox.why_not()
