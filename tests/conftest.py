@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ddp_course.ranks import gpus
 from ddp_course.ranks.launch import prepare_environment, start_server
 
 COURSE = Path(__file__).resolve().parents[1]
@@ -50,6 +51,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if "DDP_COURSE_DATA" in os.environ:  # tests change the working folder
     os.environ["DDP_COURSE_DATA"] = os.path.abspath(os.environ["DDP_COURSE_DATA"])
+# the tests are about CPUs, also where there are GPUs: test_on_a_gpu.py is about those
+os.environ.setdefault("DDP_COURSE_GPUS", os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+os.environ.update(gpus.HIDDEN)
 if (
     "PYTEST_XDIST_WORKER" in os.environ
 ):  # tests run side by side: threads would only wait for each other
@@ -57,6 +61,15 @@ if (
     # hundreds of launches: what their ranks need is imported once, and not by each rank
     start_server(*PRELOADED)
 prepare_environment()
+
+
+def on_the_gpus(*arguments, **options):
+    """python(), with the GPUs of this machine, which all other tests do not see."""
+    names = [*gpus.HIDDEN, "DDP_COURSE_GPUS"]
+    env = {name: value for name, value in os.environ.items() if name not in names}
+    if os.environ["DDP_COURSE_GPUS"] != "all":
+        env["CUDA_VISIBLE_DEVICES"] = os.environ["DDP_COURSE_GPUS"]
+    return python(*arguments, env=env, **options)
 
 
 def mnist_folder():

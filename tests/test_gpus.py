@@ -153,7 +153,11 @@ def test_without_a_launcher_a_process_takes_the_first_gpu(there_are):
     "number, rank, line",
     [
         (0, 0, ""),
-        (1, 0, "device: cpu (2 ranks, but 1 GPU: nccl needs one per rank)\n"),
+        (
+            1,
+            0,
+            "device: cpu (2 ranks on this host, but 1 GPU: nccl needs one per rank)\n",
+        ),
         (1, 1, ""),
         (2, 0, ""),
     ],

@@ -79,16 +79,17 @@ def choose_device(wish="auto", collectives=True, deterministic=False):
         repeat_bits()
     number, ranks = on_this_host()
     there = gpus.count()
-    seen = f"{there} GPU{'' if there == 1 else 's'}"
+    few = f"{ranks} rank{'s' * (ranks != 1)} on this host, but {there} GPU"
+    few += "s" * (there != 1)
     mps = torch.backends.mps.is_available() and not collectives
     if wish == "auto":
         wish = "cuda" if there >= ranks else "mps" if mps else "cpu"
         if wish == "cpu" and there and torchrun_environment().rank == 0:
-            print(f"device: cpu ({ranks} ranks, but {seen}: nccl needs one per rank)")
+            print(f"device: cpu ({few}: nccl needs one per rank)")
     if wish == "cuda":
         if there < ranks:
             fix = "nccl needs one per rank: start fewer ranks, or use --device cpu"
-            raise UsageError(f"{ranks} ranks on this host, but {seen}; {fix}")
+            raise UsageError(f"{few}; {fix}")
         torch.cuda.set_device(number)
         return torch.device("cuda", number)
     if wish == "mps" and not mps:

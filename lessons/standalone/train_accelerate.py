@@ -14,9 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-gpu = torch.cuda.device_count() >= int(
-    os.environ.get("LOCAL_WORLD_SIZE", 1)
-)  # per rank
+local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+gpu = torch.cuda.device_count() >= local_world_size  # one per rank
 accelerator = Accelerator(  # 1: it joins the other processes, and chooses the device
     cpu=not gpu,
     dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=0),

@@ -14,18 +14,18 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
-local_rank = int(os.environ.get("LOCAL_RANK", 0))  # 1: without torchrun, a world of one
-gpu = torch.cuda.device_count() >= int(
-    os.environ.get("LOCAL_WORLD_SIZE", 1)
-)  # per rank
+local_rank = int(os.environ.get("LOCAL_RANK", 0))  # without torchrun: a world of one
+local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+gpu = torch.cuda.device_count() >= local_world_size  # one per rank
 device = torch.device("cuda", local_rank) if gpu else torch.device("cpu")
 if gpu:
-    torch.cuda.set_device(device)
+    torch.cuda.set_device(device)  # 1: each rank has its own
 alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
 dist.init_process_group(  # 2: join the other processes
-    "nccl" if gpu else "gloo", device_id=device if gpu else None,
+    "nccl" if gpu else "gloo",
+    device_id=device if gpu else None,
     **({} if "RANK" in os.environ else alone),
-)  # fmt: skip
+)
 rank, world_size = dist.get_rank(), dist.get_world_size()
 train_images, train_labels, test_images, test_labels = torch.load("digits.pt")
 train_set = TensorDataset(train_images, train_labels)

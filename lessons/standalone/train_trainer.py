@@ -13,9 +13,8 @@ from torch.nn import functional as F
 from torch.utils.data import StackDataset
 from transformers import Trainer, TrainingArguments
 
-gpu = torch.cuda.device_count() >= int(
-    os.environ.get("LOCAL_WORLD_SIZE", 1)
-)  # per rank
+local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+gpu = torch.cuda.device_count() >= local_world_size  # one per rank
 settings = TrainingArguments(
     "checkpoints", use_cpu=not gpu, num_train_epochs=3,
     per_device_train_batch_size=64, per_device_eval_batch_size=250,
