@@ -73,10 +73,10 @@ def average_gradients(module):
 
 FILLS_THE_DISK = """
 def average_gradients(module):
-    import glob, itertools
-    shared = glob.glob("/tmp/ddp-course-grade-*/*/shared")[0]
-    for number in itertools.count():
-        with open(f"{shared}/{number}", "wb") as file:
+    import itertools, os
+    folders = [folder for folder, *_ in os.walk("/") if os.access(folder, os.W_OK)]
+    for number, folder in itertools.product(itertools.count(), folders):
+        with open(f"{folder}/{number}", "wb") as file:
             file.write(bytes(5 * 10**7))
 """
 
@@ -87,8 +87,8 @@ def attack():
     for number in range(16):
         kept.append(os.memfd_create("x"))
         os.write(kept[-1], bytes(2 * 10**7))
-        kept.append(os.open(f"SHARED/{number}", os.O_CREAT | os.O_WRONLY))
-        os.unlink(f"SHARED/{number}")
+        kept.append(os.open(f"/tmp/{number}", os.O_CREAT | os.O_WRONLY))
+        os.unlink(f"/tmp/{number}")
         os.write(kept[-1], bytes(2 * 10**7))
     time.sleep(30)
 
@@ -105,6 +105,86 @@ def attack():
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 result = attack()
+"""
+
+# what is nobody's memory, and what is somebody else's: the calls that are refused
+GETS_MEMORY_THAT_NOBODY_COUNTS = """
+def attack():
+    import ctypes, os
+    libc = ctypes.CDLL(None, use_errno=True)
+    calls = {
+        "shared memory": lambda: libc.shmget(0, 10**8, 0o1600),
+        "a message queue": lambda: libc.msgget(0, 0o1600),
+        "a POSIX message queue": lambda: libc.syscall(NUMBERS["mq_open"], b"x", 0o102, 0o600, 0),
+        "a key": lambda: libc.syscall(NUMBERS["add_key"], b"user", b"x", b"y", 1, -3),
+        "another's memory": lambda: libc.ptrace(16, os.getppid(), 0, 0),
+        "a ring": lambda: libc.syscall(NUMBERS["io_uring_setup"], 8, bytes(200)),
+    }
+    got = {}
+    for name, call in calls.items():
+        done = call()
+        got[name] = os.strerror(ctypes.get_errno()) if done == -1 else done
+    for folder in ("/dev", "/", "/run", "/dev/pts", "/dev/mqueue"):
+        try:
+            with open(f"{folder}/x", "wb") as file:
+                file.write(bytes(100))
+            got[folder] = "written"
+        except OSError:
+            pass
+    return got
+
+result = attack()
+"""
+
+# a process that leaves its session and its parent, and writes on and on
+LEAVES_A_PROCESS = """
+def attack():
+    import os, pathlib, time
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        for number in range(10**6):
+            pathlib.Path("/tmp/alive").write_text(str(number))
+            time.sleep(0.01)
+        os._exit(0)
+    while not os.path.exists("/tmp/alive"):
+        time.sleep(0.01)
+    return os.getpid()
+
+result = attack()
+"""
+
+LOOKS_FOR_IT = """
+def attack():
+    import os, pathlib, time
+    seen = set()
+    for _ in range(20):
+        seen.add(pathlib.Path("/tmp/alive").read_text())
+        time.sleep(0.02)
+    return len(seen)
+
+result = attack()
+"""
+
+# the next save goes where the link leads, if anybody outside follows it
+PLANTS_LINKS = """
+def save_whole(path, state):
+    import os, pathlib
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        while True:
+            for folder, folders, files in os.walk("/tmp"):
+                for name in ("state.pt", "last.ckpt", "step-7.pt", "samples.pt"):
+                    try:
+                        os.symlink("PRECIOUS", f"{folder}/{name}")
+                    except OSError:
+                        pass
+    path = pathlib.Path(path)
+    path.unlink(missing_ok=True)
+    path.symlink_to("PRECIOUS")
 """
 
 WRITES_FOR_LATER = """

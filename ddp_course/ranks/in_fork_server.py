@@ -12,6 +12,8 @@ import os
 import shutil
 import sys
 
+from ddp_course.ranks.in_each_rank import close_to_others
+
 
 def remove_socket_folder():
     if hasattr(sys, "last_value"):
@@ -24,6 +26,9 @@ def remove_socket_folder():
 
 
 atexit.register(remove_socket_folder)  # the ranks leave by os._exit, which skips this
+
+if "DDP_COURSE_SHUT_IN" in os.environ:  # in a sandbox, with answers
+    close_to_others()
 
 # on some CPUs it recommends a faster package, which is not needed here; the server's
 # message would appear in an unrelated cell

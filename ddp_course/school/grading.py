@@ -425,11 +425,10 @@ def run_nbval(folder, job, rules, running):
     """Run the notebook of a Job under nbval in a process of its own; return the
     verdict, {"status", "rows"}.
 
-    folder: a new one. Of what is in it, an answer in a sandbox sees `shared` only.
+    folder: a new one. An answer in a sandbox sees nothing of it.
     """
-    judge, shared = folder / "judge", folder / "shared"
+    judge = folder / "judge"
     judge.mkdir()
-    shared.mkdir()
     path = exercises.notebooks("solutions")[job.number]
     notebook = merged(exercises.read(path), job.task, job.written)
     nbformat.write(notebook, judge / "question.ipynb")
@@ -437,7 +436,7 @@ def run_nbval(folder, job, rules, running):
     process = running.start(
         [sys.executable, "-m", "pytest", *nbval_options(rules), "question.ipynb"],
         cwd=judge,
-        env=os.environ | environment(judge, shared, path, rules),
+        env=os.environ | environment(judge, path, rules),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -467,7 +466,7 @@ def nbval_options(rules):
     return [*options, "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:timeout"]
 
 
-def environment(judge, shared, reference, rules):
+def environment(judge, reference, rules):
     """The environment variables of the process that judges: nothing of the instructor's
     own Jupyter and IPython counts there.
     """
@@ -484,7 +483,6 @@ def environment(judge, shared, reference, rules):
     if rules.sandboxed:
         variables[sandbox.SETTINGS] = json.dumps(
             {
-                "shared": str(shared),
                 "preloads": exercises.preloads(reference),
                 "memory": int(rules.memory * 1e9),
             }

@@ -13,9 +13,10 @@ import os
 import random
 import re
 import secrets
+import tempfile
 import textwrap
 import traceback
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ import torch
 from ddp_course.ranks.launch import SYMPTOMS, RankError, RankTimeout, launch_untrusted
 from ddp_course.school import boxes, progress, sandbox
 from ddp_course.school.cells import run_everything, run_what_defines
+from ddp_course.school.cleaning import remove
 
 PASSED, FAILED, NOT_ATTEMPTED = "passed", "failed", "not attempted"
 RAISED, TIMED_OUT, GRADER_ERROR = (
@@ -153,7 +155,6 @@ class Question:
         if seed is None:
             seed = int(os.environ.get(SEED, secrets.randbelow(10**6)))
         answer = None
-        sandbox.share_temporary_files()
         try:
             answer = Answer(objects)
             with one_thread():
@@ -319,8 +320,34 @@ class Answer:
         observe: a function of the check's module, which runs the answer and returns
         what it observed.
         """
-        timeout *= float(os.environ.get(PATIENCE, 1))
         call = (_on_a_rank, self.payload, observe, args)
+        return self._launch(*call, nproc=nproc, timeout=timeout)
+
+    def apart(self, work, *args, timeout=20):
+        """Call `work(*args)` in a rank without the learner's objects; return its plain
+        value.
+
+        It is in the sandbox, where there is one. This process opens no file that an
+        answer could have made or replaced by a link: it has such work done apart.
+        """
+        return self._launch(_apart, work, args, nproc=1, timeout=timeout)[0]
+
+    @contextmanager
+    def folder(self):
+        """An empty folder for the files of several calls, a Path, for the ranks only."""
+        path = self.apart(tempfile.mkdtemp)
+        try:
+            yield Path(path)
+        finally:
+            with suppress(RankError):  # the answer has ended all that was there
+                self.apart(remove, path)
+
+    def files(self, folder):
+        """What is in a folder of the ranks, {name: bytes}; links are followed."""
+        return self.apart(sizes_in, str(folder))
+
+    def _launch(self, *call, nproc, timeout):
+        timeout *= float(os.environ.get(PATIENCE, 1))
         if sandbox.settings():
             try:
                 results, printed = sandbox.launch_inside(
@@ -358,6 +385,26 @@ def _on_a_rank(payload, observe, args):
         thing.load() if isinstance(thing, Source) else thing for thing in objects
     ]
     return plain(observe(*objects, *args))
+
+
+def _apart(work, args):
+    torch.set_num_threads(1)
+    return plain(work(*args))
+
+
+def sizes_in(folder):
+    """The files of a folder and what else is in it, {name: bytes}, by name."""
+    with os.scandir(folder) as found:
+        entries = sorted(found, key=lambda entry: entry.name)
+    return {entry.name: size_of(entry) for entry in entries}
+
+
+def size_of(entry):
+    """The bytes of a directory entry; of a link that leads nowhere, those of the link."""
+    try:
+        return entry.stat().st_size
+    except OSError:
+        return entry.stat(follow_symlinks=False).st_size
 
 
 def plain(value):

@@ -3,7 +3,8 @@
 https://github.com/containers/bubblewrap makes the namespaces. Inside, there is a
 read-only file system with Python, its packages and the course, but without solutions,
 submissions and homes; processes of its own; a network with nothing but loopback; and
-/tmp and /dev/shm in memory. There in_sandbox.py launches the ranks. What they observed
+/tmp and /dev/shm in memory, the only places that can be written to. No file or folder
+is shared with the judge. There in_sandbox.py launches the ranks. What they observed
 comes out through one pipe, as plain values.
 """
 
@@ -11,7 +12,6 @@ import atexit
 import importlib.util
 import io
 import json
-import math
 import os
 import select
 import shutil
@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -31,15 +31,16 @@ import psutil
 
 from ddp_course.ranks.endings import RankError, RankTimeout
 from ddp_course.ranks.gpus import HIDDEN
+from ddp_course.school import system_calls
 from ddp_course.school.folders import PACKAGE
 
 SETTINGS = "DDP_COURSE_SANDBOX"  # the environment variable with the settings, as JSON
 PROCESSES = 400  # at most
-SIZE = 512 * 2**20  # bytes of /tmp and of /dev/shm, and of the shared folder
+SIZE = 512 * 2**20  # bytes of /tmp and of /dev/shm, each, and of files without names
+SPARE = 10**9  # bytes that the machine keeps for itself
 LARGEST_REPLY = 512 * 2**20
 LARGEST_HEADER = 4 * 2**20  # the part of a reply in words
 MOST_TEXT = 100_000  # characters of output and errors that come out
-DEEPEST, MOST_FILES = 50, 20_000  # folders within folders, and files, in the shared one
 START, REPLY = 180, 30  # seconds: to import torch there; for a reply after its timeout
 SYSTEM = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64"]
 SYSTEM += ["/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/etc/hosts"]
@@ -54,9 +55,8 @@ def why_not():
         return "bubblewrap needs Linux (on Windows: WSL 2)"
     if not shutil.which("bwrap"):
         return f"bubblewrap is not installed: {INSTALL}"
-    with tempfile.TemporaryDirectory() as folder:
-        line = [*namespaces(), *mounts(folder), "true"]
-        done = subprocess.run(line, capture_output=True, text=True)
+    line = [*namespaces(), *mounts(), "true"]
+    done = subprocess.run(line, capture_output=True, text=True)
     if done.returncode == 0:
         return None
     words = (done.stderr.strip().splitlines() or ["bwrap: failed"])[-1]
@@ -84,10 +84,8 @@ def no_namespaces_within():
     return ["--disable-userns"] if "--disable-userns" in words else []
 
 
-def mounts(shared):
-    """bwrap's options for the file system. shared: a folder that the judge and the
-    ranks both see, for what a check has its ranks write.
-    """
+def mounts():
+    """bwrap's options for the file system."""
     options = [option for path in SYSTEM for option in ("--ro-bind-try", path, path)]
     options += ["--proc", "/proc", "--dev", "/dev"]
     # who is root outside owns the kernel's settings inside, too
@@ -102,8 +100,21 @@ def mounts(shared):
     options += ["--ro-bind", str(PACKAGE), str(PACKAGE)]
     if (PACKAGE / "school" / "course").is_dir():  # a wheel has the solutions there
         options += ["--tmpfs", str(PACKAGE / "school" / "course")]
-    options += ["--bind", str(shared), str(shared), "--chdir", "/tmp"]
-    return [*options, "--remount-ro", "/"]
+    # /dev and / are file systems in memory, too, which no limit would count
+    return [*options, "--chdir", "/tmp", "--remount-ro", "/dev", "--remount-ro", "/"]
+
+
+@contextmanager
+def a_filter_of_calls():
+    """bwrap's options for system_calls.py, and the files that it needs for them."""
+    program = system_calls.a_filter()
+    if program is None:
+        yield [], []
+        return
+    with tempfile.TemporaryFile() as file:
+        file.write(program)
+        file.seek(0)
+        yield ["--seccomp", str(file.fileno())], [file.fileno()]
 
 
 def python_folders():
@@ -137,22 +148,15 @@ def environment():
         "TMPDIR": "/tmp",
         "HF_HUB_OFFLINE": "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR",  # no warnings about names without a DNS
+        "DDP_COURSE_SHUT_IN": "1",
         **HIDDEN,
     }
     return {name: os.environ[name] for name in kept if name in os.environ} | own
 
 
 def settings():
-    """What the grader asks for, {"shared", "preloads", "memory"}; None if answers are
-    not shut in.
-    """
+    """What the grader asks for, {"preloads", "memory"}; None if answers are not shut in."""
     return json.loads(os.environ[SETTINGS]) if SETTINGS in os.environ else None
-
-
-def share_temporary_files():
-    """Let the ranks see what a check makes with tempfile, where they are shut in."""
-    if settings():
-        tempfile.tempdir = settings()["shared"]
 
 
 class Sandbox:
@@ -161,17 +165,19 @@ class Sandbox:
     memory: bytes for all its processes together.
     """
 
-    def __init__(self, shared, preloads, memory):
-        self.shared, self.memory, self.broken = Path(shared), memory, ""
+    def __init__(self, preloads, memory):
+        self.memory, self.broken = memory, ""
         program = [sys.executable, "-m", "ddp_course.school.in_sandbox"]
         self.said = tempfile.TemporaryFile()
-        self.process = subprocess.Popen(
-            [*namespaces(), *mounts(shared), *program, str(memory), *preloads],
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.said,
-        )
+        with a_filter_of_calls() as (options, files):
+            self.process = subprocess.Popen(
+                [*namespaces(), *options, *mounts(), *program, str(memory), *preloads],
+                env=environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self.said,
+                pass_fds=files,
+            )
         atexit.register(self.process.kill)
         threading.Thread(target=self._watch, daemon=True).start()
         try:
@@ -256,9 +262,10 @@ class Sandbox:
         if sum(map(resident, inside)) > self.memory:
             if sum(map(proportional, inside)) > self.memory:
                 return f"your code used more than {self.memory / 1e9:g} GB of memory"
-        if size_of(self.shared) + size_without_names(inside) > SIZE:
-            limit = f"{SIZE // 2**20} MB of files"
-            return f"your code wrote more than {limit}, or too many of them"
+        if size_without_names(inside) > SIZE:
+            return f"your code wrote more than {SIZE // 2**20} MB of files"
+        if psutil.virtual_memory().available < SPARE:  # in a way that nobody counts
+            return "while your code ran, the memory of this machine was used up"
         return ""
 
 
@@ -283,26 +290,6 @@ def proportional(process):
     with suppress(psutil.Error):
         return process.memory_full_info().pss
     return resident(process)
-
-
-def size_of(folder):
-    """The bytes of all files in a folder, without following links; infinite if there
-    are too many of them, or folders too deep to look into.
-    """
-    total, seen, waiting = 0, 0, [(folder, 0)]
-    while waiting:
-        place, depth = waiting.pop()
-        with suppress(OSError), os.scandir(place) as found:
-            for entry in found:
-                seen += 1
-                if seen > MOST_FILES or depth > DEEPEST:
-                    return math.inf
-                with suppress(OSError):
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append((entry.path, depth + 1))
-                    else:
-                        total += entry.stat(follow_symlinks=False).st_size
-    return total
 
 
 def size_without_names(processes):

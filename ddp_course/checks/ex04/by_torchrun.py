@@ -3,8 +3,10 @@
 import json
 import logging
 import os
+import tempfile
 from pathlib import Path
 
+import torch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 from torch.distributed.run import parse_args
@@ -14,8 +16,8 @@ from ddp_course.checks.ex04 import watched
 from ddp_course.ranks.agent import loopback_rendezvous
 
 
-def a_run(program, folder, n, arguments):
-    """Run a program, a text, on n ranks in a folder, which has all that it needs.
+def a_run(program, files, n, arguments):
+    """Run a program, a text, on n ranks in a folder with these files, {name: value}.
 
     Returns {"error": the last lines of the rank that failed first, or ""; "printed": the
     number of lines by rank; "notes": see watched.py, by rank; "result": result.json, or
@@ -23,18 +25,20 @@ def a_run(program, folder, n, arguments):
     """
     if not isinstance(program, str):
         return {"error": f"program is no text, but a {type(program).__name__}"}
-    folder = Path(folder)
-    (folder / "logs").mkdir()
-    (folder / "program.py").write_text(program)
-    os.chdir(folder)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    error = start_ranks(n, [watched.__file__, "logs", "program.py", *arguments])
-    return {
-        "error": error.replace(f"{folder}{os.sep}", ""),
-        "printed": [lines_of(rank, "stdout") for rank in range(n)],
-        "notes": [notes_of(rank) for rank in range(n)],
-        "result": loaded(folder / "result.json"),
-    }
+    with tempfile.TemporaryDirectory() as folder:
+        for name, value in files.items():
+            torch.save(value, Path(folder, name))
+        Path(folder, "logs").mkdir()
+        Path(folder, "program.py").write_text(program)
+        os.chdir(folder)
+        os.environ["OMP_NUM_THREADS"] = "1"
+        error = start_ranks(n, [watched.__file__, "logs", "program.py", *arguments])
+        return {
+            "error": error.replace(f"{folder}{os.sep}", ""),
+            "printed": [lines_of(rank, "stdout") for rank in range(n)],
+            "notes": [notes_of(rank) for rank in range(n)],
+            "result": loaded(Path(folder, "result.json")),
+        }
 
 
 def start_ranks(n, command):

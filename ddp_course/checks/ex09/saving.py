@@ -4,7 +4,6 @@ import os
 import resource
 import signal
 import sys
-import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -247,14 +246,14 @@ def check_save_whole(answer, draw):
     cannot write.
     """
     seed = 3 * draw.randrange(10**6)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, draw.choice(["state.pt", "last.ckpt", "step-7.pt"]))
+    with answer.folder() as folder:
+        path = folder / draw.choice(["state.pt", "last.ckpt", "step-7.pt"])
         n = draw.choice([2, 3])
         of_ranks = answer.on_ranks(save_on_ranks, str(path), seed, nproc=n)
         judge_saving(of_ranks, path, seed)
-        size = path.stat().st_size
+        size = of_ranks[0]["size"]
         for part in (0.0, draw.uniform(0.1, 0.9), 0.999):
-            judge_kill(answer, path, seed, int(part * size))
+            judge_kill(answer, path, seed, int(part * size), size)
         [(found, first)] = answer.on_ranks(save_again, str(path), seed + 4)
         if found != seed + 4:
             raise stopped_by_a_leftover(found_in_words(found, seed))
@@ -266,27 +265,28 @@ def check_save_whole(answer, draw):
                 got=found_in_words(first, seed),
                 cause=cause,
             )
-        judge_failing(answer, path, seed + 9, n)
+        judge_failing(answer, path, seed + 9, n, size)
 
 
-def judge_failing(answer, path, seed, n):
-    """Raise Wrong unless all ranks raise an error in time where rank 0 cannot write."""
-    size, before = path.stat().st_size, sorted(os.listdir(path.parent))
-    expected = reading(path)
+def judge_failing(answer, path, seed, n, size):
+    """Raise Wrong unless all ranks raise an error in time where rank 0 cannot write. size:
+    that of the file at `path`, in bytes.
+    """
+    before, expected = answer.files(path.parent), answer.apart(reading, str(path))
     nowhere = path.parent / "nowhere" / path.name
     for trouble, place, most in [
         ("a disk that is full in the middle of the file", path, size * 3 // 5),
         ("a folder that does not exist", nowhere, 2 * size),
     ]:
-        with tempfile.TemporaryDirectory() as ended:
-            args = (str(place), seed, most, ended)
+        with answer.folder() as ended:
+            args = (str(place), seed, most, str(ended))
             of_ranks = answer.on_ranks(save_and_fail, *args, nproc=n, timeout=12)
         checked = f"{trouble}, on {n} ranks"
         judge_errors(checked, of_ranks)
-        if (found := reading(path)) != expected:
+        if (found := answer.apart(reading, str(path))) != expected:
             cause = "a file that could not be written whole must not take the place of the old one"
             raise Wrong(checked, expected="the old file, whole", got=found, cause=cause)
-        left = sorted(os.listdir(path.parent))
+        left = answer.files(path.parent)
         if more := [name for name in left if name not in before]:
             cause = (
                 "half a file is left behind, on a disk that is full: where writing fails, remove the temporary file "
@@ -325,9 +325,10 @@ def stopped_by_a_leftover(got):
     return Wrong(checked, expected="the new state", got=got, cause=cause)
 
 
-def judge_kill(answer, path, seed, offset):
-    """Raise Wrong unless the file at `path` survives a kill after `offset` bytes."""
-    size = path.stat().st_size
+def judge_kill(answer, path, seed, offset, size):
+    """Raise Wrong unless the file at `path`, of `size` bytes, survives a kill after
+    `offset` bytes.
+    """
     try:
         answer.on_ranks(save_and_die, str(path), seed + 7, offset)
     except RankError as error:
@@ -335,7 +336,7 @@ def judge_kill(answer, path, seed, offset):
             raise stopped_by_a_leftover("FileExistsError") from None
         if "SIGXFSZ" not in str(error):
             raise
-    if (found := reading(path)) != seed:
+    if (found := answer.apart(reading, str(path))) != seed:
         checked = f"a file that is saved for the second time, by a process that is killed after {offset:,} "
         checked += f"of {size:,} bytes"
         cause = "the good file was overwritten in place: write under another name, then rename"

@@ -3,9 +3,7 @@ numbers of ranks.
 """
 
 import signal
-import tempfile
 from collections import Counter
-from pathlib import Path
 
 from ddp_course.checks.ex14 import causes
 from ddp_course.checks.ex14.preempted import OneProcess, data_of, near, train_once
@@ -39,14 +37,14 @@ def check_survive_preemption(answer, draw):
     run = {"seed": draw.randrange(10**6), "size": draw.choice([7, 11])}
     run["updates"] = UPDATES
     kinds, a_moment = draw.sample([TERM, USR1], 2), lambda: draw.choice(MOMENTS)
-    with tempfile.TemporaryDirectory() as folder:
-        Trial(answer, run, Path(folder, "peace.pt")).finish(2)
-        trial = Trial(answer, run, Path(folder, "checkpoint.pt"))
+    with answer.folder() as folder:
+        Trial(answer, run, folder / "peace.pt").finish(2)
+        trial = Trial(answer, run, folder / "checkpoint.pt")
         # one rank, which is not rank 0
         update = draw.randrange(1, 3)
         trial.preempt(3, {draw.randrange(1, 3): (update, kinds[0], a_moment(), None)})
         # all ranks, and rank 0 is killed in the middle of the new file
-        update, limit = draw.randrange(4, 7), trial.path.stat().st_size // 2
+        update, limit = draw.randrange(4, 7), trial.saved() // 2
         told = {rank: (update, kinds[rank % 2], a_moment(), None) for rank in range(4)}
         trial.kill(4, told | {0: (*told[0][:3], limit)}, limit)
         # a multiple of 3 and 4: if the ranks look only after every third or fourth
@@ -97,9 +95,11 @@ class Trial:
         of_ranks = self.train(checked, n, told, only_rank_0=True)
         stopped = self.judge_stop(checked, of_ranks, update_in(told))
         self.judge(checked, of_ranks, stopped)
-        if not self.path.exists():
+        if self.saved() is None:
             cause = "nothing was saved: all of it is lost when the job is started again"
-            if any(self.path.parent.glob(f"*{self.path.stem}*")):
+            if any(
+                self.path.stem in name for name in self.answer.files(self.path.parent)
+            ):
                 cause = "the checkpoint has another name: rename it to `path`"
             expected = f"a file {self.path.name}"
             raise Wrong(checked, expected=expected, got="no such file", cause=cause)
@@ -114,14 +114,14 @@ class Trial:
             if not killed_while_writing(error):
                 raise
             self.killed = True
-            if not self.path.exists():
+            size = self.saved()
+            if size is None:
                 cause = "for a moment there was no file at `path`: leave the old one there until os.replace"
                 checked = f"{checked}; rank 0 is killed in the middle of the new file"
                 got = "no file"
                 raise Wrong(
                     checked, expected="the old file", got=got, cause=cause
                 ) from None
-            size = self.path.stat().st_size
             self.torn = size if size <= limit else None
             return
         self.judge(
@@ -130,6 +130,10 @@ class Trial:
         cause = "no checkpoint was written at this signal: each preemption needs one"
         got = f"no rank has written more than {limit:,} bytes to a file"
         raise Wrong(checked, expected="a new checkpoint", got=got, cause=cause)
+
+    def saved(self):
+        """The size of the checkpoint in bytes; None if there is no file at `path`."""
+        return self.answer.files(self.path.parent).get(self.path.name)
 
     def since(self):
         """How far the run was when it was started."""
