@@ -5,7 +5,9 @@ rejected, for the right cause, in time.
 import ast
 import importlib
 import inspect
+import io
 import os
+import pickle
 import pkgutil
 import re
 import time
@@ -18,7 +20,8 @@ import torch
 from conftest import THOROUGH
 
 from ddp_course import checks
-from ddp_course.checks import ex03
+from ddp_course.checks import ex03, ex16
+from ddp_course.checks.ex16 import analyse
 from ddp_course.ranks.launch import launch
 from ddp_course.school import hints
 from ddp_course.school import judge as judge_module
@@ -49,6 +52,18 @@ EXERCISES = sorted(
     for module in pkgutil.iter_modules(checks.__path__)
     if module.name.startswith("ex")
 )
+
+
+def observers():
+    """What the checks let ranks call: the first argument of on_ranks, or of apart."""
+    found = []
+    for each in pkgutil.walk_packages(checks.__path__, "ddp_course.checks."):
+        module = importlib.import_module(each.name)
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            called = isinstance(node, ast.Call) and getattr(node.func, "attr", None)
+            if called in ("on_ranks", "apart") and isinstance(node.args[0], ast.Name):
+                found.append(getattr(module, node.args[0].id, None))
+    return sorted({each for each in found if each}, key=lambda each: each.__module__)
 
 
 def questions():
@@ -103,14 +118,26 @@ def test_a_cell_that_does_not_load_is_told_by_its_own_lines(cell, said):
 
 
 RETURNS_CODE = """
-import ddp_course.school.judge as judge
+import pickle
+import torch
 
 class Code:
     def __reduce__(self):
         return exec, ("import ddp_course.school.judge as j; j.Verdict = lambda *_: j.PASSED",)
 
 def average_gradients(module):
-    judge.plain = lambda value: Code()
+    torch.save = lambda value, file: pickle.dump(Code(), file)
+"""
+REPLACES_OURS = """
+import ddp_course.school.judge as judge
+
+def average_gradients(module):
+    judge.plain = lambda value: 1 / 0
+"""
+USES_THE_CHECK = """
+def analyse(traces):
+    from ddp_course.checks.ex16.analyse import truth
+    return truth(traces)
 """
 
 
@@ -121,6 +148,43 @@ def test_an_answer_that_sends_code_home_runs_nothing_there():
     )
     assert verdict.status == "your code raised" and judge_module.Verdict is before
     assert "cannot be sent back" in str(verdict) or "is no plain value" in str(verdict)
+
+
+def test_what_an_answer_puts_in_the_place_of_the_judges_functions_is_not_used():
+    answer = Source("average_gradients", "", REPLACES_OURS)
+    verdict = ex03.check_average_gradients.judge(answer)
+    assert verdict.status == "failed", str(verdict)  # nothing was averaged
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [Source("analyse", "", USES_THE_CHECK), analyse.truth],
+    ids=["text", "own"],
+)
+def test_what_a_check_compares_with_cannot_be_handed_in(answer):
+    """Neither imported where it runs, nor as the answer itself."""
+    verdict = ex16.check_analyse.judge(answer)
+    assert verdict.status == "your code raised"
+    assert "truth here: an answer runs without the checks" in str(verdict)
+
+
+@pytest.mark.parametrize(
+    "function", observers(), ids=lambda function: function.__module__
+)
+def test_what_a_rank_gets_of_the_checks_is_code_and_plain_values(function):
+    """A library's own object would be a copy, and what a judge compares with is not
+    needed there. function: what runs on the ranks.
+    """
+    found = set()
+
+    class Noting(pickle.Unpickler):
+        def find_class(self, module, name):
+            found.add(f"{module}.{name}")
+            return super().find_class(module, name)
+
+    Noting(io.BytesIO(judge_module.by_value(function))).load()
+    assert not [name for name in found if name.startswith("ddp_course.checks")]
+    assert not [name for name in found if name.endswith("dynamic_subimport")]
 
 
 def test_an_answer_that_prints_without_end_fills_neither_memory_nor_disk():

@@ -6,6 +6,8 @@ forks affects only its own ranks.
 """
 
 import functools
+import importlib.abc
+import importlib.machinery
 import io
 import json
 import linecache
@@ -13,6 +15,7 @@ import os
 import random
 import re
 import secrets
+import sys
 import tempfile
 import textwrap
 import traceback
@@ -320,7 +323,7 @@ class Answer:
         observe: a function of the check's module, which runs the answer and returns
         what it observed.
         """
-        call = (_on_a_rank, self.payload, observe, args)
+        call = (_on_a_rank, self.payload, by_value((observe, args)))
         return self._launch(*call, nproc=nproc, timeout=timeout)
 
     def apart(self, work, *args, timeout=20):
@@ -330,7 +333,8 @@ class Answer:
         It is in the sandbox, where there is one. This process opens no file that an
         answer could have made or replaced by a link: it has such work done apart.
         """
-        return self._launch(_apart, work, args, nproc=1, timeout=timeout)[0]
+        call = (_apart, by_value((work, args)))
+        return self._launch(*call, nproc=1, timeout=timeout)[0]
 
     @contextmanager
     def folder(self):
@@ -378,17 +382,58 @@ def trying(case):
         raise
 
 
-def _on_a_rank(payload, observe, args):
+CHECKS = "ddp_course.checks"  # the package; school imports nothing of it
+
+
+def by_value(work):
+    """A pickle that brings the checks' functions and classes along, with what they refer
+    to. A rank imports nothing of the checks: it has what observes, not what judges.
+    """
+    checks = sys.modules[CHECKS]
+    cloudpickle.register_pickle_by_value(checks)
+    try:
+        return cloudpickle.dumps(work)
+    finally:
+        cloudpickle.unregister_pickle_by_value(checks)
+
+
+class NoChecks(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Stands in a rank for all modules of the checks: nothing is in them that an answer
+    could return as its own. The course's own cells import them, so there are some.
+    """
+
+    def find_spec(self, name, path=None, target=None):
+        if f"{name}.".startswith(f"{CHECKS}."):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def exec_module(self, module):
+        def nothing(name):
+            if name.startswith("__"):
+                raise AttributeError(name)
+            where = f"{module.__name__} has no {name} here"
+            raise ImportError(f"{where}: an answer runs without the checks")
+
+        module.__getattr__ = nothing
+
+
+def _on_a_rank(payload, observation):
     torch.set_num_threads(1)  # with so little work, more threads only wait
+    observe, args = cloudpickle.loads(observation)
+    as_plain = plain  # what an answer puts in the place of our function changes nothing
+    for name in [name for name in sys.modules if f"{name}.".startswith(f"{CHECKS}.")]:
+        del sys.modules[name]
+    sys.meta_path.insert(0, NoChecks())
     objects = cloudpickle.loads(payload)
     objects = [
         thing.load() if isinstance(thing, Source) else thing for thing in objects
     ]
-    return plain(observe(*objects, *args))
+    return as_plain(observe(*objects, *args))
 
 
-def _apart(work, args):
+def _apart(pickled):
     torch.set_num_threads(1)
+    work, args = cloudpickle.loads(pickled)
     return plain(work(*args))
 
 
@@ -411,20 +456,25 @@ def plain(value):
     """A copy of a value that consists of tensors, numbers, texts, lists, tuples and
     dicts, without any code.
     """
-    if value is None or type(value) is bool:
-        return value
-    for kind in (int, float, str):
-        if isinstance(value, kind):
-            return kind(value)
-    if isinstance(value, np.generic):  # np.int64(3), which is no int
-        return plain(value.item())
-    if isinstance(value, torch.Tensor):
-        return torch.Tensor.clone(torch.Tensor.detach(value)).as_subclass(torch.Tensor)
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, dict):
-        return {plain(name): plain(item) for name, item in value.items()}
-    return f"a {type(value).__name__}"
+
+    def copy(value):  # it calls itself: a module's name could be given another meaning
+        if value is None or type(value) is bool:
+            return value
+        for kind in (int, float, str):
+            if isinstance(value, kind):
+                return kind(value)
+        if isinstance(value, np.generic):  # np.int64(3), which is no int
+            return copy(value.item())
+        if isinstance(value, torch.Tensor):
+            detached = torch.Tensor.clone(torch.Tensor.detach(value))
+            return detached.as_subclass(torch.Tensor)
+        if isinstance(value, list | tuple):
+            return [copy(item) for item in value]
+        if isinstance(value, dict):
+            return {copy(name): copy(item) for name, item in value.items()}
+        return f"a {type(value).__name__}"
+
+    return copy(value)
 
 
 @dataclass(frozen=True)

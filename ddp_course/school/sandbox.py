@@ -98,10 +98,15 @@ def mounts():
     for path in python_folders():
         options += ["--ro-bind", str(path.resolve()), str(path)]
     options += ["--ro-bind", str(PACKAGE), str(PACKAGE)]
-    if (PACKAGE / "school" / "course").is_dir():  # a wheel has the solutions there
-        options += ["--tmpfs", str(PACKAGE / "school" / "course")]
-    # /dev and / are file systems in memory, too, which no limit would count
-    return [*options, "--chdir", "/tmp", "--remount-ro", "/dev", "--remount-ro", "/"]
+    # what judges, and in a wheel the solutions
+    hidden = [PACKAGE / "checks", PACKAGE / "school" / "course"]
+    hidden = [str(path) for path in hidden if path.is_dir()]
+    for path in hidden:
+        options += ["--tmpfs", path]
+    # they are file systems in memory, too, which no limit would count
+    for path in [*hidden, "/dev", "/"]:
+        options += ["--remount-ro", path]
+    return [*options, "--chdir", "/tmp"]
 
 
 @contextmanager

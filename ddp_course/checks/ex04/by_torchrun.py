@@ -7,17 +7,17 @@ import tempfile
 from pathlib import Path
 
 import torch
+from torch.distributed.elastic import rendezvous
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 from torch.distributed.run import parse_args
 from torch.distributed.run import run as torchrun
 
-from ddp_course.checks.ex04 import watched
 from ddp_course.ranks.agent import loopback_rendezvous
 
 
-def a_run(program, files, n, arguments):
+def a_run(program, watched, files, n, arguments):
     """Run a program, a text, on n ranks in a folder with these files, {name: value}.
+    watched: the text of watched.py, which runs it.
 
     Returns {"error": the last lines of the rank that failed first, or ""; "printed": the
     number of lines by rank; "notes": see watched.py, by rank; "result": result.json, or
@@ -30,9 +30,10 @@ def a_run(program, files, n, arguments):
             torch.save(value, Path(folder, name))
         Path(folder, "logs").mkdir()
         Path(folder, "program.py").write_text(program)
+        Path(folder, "logs", "watched.py").write_text(watched)
         os.chdir(folder)
         os.environ["OMP_NUM_THREADS"] = "1"
-        error = start_ranks(n, [watched.__file__, "logs", "program.py", *arguments])
+        error = start_ranks(n, ["logs/watched.py", "logs", "program.py", *arguments])
         return {
             "error": error.replace(f"{folder}{os.sep}", ""),
             "printed": [lines_of(rank, "stdout") for rank in range(n)],
@@ -46,7 +47,8 @@ def start_ranks(n, command):
     that failed first, or "".
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    rendezvous_handler_registry.register("loopback", loopback_rendezvous)
+    register = rendezvous.rendezvous_handler_registry.register
+    register("loopback", loopback_rendezvous)
     options = ["--nproc_per_node", str(n), "--monitor_interval", "0.1"]
     options += ["--rdzv_backend", "loopback", "--rdzv_endpoint", "127.0.0.1"]
     options += ["--redirects", "3", "--log_dir", "logs"]

@@ -1,12 +1,14 @@
 """Question 4: a program of the learner's own, started by torchrun."""
 
 import math
+from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DistributedSampler
 
+from ddp_course.checks.ex04 import watched
 from ddp_course.checks.ex04.by_torchrun import a_run
 from ddp_course.school.judge import Wrong, question
 
@@ -87,13 +89,14 @@ def check_program(answer, draw):
     """torchrun starts it on two ranks and on three; the result must be that of one
     process.
     """
+    watching = Path(watched.__file__).read_text()
     for n in (2, 3):
         epochs, batch_size = 5 - n, 6 * draw.randint(1, 2)
         samples = batch_size * draw.randint(4, 6)
         data, start = draw_files(samples, draw.randrange(10**6))
         files = {"samples.pt": data, "start.pt": start}
         arguments = [str(epochs), str(batch_size)]
-        [seen] = answer.on_ranks(a_run, files, n, arguments, timeout=30)
+        [seen] = answer.on_ranks(a_run, watching, files, n, arguments, timeout=30)
         checked = f"torchrun --nproc_per_node {n} program.py {epochs} {batch_size}"
         judge_ending(checked, n, seen)
         judge_manners(checked, n, seen)

@@ -5,8 +5,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from ddp_course.checks.ex16 import slow
 from ddp_course.checks.ex16.gain import in_turn, judge_gain
+from ddp_course.checks.ex16.slow import evaluate as slow_evaluate
 from ddp_course.checks.ex16.work import Work
 from ddp_course.checks.training import a_batch, fill
 from ddp_course.ranks.environment import process_group
@@ -66,7 +66,7 @@ def timed(evaluate, seed):
     model, loader = make_model(seed), DataLoader(samples(LARGE, seed), BATCH)
     with process_group(), trying(f"evaluate(model, a loader of {LARGE} samples)"):
         return in_turn(
-            lambda: slow.evaluate(model, loader), lambda: evaluate(model, loader)
+            lambda: slow_evaluate(model, loader), lambda: evaluate(model, loader)
         )
 
 

@@ -7,8 +7,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from ddp_course.checks.differences import near, parted
-from ddp_course.checks.ex16 import slow
 from ddp_course.checks.ex16.gain import in_turn, judge_gain
+from ddp_course.checks.ex16.slow import Pixels as SlowPixels
 from ddp_course.checks.ex16.work import Work
 from ddp_course.ranks import watch
 from ddp_course.ranks.environment import process_group
@@ -83,9 +83,7 @@ def timed(pixels, seed):
     images, labels = a_data_set(*LARGE, seed)
     with process_group(), trying(f"a data set of {LARGE[0]} images"):
         first = lambda dataset: lambda: next(iter(DataLoader(dataset, BATCH)))
-        return in_turn(
-            first(slow.Pixels(images, labels)), first(pixels(images, labels))
-        )
+        return in_turn(first(SlowPixels(images, labels)), first(pixels(images, labels)))
 
 
 def truth(images):

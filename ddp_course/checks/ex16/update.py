@@ -8,8 +8,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddp_course.checks.differences import near, parted
-from ddp_course.checks.ex16 import slow
 from ddp_course.checks.ex16.gain import in_turn, judge_gain
+from ddp_course.checks.ex16.slow import update as slow_update
 from ddp_course.checks.ex16.work import Work
 from ddp_course.checks.training import Chain, a_batch, state
 from ddp_course.ranks.environment import process_group
@@ -102,7 +102,7 @@ def timed(update, count, size, seed):
 
             return step
 
-        return in_turn(step_with(slow.update), step_with(update))
+        return in_turn(step_with(slow_update), step_with(update))
 
 
 def as_list(losses):
