@@ -129,7 +129,7 @@ def train(args, rank, world_size, device):
     schedule = torch.optim.lr_scheduler.LambdaLR
     scheduler = schedule(optimizer, lambda update: 1 - update / updates)
     is_fp16 = args.precision == "fp16"
-    scaler = torch.amp.GradScaler(device.type, init_scale=1024, enabled=is_fp16)
+    scaler = torch.amp.GradScaler(device.type, init_scale=1024.0, enabled=is_fp16)
     torch.manual_seed(args.seed + rank)  # each rank draws its own dropout
 
     losses, seconds = [], 0.0

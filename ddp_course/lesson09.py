@@ -33,10 +33,10 @@ from ddp_course.ranks.environment import (
     whole_number,
 )
 from ddp_course.scenery.checkpoints import (
-    Unusable,
     check_numbers,
     finished,
     load_checkpoint,
+    load_state,
     newest,
     remove,
     remove_all,
@@ -45,6 +45,7 @@ from ddp_course.scenery.checkpoints import (
 )
 from ddp_course.scenery.images import load_images
 from ddp_course.scenery.models import ConvNet
+from ddp_course.scenery.readable import Unusable, check_alike
 
 # ---- what a checkpoint holds ----
 
@@ -109,8 +110,9 @@ def restore(parts, device, shared, own):
     if len(own["losses"]) != shared["updates"]:
         counts = f"{len(own['losses'])} losses of {shared['updates']} updates"
         raise Unusable(f"it has {counts}")
+    check_alike(shared["seconds"], 0.0, "seconds")
     for name, part in parts.items():
-        part.load_state_dict(shared[name])
+        load_state(part, shared[name])
     check_numbers(parts["model"], parts["optimizer"])
     set_random_states(own["random"], device)
 
@@ -323,7 +325,7 @@ def train(args, rank, world_size, device, told=()):
     schedule = torch.optim.lr_scheduler.LambdaLR
     scheduler = schedule(optimizer, lambda update: 1 - update / updates)
     is_fp16 = args.precision == "fp16"
-    scaler = torch.amp.GradScaler(device.type, init_scale=1024, enabled=is_fp16)
+    scaler = torch.amp.GradScaler(device.type, init_scale=1024.0, enabled=is_fp16)
     arrange_buckets(model, torch.zeros(1, 1, 28, 28, device=device))
     torch.manual_seed(args.seed + rank)  # each rank draws its own dropout
 

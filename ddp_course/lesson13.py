@@ -28,7 +28,9 @@ from ddp_course.scenery.configurations import (
     read_configuration,
     refusals_in_words,
 )
+from ddp_course.scenery.deepspeed_checkpoints import settings_in
 from ddp_course.scenery.models import GPT
+from ddp_course.scenery.readable import Unusable, check_alike
 from ddp_course.scenery.text import Windows, load_text
 
 
@@ -127,21 +129,28 @@ def whole_parameters(engine):
         return {name: value.detach().clone() for name, value in named.items()}
 
 
+PROGRESS = ["epoch", "losses", "seconds"]
+
+
 def load(engine, folder, settings, universal):
     """Load the newest checkpoint; return (finished epochs, their losses and seconds).
 
     A universal one may be of another number of ranks. Raises UsageError where there is
     none, and where it was made with other settings.
     """
-    if not (folder / ("latest_universal" if universal else "latest")).exists():
-        raise UsageError(f"there is no checkpoint in {folder} to --resume from")
-    made_with = json.loads((folder / "settings.json").read_text())
+    made_with = settings_in(folder, universal)
     if universal:
         free = dict.fromkeys(["ranks", MICRO, ACCUMULATE])
         made_with, settings = made_with | free, settings | free
     check_settings(made_with, settings, folder)
-    _, progress = engine.load_checkpoint(str(folder))
-    return progress["epoch"], progress["losses"], progress["seconds"]
+    try:
+        _, progress = engine.load_checkpoint(str(folder))
+        check_alike([progress.get(name) for name in PROGRESS], [0, [0.0], 0.0])
+    except Exception as error:  # DeepSpeed has errors of many kinds
+        raise UsageError(
+            f"{folder} cannot be used: {Unusable.because(error)}"
+        ) from None
+    return [progress[name] for name in PROGRESS]
 
 
 def arguments(argv=()):

@@ -6,6 +6,7 @@ torchrun --nproc_per_node 2 ddp_course/lesson14.py --epochs 1 --compress bf16
 python ddp_course/lesson14.py --epochs 1 --global-batch 64
 """
 
+import os
 import time
 from contextlib import nullcontext
 
@@ -24,9 +25,10 @@ from ddp_course.lesson04 import evaluate, load, save
 from ddp_course.lesson06 import summed_loss
 from ddp_course.lesson09 import goes_on, job, write
 from ddp_course.ranks.environment import backend_for, choose_device, process_group
-from ddp_course.scenery.checkpoints import Unusable, check_numbers, check_settings, read
+from ddp_course.scenery.checkpoints import check_numbers, check_settings, load_state
 from ddp_course.scenery.images import load_images
 from ddp_course.scenery.models import ConvNet
+from ddp_course.scenery.readable import Unusable, check_alike, tensors_of
 
 # ---- the same batches for any number of ranks ----
 
@@ -95,6 +97,9 @@ def compress(model, how):
 # ---- one checkpoint for any number of ranks ----
 
 
+PROGRESS = {"losses": [0.0], "seconds": 0.0, "began": 0.0}  # what it is like
+
+
 def save_checkpoint(path, parts, progress):
     """Rank 0 writes what all ranks share, to one file; the others wait for it.
 
@@ -113,21 +118,23 @@ def resume(path, parts, settings):
     UsageError for a damaged file, and if a run with other settings made it.
     """
     found = [None, None]  # the content, and what is wrong with it
-    if dist.get_rank() == 0 and path.is_file():
+    if dist.get_rank() == 0 and os.path.lexists(path):
         try:
-            found[0] = read(path)
+            found = [tensors_of(path), ""]
         except Unusable as problem:
-            found[1] = str(problem)
+            found = [None, str(problem)]
     dist.broadcast_object_list(found)
     checkpoint, problem = found
-    if checkpoint is None and problem is None:
+    if problem is None:
         return None
     try:
         if problem:
             raise Unusable(problem)
-        check_settings(checkpoint["progress"]["settings"], settings, path)
+        progress, states = checkpoint["progress"], checkpoint["states"]
+        check_settings(progress["settings"], settings, path)
+        check_alike(progress, PROGRESS | {"settings": settings}, "the progress")
         for name, part in parts.items():
-            part.load_state_dict(checkpoint["states"][name])
+            load_state(part, states[name])
         check_numbers(parts["model"], parts["optimizer"])
     except UsageError:
         raise
@@ -135,7 +142,7 @@ def resume(path, parts, settings):
         reason = Unusable.because(error)
         fix = "start anew, without --resume or with another --out"
         raise UsageError(f"{path} cannot be used because {reason}: {fix}") from None
-    return checkpoint["progress"]
+    return progress
 
 
 # ---- the program ----
@@ -149,7 +156,8 @@ def arguments(argv=()):
     ways = ["none", "bf16", "powersgd"]
     flag("--compress", choices=ways, default="none", help="of the gradients (none)")
     flag("--save-every", type=count, default=10, help="updates per checkpoint (10)")
-    flag("--resume", action="store_true", help="go on from the checkpoint, if any")
+    resume_help = "go on from the checkpoint, if any; dropout draws anew"
+    flag("--resume", action="store_true", help=resume_help)
     return parser.parse_args(argv)
 
 
@@ -175,6 +183,7 @@ def train(args, rank, world_size, device):
     parts = {"model": model, "optimizer": optimizer}
     settings = {"seed": args.seed, "global-batch": args.global_batch}
     settings |= {"data": train_set.name, "train-samples": len(train_set)}
+    settings |= {"batch-size": args.batch_size, "compress": args.compress}
     progress = {"losses": [], "seconds": 0.0, "began": time.time()}
     path = args.out / "checkpoint.pt"
     if args.resume or goes_on(args.out):

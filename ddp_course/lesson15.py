@@ -85,8 +85,11 @@ def flight_recorded(folder, after=None):
     for path in [*folder.glob("fr_*"), *folder.glob("stack_*.txt")]:
         number = path.stem.rpartition("_")[2]
         # a file of this rank, or of a rank that no longer exists
-        if number.isdigit() and int(number) % world_size == rank:
-            path.unlink()
+        if number.isdecimal() and int(number) % world_size == rank:
+            try:
+                path.unlink()
+            except OSError as error:
+                raise runs.cannot_write(path, error) from None
 
     def write():
         folder.mkdir(parents=True, exist_ok=True)

@@ -7,12 +7,10 @@ python ddp_course/lesson16.py --epochs 1 --precision bf16 --workers 1
 """
 
 import itertools
-import json
 import os
 import statistics
 import time
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -28,6 +26,7 @@ from ddp_course.lesson14 import compress
 from ddp_course.ranks.environment import backend_for, choose_device, process_group
 from ddp_course.scenery.images import load_images
 from ddp_course.scenery.models import ConvNet
+from ddp_course.scenery.readable import Unusable, check_alike, json_of
 
 # ---- where a step's time goes ----
 
@@ -47,7 +46,31 @@ def record_trace(step, path):
         torch.cuda.synchronize()  # what earlier steps have queued is not this step's
     with profile() as profiler, record_function(STEP):
         step()
-    profiler.export_chrome_trace(str(path))
+    try:
+        profiler.export_chrome_trace(str(path))
+    finally:  # what the profiler has not finished, where the disk is full
+        unfinished = path.with_name(f"{path.name}.tmp")
+        unfinished.unlink(missing_ok=True)
+    if not path.is_file():
+        raise runs.cannot_write(path, OSError(None, "the trace could not be written"))
+
+
+def events_of(path):
+    """The events of a trace that have a begin and a duration. Raises UsageError if the
+    file is no trace of one step.
+    """
+    try:
+        events = [one for one in json_of(path)["traceEvents"] if one.get("ph") == "X"]
+        for event in events:
+            check_alike([event["name"], event["cat"]], ["", ""], "an event")
+            check_alike([event["ts"], event["dur"]], [0.0, 0.0], "an event's time")
+        steps = [event["cat"] for event in events if event["name"] == STEP]
+        if steps.count("user_annotation") != 1:
+            raise Unusable("it holds no step, or several")
+        return events
+    except (Unusable, KeyError, TypeError, AttributeError) as error:
+        reason = Unusable.because(error)
+        raise UsageError(f"{path} is no trace of one step: {reason}") from None
 
 
 def read_trace(path):
@@ -56,8 +79,7 @@ def read_trace(path):
 
     On a GPU, its kernels compute; without one, torch's operators do.
     """
-    events = json.loads(Path(path).read_text())["traceEvents"]
-    events = [event for event in events if event.get("ph") == "X"]
+    events = events_of(path)
     [whole] = [e for e in events if (e["name"], e["cat"]) == (STEP, "user_annotation")]
     device = "kernel" if any(e["cat"] == "kernel" for e in events) else "cpu_op"
     spans = {"communication": [], "computing": []}

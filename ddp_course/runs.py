@@ -120,7 +120,12 @@ def open_folder(folder):
     rank = torchrun_environment().rank
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = logging.FileHandler(folder / "train.log")
+        log_file = folder / "train.log"
+        if log_file.exists() and not log_file.is_file():  # a pipe would be waited for
+            raise OSError(None, "train.log is no file")
+        if rank == 0:
+            remove_unfinished(folder)
+        file = logging.FileHandler(log_file)
     except OSError as error:
         raise cannot_write(folder, error) from None
     line = f"%(asctime)s rank {rank} %(levelname)s %(message)s"
@@ -155,13 +160,23 @@ def cannot_write(path, error):
     return UsageError(f"cannot write to {path}: {error.strerror}; {fix}")
 
 
+UNFINISHED = ".unfinished"  # how the names of files end that are being written
+
+
+def remove_unfinished(folder):
+    """Delete what write_atomically has left behind in runs that were killed."""
+    for path in folder.glob(f".*{UNFINISHED}"):
+        if path.is_file():
+            path.unlink()
+
+
 def write_atomically(path, content):
     """Write a file, text or bytes, atomically.
 
     It is written under another name, flushed to the disk, and renamed. Raises
     UsageError where that fails, on a full disk for example; an older file stays.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
     try:
         with temporary.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)

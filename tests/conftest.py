@@ -32,10 +32,7 @@ PRELOADED = [
         f"ddp_course.{path.stem}"
         for path in COURSE.glob("ddp_course/lesson[0-9][0-9].py")
     ),
-    *(
-        f"ddp_course.checks.{path.stem}"
-        for path in COURSE.glob("ddp_course/checks/ex*")  # files and folders
-    ),
+    "ddp_course.school.judge",
     # what programs import on the way: Accelerate, Trainer, LoRA, DeepSpeed's engine
     "datasets",
     "deepspeed",

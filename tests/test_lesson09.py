@@ -869,7 +869,7 @@ def test_the_content_and_then_the_name_reach_the_disk_before_it_returns(
     )
     runs.write_atomically(tmp_path / "file", b"content")
     assert [Path(entry).name for entry in seen] == [
-        f".file.{os.getpid()}",
+        f".file.{os.getpid()}.unfinished",
         "renamed",
         tmp_path.name,
     ]

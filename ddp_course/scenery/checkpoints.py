@@ -5,7 +5,6 @@ each file and its SHA-256. The manifest is written last and deleted first.
 """
 
 import hashlib
-import json
 import logging
 import shutil
 from contextlib import suppress
@@ -14,18 +13,13 @@ import torch
 import torch.distributed as dist
 
 from ddp_course import UsageError
-
-
-class Unusable(Exception):
-    """Why a checkpoint cannot be used, in words that follow "because"."""
-
-    @classmethod
-    def because(cls, error):
-        """The Unusable that says in one line what any other error says."""
-        if isinstance(error, cls):
-            return error
-        return cls(f"{type(error).__name__}: {' '.join(str(error).split())}")
-
+from ddp_course.scenery.readable import (
+    Unusable,
+    check_alike,
+    json_of,
+    open_file,
+    tensors_of,
+)
 
 # ---- which are there ----
 
@@ -94,15 +88,18 @@ def is_whole(checkpoint):
 def names_of_checked_files(checkpoint):
     """What the manifest names. Raises Unusable where a file is not as it says."""
     try:
-        manifest = json.loads((checkpoint / "manifest.json").read_text())
-        for name, checksum in dict(manifest).items():
+        manifest = dict(json_of(checkpoint / "manifest.json"))
+        for name in manifest:
             if not (checkpoint / name).is_file():  # or it is a pipe, and would block
-                raise Unusable(f"{name} is missing")
-            with (checkpoint / name).open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != checksum:
-                    raise Unusable(f"{name} is damaged: its checksum is another one")
-    except (OSError, TypeError, ValueError, RecursionError):
+                raise FileNotFoundError(name)
+    except FileNotFoundError as missing:
+        raise Unusable(f"{missing} is missing") from None
+    except (Unusable, OSError, TypeError, ValueError):
         raise Unusable("its manifest cannot be read") from None
+    for name, checksum in manifest.items():
+        with open_file(checkpoint / name) as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != checksum:
+                raise Unusable(f"{name} is damaged: its checksum is another one")
     return set(manifest)
 
 
@@ -120,23 +117,27 @@ def load_checkpoint(checkpoint, settings):
     Raises UsageError if a run with other settings made it, and Unusable if another
     program did.
     """
-    shared = read(checkpoint / "shared.pt")
+    shared = tensors_of(checkpoint / "shared.pt")
     made_with = shared.get("settings") if isinstance(shared, dict) else None
     if not isinstance(made_with, dict) or made_with.keys() != settings.keys():
         raise Unusable("another program made it")
     check_settings(made_with, settings, checkpoint)
     own = f"rank{dist.get_rank()}.pt"
-    if own not in json.loads((checkpoint / "manifest.json").read_text()):
+    if own not in json_of(checkpoint / "manifest.json"):
         raise Unusable(f"its manifest does not name {own}")
-    return shared, read(checkpoint / own)
+    return shared, tensors_of(checkpoint / own)
 
 
-def read(path):
-    """Tensors and plain values from a file, on the CPU; none of its code is run."""
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # a file may hold anything
-        raise Unusable(f"{path.name} holds more than tensors and numbers") from None
+def load_state(part, state):
+    """Load a part of a run, such as its optimizer. Raises Unusable if the state that was
+    read is not like the one that the part has now.
+    """
+    if not isinstance(part, torch.nn.Module):  # which compares by itself
+        own = part.state_dict()
+        if "param_groups" in own:  # an optimizer has no averages before its first step
+            own = own | {"state": {}}
+        check_alike(state, own, "the state")
+    part.load_state_dict(state)
 
 
 def check_numbers(model, optimizer):

@@ -3,9 +3,9 @@
 import json
 import os
 from contextlib import contextmanager
-from pathlib import Path
 
 from ddp_course import UsageError
+from ddp_course.scenery.readable import open_file
 
 ALL, MICRO, ACCUMULATE = BATCH = [
     "train_batch_size",
@@ -17,11 +17,12 @@ ALL, MICRO, ACCUMULATE = BATCH = [
 def read_configuration(path):
     """A configuration from a JSON file. Raises UsageError where there is none."""
     try:
-        config = json.loads(Path(path).read_text())
+        with open_file(path) as file:
+            config = json.loads(file.read())
     except json.JSONDecodeError as error:
         line = f"{path}, line {error.lineno}"
         raise UsageError(f"{line}, is no JSON: {error.msg}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
         reason = getattr(error, "strerror", error)
         raise UsageError(f"cannot read {path}: {reason}") from None
     if not isinstance(config, dict):

@@ -21,6 +21,7 @@ from torch.utils.data import Dataset
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ddp_course import UsageError, project_folder
+from ddp_course.scenery.readable import Unusable, content_of
 
 MNIST_FILES = {  # name: (shape, MD5), of torchvision's unpacked files
     "train-images-idx3-ubyte": ((60000, 28, 28), "6bbc9ace898e44ae57da46a324031adb"),
@@ -219,7 +220,7 @@ def download_mnist(folder, patience=300, give_up_for=20, fetch=None):
             if any((folder / RAW / name).exists() for name in MNIST_FILES):
                 return  # another process was faster; if some are missing, reading says so
             if failure.exists() and time.time() - failure.stat().st_mtime < give_up_for:
-                raise Unreachable(failure.read_text())
+                raise Unreachable(content_of(failure).decode(errors="replace"))
             with tempfile.TemporaryDirectory(dir=folder, prefix="mnist-") as temporary:
                 try:
                     (fetch or _fetch_with_torchvision)(Path(temporary), patience)
@@ -230,8 +231,9 @@ def download_mnist(folder, patience=300, give_up_for=20, fetch=None):
                 for name in MNIST_FILES:
                     os.replace(Path(temporary) / RAW / name, folder / RAW / name)
             failure.unlink(missing_ok=True)
-    except OSError as error:
-        problem = f"MNIST cannot be kept in {folder}: {error.strerror}"
+    except (OSError, Unusable) as error:
+        reason = getattr(error, "strerror", error)
+        problem = f"MNIST cannot be kept in {folder}: {reason}"
         fix = "name another folder in DDP_COURSE_DATA, or use --data digits"
         raise Unreachable(f"{problem}; {fix}") from None
 

@@ -9,6 +9,7 @@ import datasets
 from transformers import AutoTokenizer
 
 from ddp_course import UsageError
+from ddp_course.scenery.readable import open_file
 from ddp_course.scenery.text import files_of, fingerprint_of, made_once
 
 MOST_HELD_OUT = 128  # questions, and a tenth of them at the most
@@ -73,6 +74,7 @@ def read_questions(path, settings, cache):
     # the first rank of a machine reads, and the others take what it has cached
     with settings.main_process_first(desc="reading the questions"):
         try:
+            open_file(path).close()  # a pipe would be waited for
             options = {"cache_dir": str(cache), "keep_in_memory": True}
             rows = datasets.Dataset.from_csv(path, **options)
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:

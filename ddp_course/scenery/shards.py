@@ -12,6 +12,7 @@ import json
 import numpy as np
 
 from ddp_course import UsageError
+from ddp_course.scenery.readable import Unusable, check_alike, content_of, open_file
 from ddp_course.scenery.tokenizers import BPE, Bytes, small_type
 
 MANIFEST = "tokens.json"
@@ -47,11 +48,14 @@ class Shards:
 def open_shard(path, length):
     """A memory map of a file's `length` tokens. Raises UsageError if it is damaged."""
     try:
+        open_file(path).close()  # a pipe would be waited for
         array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if not isinstance(array, np.ndarray):
+            raise ValueError("it is an archive")
         if array.shape == (length,) and array.dtype in (np.uint16, np.uint32):
             return array
         problem = f"holds {array.dtype} {array.shape}, not {length:,} tokens"
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # a file may hold anything
         problem = f"cannot be read: {' '.join(str(error).split())[:60]}"
     raise UsageError(f"{path} {problem}: write the tokens again")
 
@@ -91,21 +95,21 @@ def read_tokens(folder):
     The first two are Shards. fingerprint: the SHA-256 of the manifest, which has one
     for each file. Sizes are checked here, and checksums are not: that would read all.
     """
-    text = (folder / MANIFEST).read_text()
     try:
-        manifest = json.loads(text)
+        content = content_of(folder / MANIFEST)
+        manifest = json.loads(content)
         files = [
             {folder / name: entry["tokens"] for name, entry in manifest[part].items()}
             for part in ("train", "validation")
         ]
-    except (ValueError, KeyError, TypeError, AttributeError):
+        vocabulary = manifest["vocabulary"]
+        check_alike(list(files[0].values()) + list(files[1].values()), [0])
+    except (Unusable, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UsageError(f"{folder / MANIFEST} is damaged: write it again") from None
     has_file = (folder / "tokenizer.json").is_file()
     tokenizer = BPE(folder / "tokenizer.json") if has_file else Bytes()
-    if tokenizer.vocabulary != manifest["vocabulary"]:
-        counts = (
-            f"{manifest['vocabulary']} token ids, its tokenizer {tokenizer.vocabulary}"
-        )
+    if tokenizer.vocabulary != vocabulary:
+        counts = f"{vocabulary} token ids, its tokenizer {tokenizer.vocabulary}"
         raise UsageError(f"{folder} has {counts}: write the tokens again")
-    fingerprint = hashlib.sha256(text.encode()).hexdigest()
+    fingerprint = hashlib.sha256(content).hexdigest()
     return *map(Shards, files), tokenizer, fingerprint

@@ -3,6 +3,7 @@
 import numpy as np
 
 from ddp_course import UsageError
+from ddp_course.scenery.readable import open_file
 
 
 def small_type(vocabulary):
@@ -38,6 +39,7 @@ class BPE:
         from tokenizers import Tokenizer
 
         try:
+            open_file(path).close()  # a pipe would be waited for
             self.tokenizer = Tokenizer.from_file(str(path))
         except Exception:  # it raises no narrower class
             raise UsageError(f"{path} is not a tokenizer.json") from None

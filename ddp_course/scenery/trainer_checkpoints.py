@@ -59,6 +59,8 @@ def damage(checkpoint):
 
 def check(path):
     """Raise an exception of some kind where a file is not as it was written."""
+    if path.suffix and not path.is_file():  # a pipe, or a folder in its place
+        raise ValueError
     if path.name == "trainer_state.json":
         transformers.TrainerState.load_from_json(path)
     elif path.suffix == ".safetensors":

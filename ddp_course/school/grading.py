@@ -29,6 +29,7 @@ import nbformat
 import psutil
 
 from ddp_course import UsageError
+from ddp_course.scenery.readable import Unusable, json_of
 from ddp_course.school import exercises, handed_in, reports, sandbox
 from ddp_course.school.cleaning import end_those_in, remove, workplace
 from ddp_course.school.judge import (
@@ -116,9 +117,9 @@ def weights_in(file):
         for task in exercises.questions_of(number)
     }
     try:
-        weights = json.loads(file.read_text())
+        weights = json_of(file)
         numbers = [0 <= weight < math.inf for weight in weights.values()]
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (Unusable, TypeError, AttributeError):
         numbers = [False]
     if not all(numbers):
         raise UsageError(f'{file} is no JSON file such as {{"03 bucketed": 3}}')
@@ -130,7 +131,9 @@ def weights_in(file):
 def report_in(file):
     """An earlier report; {} if there is none. Raises UsageError if it is damaged."""
     try:
-        report = json.loads(file.read_text())
+        if not os.path.lexists(file):
+            return {}
+        report = json_of(file)
         for numbers in report["submissions"].values():
             for results in numbers.values():
                 for result in results.values():
@@ -138,9 +141,7 @@ def report_in(file):
                     "".join([*texts, *result["details"].values()])  # all are texts
         int(report["seed"])
         return report
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (Unusable, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise UsageError(
             f"{file} is no report to resume: delete it, or leave out --resume"
         ) from None

@@ -7,6 +7,7 @@ import os
 from contextlib import contextmanager, suppress
 
 from ddp_course import UsageError
+from ddp_course.scenery.readable import Unusable, json_of
 from ddp_course.school.folders import learner_folder
 
 
@@ -21,9 +22,9 @@ def load():
     Raises UsageError if the file is damaged.
     """
     try:
-        if not path().exists():
+        if not os.path.lexists(path()):
             return {}
-        done = json.loads(path().read_text())
+        done = json_of(path())
         fields = {
             "status": str,
             "passed": bool,
@@ -33,7 +34,7 @@ def load():
             question: {name: kind(entry[name]) for name, kind in fields.items()}
             for question, entry in done.items()
         }
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError):
+    except (Unusable, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise UsageError(
             f"{path()} is damaged: delete it, and check your exercises again"
         ) from None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ddp_course import COURSE_FILE, UsageError, is_checkout
+from ddp_course.scenery.readable import Unusable, content_of, json_of
 from ddp_course.school import exercises, folders
 
 
@@ -80,10 +81,12 @@ def version_of(path):
     that is run. None for a file that cannot be read.
     """
     try:
-        content = path.read_bytes()
-    except OSError:
+        content = content_of(path)
+    except Unusable:
         return None
-    with suppress(ValueError, KeyError, TypeError):  # if it is not a notebook
+    with suppress(
+        ValueError, KeyError, TypeError, RecursionError
+    ):  # if it is not a notebook
         cells = json.loads(content)["cells"]
         sources = [[cell["cell_type"], "".join(cell["source"])] for cell in cells]
         content = json.dumps([cell for cell in sources if cell[1].strip()]).encode()
@@ -95,9 +98,9 @@ def read_copies(folder):
     record cannot be read; start() then keeps all changed files.
     """
     try:
-        copies = json.loads((folder / COURSE_FILE).read_bytes())["copies"]
+        copies = json_of(folder / COURSE_FILE)["copies"]
         return {str(name): str(version) for name, version in copies.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (Unusable, KeyError, TypeError, AttributeError):
         return {}
 
 

@@ -1,6 +1,7 @@
 """Exercise 16: making it fast."""
 
 import functools
+import itertools
 import math
 import time
 from typing import NamedTuple
@@ -986,16 +987,20 @@ def waits_if_any_waits(traces):
     for events in traces:
         step, transfers, computing = parts_of(events)
         counts = dict.fromkeys(("computing", "sending", "waiting", "idle"), 0)
-        tick = 0.005  # the finest part of any time
-        for place in range(round(step["dur"] / tick)):
-            now = step["ts"] + (place + 0.5) * tick
+        edges = {step["ts"], end_of(step)}
+        for event in [*transfers, *computing]:
+            edges |= {event["ts"], end_of(event)}
+        edges |= {complete[event["args"]["seq"]] for event in transfers}
+        within = [edge for edge in edges if step["ts"] <= edge <= end_of(step)]
+        for begin, end in itertools.pairwise(sorted(within)):
+            now, took = (begin + end) / 2, end - begin
             running = [e for e in transfers if e["ts"] <= now < end_of(e)]
             if any(e["ts"] <= now < end_of(e) for e in computing):
-                counts["computing"] += tick
+                counts["computing"] += took
             elif any(complete[e["args"]["seq"]] > now for e in running):
-                counts["waiting"] += tick
+                counts["waiting"] += took
             else:
-                counts["sending" if running else "idle"] += tick
+                counts["sending" if running else "idle"] += took
         found.append(counts)
     return found
 
