@@ -174,7 +174,12 @@ def arguments(argv=()):
     flag, when = parser.add_argument, ["after", "overlapped", "bucketed"]
     how = "how gradients are averaged (bucketed)"
     flag("--average", choices=when, default="bucketed", help=how)
-    flag("--bucket-size-mb", type=float, default=25.0, help="MiB per bucket (25)")
+    flag(
+        "--bucket-size-mb",
+        type=runs.megabytes,
+        default=25.0,
+        help="MiB per bucket (25)",
+    )
     return parser.parse_args(argv)
 
 

@@ -69,7 +69,7 @@ def load(model, path, device):
 def arguments(argv=()):
     parser = runs.parser(__file__, __doc__)
     flag = parser.add_argument
-    flag("--learning-rate", type=float, default=1e-3, help="of AdamW (1e-3)")
+    flag("--learning-rate", type=runs.number, default=1e-3, help="of AdamW (1e-3)")
     return parser.parse_args(argv)
 
 
@@ -80,7 +80,7 @@ def main(argv=()):
         backend_for(device),
         timeout=timedelta(seconds=args.timeout),
         device_id=device if device.type == "cuda" else None,  # nccl's, from the start
-        **rendezvous(),
+        **rendezvous(args.timeout),
     )
     try:
         return train(args, dist.get_rank(), dist.get_world_size(), device)

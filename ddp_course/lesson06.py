@@ -101,7 +101,7 @@ def arguments(argv=()):
     flag, count, precisions = parser.add_argument, runs.count, list(PRECISIONS)
     flag("--accumulate", type=count, default=4, help="micro-batches per update (4)")
     flag("--precision", choices=precisions, default="fp32", help="of autocast (fp32)")
-    flag("--max-norm", type=float, default=1.0, help="clip longer gradients (1)")
+    flag("--max-norm", type=runs.number, default=1.0, help="clip longer gradients (1)")
     return parser.parse_args(argv)
 
 

@@ -62,7 +62,7 @@ def evaluate(model, loader, accelerator):
 def arguments(argv=()):
     parser = runs.parser(__file__, __doc__, per="micro-batch")
     flag, count = parser.add_argument, runs.count
-    flag("--learning-rate", type=float, default=1e-3, help="of AdamW (1e-3)")
+    flag("--learning-rate", type=runs.number, default=1e-3, help="of AdamW (1e-3)")
     flag("--accumulate", type=count, default=1, help="micro-batches per update (1)")
     return parser.parse_args(argv)
 

@@ -104,7 +104,7 @@ def logged(state, name):
 def arguments(argv=()):
     parser = runs.parser(__file__, __doc__, per="micro-batch")
     flag, count = parser.add_argument, runs.count
-    flag("--learning-rate", type=float, default=1e-3, help="of AdamW (1e-3)")
+    flag("--learning-rate", type=runs.number, default=1e-3, help="of AdamW (1e-3)")
     flag("--accumulate", type=count, default=1, help="micro-batches per update (1)")
     flag("--resume", action="store_true", help="from the newest checkpoint in --out")
     return parser.parse_args(argv)

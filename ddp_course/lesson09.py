@@ -288,7 +288,12 @@ def arguments(argv=()):
     flag, count, precisions = parser.add_argument, runs.count, list(lesson06.PRECISIONS)
     flag("--accumulate", type=count, default=1, help="micro-batches per update (1)")
     flag("--precision", choices=precisions, default="fp32", help="of autocast (fp32)")
-    flag("--max-norm", type=float, default=1.0, help="longer gradients are clipped (1)")
+    flag(
+        "--max-norm",
+        type=runs.number,
+        default=1.0,
+        help="longer gradients are clipped (1)",
+    )
     save_help = "updates per checkpoint, or auto: as often as pays (10; on a GPU, auto)"
     flag("--save-every", type=count_or_auto, help=save_help)
     flag("--keep", type=count, default=2, help="how many checkpoints stay (2)")

@@ -162,15 +162,20 @@ def arguments(argv=()):
     flag("--tokenizer", help="bytes, bpe, or a tokenizer.json (bytes)")
     flag("--vocabulary", **count, default=2048, help="tokens that bpe learns (2048)")
     flag("--shape", choices=list(SHAPES), default="small", help="of the model (small)")
-    flag("--dropout", type=float, default=0.0, help="probability (0)")
+    flag("--dropout", type=runs.share, default=0.0, help="probability (0)")
     flag("--precision", choices=["fp32", "bf16"], help="bf16 on a GPU, else fp32")
     flag("--compile", action="store_true", help="compile the model: pays in long runs")
     flag("--chunked-loss", action="store_true", help="never all logits at once")
     flag("--accumulate", **count, default=1, help="micro-batches per update (1)")
-    flag("--learning-rate", type=float, default=2e-3, help="the highest (2e-3)")
+    flag("--learning-rate", type=runs.number, default=2e-3, help="the highest (2e-3)")
     flag("--warmup", **count, default=20, help="updates of rising learning rate (20)")
-    flag("--weight-decay", type=float, default=0.1, help="of matrices (0.1)")
-    flag("--max-norm", type=float, default=1.0, help="longer gradients are clipped (1)")
+    flag("--weight-decay", type=runs.number, default=0.1, help="of matrices (0.1)")
+    flag(
+        "--max-norm",
+        type=runs.number,
+        default=1.0,
+        help="longer gradients are clipped (1)",
+    )
     flag("--eval-every", **count, default=50, help="updates per evaluation (50)")
     flag("--prompt", default="def ", help="what samples begin with")
     flag("--sample-tokens", **count, default=160, help="length of samples (160)")
@@ -179,9 +184,11 @@ def arguments(argv=()):
     flag("--resume", action="store_true", help="from the newest good checkpoint")
     flag("--nproc", **count, default=1, help="ranks to start without torchrun (1)")
     flag("--nnodes", **count, default=1, help="machines that start this program (1)")
-    flag("--node-rank", type=int, default=0, help="number of this machine (0)")
+    flag("--node-rank", type=runs.whole, default=0, help="number of this machine (0)")
     flag("--master-addr", default="127.0.0.1", help="address of machine 0 (127.0.0.1)")
-    flag("--master-port", type=int, default=29500, help="port of machine 0 (29500)")
+    flag(
+        "--master-port", type=runs.port, default=29500, help="port of machine 0 (29500)"
+    )
     args = parser.parse_args(argv)
     if "RANK" in os.environ and args.nproc * args.nnodes > 1:
         parser.error("torchrun has started the ranks: leave out --nproc and --nnodes")

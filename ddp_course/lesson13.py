@@ -161,9 +161,14 @@ def arguments(argv=()):
     flag("--precision", choices=["fp32", "bf16", "fp16"], help="bf16 on a GPU")
     flag("--shape", choices=list(SHAPES), default="small", help="of the model (small)")
     flag("--accumulate", type=count, default=1, help="micro-batches per update (1)")
-    flag("--learning-rate", type=float, default=1e-3, help="of AdamW (1e-3)")
-    flag("--warmup", type=int, default=0, help="updates of warm-up (0)")
-    flag("--max-norm", type=float, default=0.0, help="longer gradients are clipped (0)")
+    flag("--learning-rate", type=runs.number, default=1e-3, help="of AdamW (1e-3)")
+    flag("--warmup", type=runs.whole, default=0, help="updates of warm-up (0)")
+    flag(
+        "--max-norm",
+        type=runs.number,
+        default=0.0,
+        help="longer gradients are clipped (0)",
+    )
     flag("--deepspeed_config", metavar="FILE", help="takes the place of these flags")
     flag("--resume", action="store_true", help="from the newest checkpoint in --out")
     flag("--universal", action="store_true", help="--resume from a universal one")

@@ -11,6 +11,7 @@ import os
 import statistics
 import time
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -38,7 +39,8 @@ STARTS = ("autograd::engine", "c10d::", "record_param_comms")  # what may only w
 def record_trace(step, path):
     """Run `step()`, one training step, under torch's profiler; write its trace.
 
-    The file is for https://ui.perfetto.dev, and for `read_trace`.
+    The file is for https://ui.perfetto.dev, and for `read_trace`. Raises
+    UsageError if it cannot be written.
     """
     # otherwise the profiler's library reports each start and stop
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -46,13 +48,15 @@ def record_trace(step, path):
         torch.cuda.synchronize()  # what earlier steps have queued is not this step's
     with profile() as profiler, record_function(STEP):
         step()
+    path = Path(path)
+    profiler.export_chrome_trace(str(path))
     try:
-        profiler.export_chrome_trace(str(path))
-    finally:  # what the profiler has not finished, where the disk is full
-        unfinished = path.with_name(f"{path.name}.tmp")
-        unfinished.unlink(missing_ok=True)
-    if not path.is_file():
-        raise runs.cannot_write(path, OSError(None, "the trace could not be written"))
+        json_of(path)  # on a full disk, the profiler writes a part, or nothing
+    except Unusable:
+        for torn in (path, path.with_name(f"{path.name}.tmp")):
+            torn.unlink(missing_ok=True)
+        full = OSError(None, "the trace is not whole there")
+        raise runs.cannot_write(path, full) from None
 
 
 def events_of(path):
@@ -285,20 +289,22 @@ def training_step(model, images, labels, optimizer, device, args):
 def arguments(argv=()):
     parser = runs.parser(__file__, __doc__)
     flag, count, switch = parser.add_argument, runs.count, {"action": "store_true"}
-    flag("--workers", type=int, default=0, help="processes that read data (0)")
+    flag("--workers", type=runs.whole, default=0, help="processes that read data (0)")
     flag("--channels-last", **switch, help="images as (rows, columns, channels)")
     precisions, ways = ["fp32", "bf16"], ["none", "bf16", "powersgd"]
     flag("--precision", choices=precisions, default="fp32", help="of autocast (fp32)")
     flag("--fused", **switch, help="AdamW in one pass over all parameters")
     flag("--compile", **switch, help="compile the model: pays in long runs")
     flag("--static-graph", **switch, help="promise DDP that all steps are alike")
-    flag("--bucket-mb", type=float, help="size of DDP's buckets (25, the first 1)")
+    flag(
+        "--bucket-mb",
+        type=runs.megabytes,
+        help="size of DDP's buckets (25, the first 1)",
+    )
     flag("--compress", choices=ways, default="none", help="of the gradients (none)")
     flag("--trace", type=count, metavar="STEP", help="record this step's trace")
     args = parser.parse_args(argv)
-    if args.workers < 0:
-        parser.error(f"--workers {args.workers} is not a number of processes")
-    if args.bucket_mb is not None and not args.bucket_mb > 0:
+    if args.bucket_mb == 0:
         parser.error(f"--bucket-mb {args.bucket_mb} is not a size")
     if args.bucket_mb and args.compress == "powersgd":  # see lesson 14
         parser.error("--compress powersgd needs one bucket: leave out --bucket-mb")

@@ -18,7 +18,12 @@ import torch
 import torch.distributed as dist
 
 from ddp_course import UsageError, project_folder
-from ddp_course.ranks.environment import torchrun_environment
+from ddp_course.ranks import absent
+from ddp_course.ranks.environment import port_of, torchrun_environment
+from ddp_course.scenery.flag_types import count, folder_path, whole
+from ddp_course.scenery.flag_types import megabytes as megabytes
+from ddp_course.scenery.flag_types import number as number
+from ddp_course.scenery.flag_types import share as share
 
 # ---- flags ----
 
@@ -53,8 +58,8 @@ def parser(file, doc, trains="images", most=4096, per="step"):
     devices, auto = ["auto", "cpu", "cuda", "mps"], "auto is a GPU if there is one"
     flag("--device", choices=devices, default="auto", help=f"{auto} (auto)")
     out = project_folder() / "runs" / lesson
-    flag("--out", type=Path, default=out, help="where the result and the log go")
-    flag("--seed", type=int, default=0, help="of all random numbers (0)")
+    flag("--out", type=folder_path, default=out, help="where the result and the log go")
+    flag("--seed", type=whole, default=0, help="of all random numbers (0)")
     flag("--timeout", type=count, default=60, help="seconds to wait for a rank (60)")
     appended = "appended by some launchers; the environment says it, too"
     flag("--local-rank", "--local_rank", type=own_local_rank, help=appended)
@@ -76,11 +81,9 @@ def parser(file, doc, trains="images", most=4096, per="step"):
     return flags
 
 
-def count(text):
-    """The type of a flag that counts something: a whole number from 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)
+def port(text):
+    """The type of a flag that is a port of TCP."""
+    return port_of("--master-port", text)
 
 
 def own_local_rank(text):
@@ -304,6 +307,7 @@ def start(main):
         # a KeyboardInterrupt may come up in Python code that C++ has called, as DDP
         # does: C++ then aborts
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    absent.count_steps()
     try:
         main(sys.argv[1:])
     except UsageError as error:
@@ -318,9 +322,14 @@ def start(main):
         patience = time.monotonic() + 0.5
         while told and not told.exists() and time.monotonic() < patience:
             time.sleep(0.02)
-        if not (told and told.exists()):
+        if told and told.exists():
+            sys.exit(2)
+        line = absent.line_about(error)
+        if line is None:
             raise
-        sys.exit(2)
+        if line:
+            print(f"{Path(sys.argv[0]).name}: {line}", file=sys.stderr, flush=True)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -882,3 +882,39 @@ def test_a_lesson_started_many_times_at_once_does_not_clash(tmp_path):
         "result.json",
         "train.log",
     ]
+
+
+# ---- stopped, and NaN ----
+
+
+def stops_itself():
+    import signal
+
+    with process_group(timeout=60) as (rank, _):
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.barrier()
+
+
+def test_a_rank_that_a_signal_has_stopped_is_called_stopped():
+    with pytest.raises(RankTimeout, match=r"rank 1 was stopped \(SIGSTOP\) in .*kill"):
+        launch(stops_itself, timeout=2)
+
+
+def one_step(bad):
+    with process_group() as (rank, _):
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(4):
+            optimizer.zero_grad()
+            nan = bad and rank == 1 and step == 2
+            (model(torch.ones(3)) * (float("nan") if nan else 1.0)).sum().backward()
+            optimizer.step()
+
+
+def test_parameters_that_become_nan_are_noted_with_step_and_rank(capsys):
+    launch(one_step, True)
+    said = "note: after step 3, parameters are NaN on rank 1\n"
+    assert capsys.readouterr().out == said
+    launch(one_step, False)
+    assert capsys.readouterr().out == ""

@@ -509,9 +509,9 @@ def test_a_traced_run_writes_a_trace_for_each_rank_and_says_where_the_time_went(
     ("flags", "text"),
     [
         ("--trace 0", "'0' is not a whole number from 1"),
-        ("--workers -1", "--workers -1 is not a number of processes"),
+        ("--workers -1", "'-1' is not a whole number from 0"),
         ("--bucket-mb 0", "--bucket-mb 0.0 is not a size"),
-        ("--bucket-mb nan", "--bucket-mb nan is not a size"),
+        ("--bucket-mb nan", "'nan' is not a number from 0 to 1e\\+06"),
         ("--bucket-mb 2 --compress powersgd", "powersgd needs one bucket"),
         ("--bucket-mb 0.5 --compile", "--compile needs buckets of 1 MiB"),
     ],

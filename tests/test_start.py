@@ -218,18 +218,29 @@ def refused(folder):
     return done.stderr.removeprefix("ddp-course: ").rstrip()
 
 
-def test_a_folder_with_other_things_is_fine_unless_they_are_in_the_way(tmp_path):
+def test_a_folder_with_other_things_is_left_alone(tmp_path):
+    """What begins with a dot, such as a venv or a repository of git, is no other thing."""
+    (tmp_path / ".venv").mkdir()
     (tmp_path / "notes.txt").write_text("mine")
+    before = contents(tmp_path)
+    assert refused(tmp_path) == (
+        f"{tmp_path} holds other things, notes.txt for one: choose a new folder, or an "
+        "empty one"
+    )
+    assert contents(tmp_path) == before
+    (tmp_path / "notes.txt").unlink()
+    assert start.start(tmp_path).new
+    (tmp_path / "notes.txt").write_text("mine")  # later, they may come
+    assert start.start(tmp_path) == start.Outcome([], [], [])
+
+
+def test_a_file_of_another_kind_in_our_place_is_in_the_way(tmp_path):
     (tmp_path / "lessons").mkdir()
     theirs = tmp_path / LESSON
     theirs.write_text("mine")
     before = contents(tmp_path)
     assert refused(tmp_path) == f"{theirs} is in the way: choose another folder"
     assert contents(tmp_path) == before
-    theirs.rename(tmp_path / "lessons" / "mine.ipynb")
-    assert start.start(tmp_path).new
-    assert (tmp_path / "lessons" / "mine.ipynb").read_text() == "mine"
-    assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 def test_a_file_in_place_of_a_folder_is_told_in_one_line(tmp_path):
@@ -237,7 +248,7 @@ def test_a_file_in_place_of_a_folder_is_told_in_one_line(tmp_path):
     assert refused(tmp_path / "file").endswith("/file/lessons: Not a directory")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "lessons").touch()
-    assert refused(tmp_path / "folder").endswith("/folder/lessons: File exists")
+    assert "folder holds other things, lessons for one" in refused(tmp_path / "folder")
 
 
 def test_a_checkout_is_no_course_folder():

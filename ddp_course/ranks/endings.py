@@ -7,6 +7,7 @@ import signal
 import textwrap
 
 import cloudpickle
+import psutil
 
 from ddp_course import UsageError
 from ddp_course.ranks.frames import (
@@ -106,11 +107,13 @@ def places(endings):
 class Ending:
     """How one rank ended, from its exit code and its files in the folder.
 
-    running: whether it was still running and was stopped.
+    running: whether it was still running and was ended. stopped: whether a signal had
+    stopped it before.
     """
 
-    def __init__(self, folder, rank, exitcode, running):
+    def __init__(self, folder, rank, exitcode, running, stopped=False):
         self.rank, self.exitcode, self.running = rank, exitcode, running
+        self.stopped = stopped
         self.result = read(folder / f"{rank}.result")
         # a rank that we stop may still report a lost connection, which is caused by our
         # stopping the ranks
@@ -170,9 +173,20 @@ class Ending:
         if not self.running:
             return "had returned"
         if not self.stack:
-            return "was still starting"
+            return "was stopped (SIGSTOP)" if self.stopped else "was still starting"
         own = next(filter(is_learners, self.stack), self.stack[0])
-        return f"was in {format_frame(own)}"
+        state = "was stopped (SIGSTOP)" if self.stopped else "was"
+        return f"{state} in {format_frame(own)}"
+
+
+def is_stopped(process):
+    """Whether a signal has stopped a process, SIGSTOP or a terminal's Ctrl-Z; process:
+    its number.
+    """
+    try:
+        return psutil.Process(process).status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return False
 
 
 def read(path):

@@ -7,6 +7,7 @@ import atexit
 import itertools
 import os
 import socket
+import time
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import NamedTuple
@@ -47,6 +48,7 @@ def torchrun_environment():
         fix = "start with torchrun, which sets all of them, or unset them"
         raise UsageError(f"{present} set, but {', '.join(missing)} not: {fix}")
     place = Place(*map(whole_number, places))
+    port_of("MASTER_PORT", os.environ["MASTER_PORT"])
     for name, index, size in (
         ("RANK", place.rank, place.world_size),
         ("LOCAL_RANK", place.local_rank, place.local_world_size),
@@ -65,6 +67,13 @@ def whole_number(name, default=None):
         return int(value)
     except ValueError:
         raise UsageError(f"{name} must be a whole number, but is {value!r}") from None
+
+
+def port_of(name, text):
+    """A text as a port of TCP. Raises UsageError, with the name of where it comes from."""
+    if not text.isdecimal() or not 0 < int(text) < 2**16:
+        raise UsageError(f"{name} must be a port, 1 to 65535, but is {text[:40]!r}")
+    return int(text)
 
 
 def choose_device(wish="auto", collectives=True, deterministic=False):
@@ -141,7 +150,8 @@ def process_group(backend=None, timeout=300):
     other ranks. torch's own default is 30 minutes, and 10 for nccl.
     """
     backend = backend or backend_for(torch.device("cpu"))
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout), **rendezvous())
+    limit = timedelta(seconds=timeout)
+    dist.init_process_group(backend, timeout=limit, **rendezvous(timeout))
     try:
         if backend != "nccl":
             # otherwise one rank could leave while another is still connecting to it
@@ -157,11 +167,15 @@ def process_group(backend=None, timeout=300):
 _groups = itertools.count()  # the number of groups that this process has joined
 
 
-def rendezvous():
+_met_in = []  # the store that this process serves, as rank 0
+
+
+def rendezvous(timeout=300):
     """Where this process meets the other ranks: arguments for `init_process_group`.
 
     Under torchrun, the environment has everything and there is nothing to add. A single
-    process gets its own store, which needs no address and no port.
+    process gets its own store, which needs no address and no port. timeout: seconds to
+    wait for the store.
     """
     stay_on_this_machine()
     check_network()
@@ -170,7 +184,10 @@ def rendezvous():
         return {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     attempt = whole_number("TORCHELASTIC_RESTART_COUNT", 0)
     group = next(_groups)
-    address, port = os.environ["MASTER_ADDR"], whole_number("MASTER_PORT")
+    address, port = (
+        os.environ["MASTER_ADDR"],
+        port_of("MASTER_PORT", os.environ["MASTER_PORT"]),
+    )
     served_by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if not on_one_machine():
         return {}
@@ -178,8 +195,9 @@ def rendezvous():
         # rank 0 must serve the store, and would otherwise listen on all interfaces
         if rank == 0:
             store = host_store(port)
+            _met_in[:] = [store]
         else:
-            store = dist.TCPStore(address, port, is_master=False)
+            store = connect_to(address, port, timeout)
         return {"store": store, "rank": rank, "world_size": world_size}
     if attempt == group == 0 or not served_by_torchrun:
         return {}
@@ -187,9 +205,42 @@ def rendezvous():
     # and join another. The store still has the old addresses, under the names that the
     # new ranks use to find each other. On one machine, all ranks can agree on a new
     # prefix.
-    store = dist.TCPStore(address, port, is_master=False)
+    store = connect_to(address, port, timeout)
     store = dist.PrefixStore(f"attempt {attempt}, group {group}", store)
     return {"store": store, "rank": rank, "world_size": world_size}
+
+
+def connect_to(address, port, timeout):
+    """The TCPStore that another process serves; timeout: seconds to wait for it.
+
+    Raises UsageError where nobody answers. TCPStore would say the same in sixty lines.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=timeout).close()
+            break
+        except OSError:
+            if time.monotonic() > deadline:
+                where = f"nothing answers at {address}:{port}"
+                absent = f"rank 0 did not come to the group within {timeout:g} s"
+                raise UsageError(f"{absent}: {where}") from None
+            time.sleep(0.1)
+    limit = timedelta(seconds=timeout)
+    return dist.TCPStore(address, port, is_master=False, timeout=limit)
+
+
+def meeting_place(timeout):
+    """The store of the job in this attempt, for what the ranks say to each other when
+    their group is gone. Raises DistError where it is gone, too.
+    """
+    attempt = whole_number("TORCHELASTIC_RESTART_COUNT", 0)
+    address, port = (
+        os.environ["MASTER_ADDR"],
+        port_of("MASTER_PORT", os.environ["MASTER_PORT"]),
+    )
+    store = _met_in[0] if _met_in else connect_to(address, port, timeout)
+    return dist.PrefixStore(f"after attempt {attempt}", store)
 
 
 def host_store(port=0):

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import cloudpickle
 
+from ddp_course.ranks import nan_note
 from ddp_course.ranks.namespaces import MACHINE, move_into
 from ddp_course.ranks.output import write_output_to
 
@@ -50,6 +51,8 @@ def rank_main(rank, payload, folder, environments, timeout, plain=False):
         os.environ.clear()
         os.environ.update(environments[rank])
         _apply_environment()
+        if not plain:
+            nan_note.watch(f"{folder}/{rank}.nan")
         fn, args, kwargs = cloudpickle.loads(payload)
         packed = _pack(fn(*args, **kwargs), plain)
         Path(folder, f"{rank}.result").write_bytes(packed)

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import cloudpickle
 
-from ddp_course.ranks import endings
+from ddp_course.ranks import endings, nan_note
 from ddp_course.ranks.endings import (
     HANG_UPS,
     SYMPTOMS,
@@ -324,15 +324,19 @@ class _Run:
                         for rank, process in enumerate(self.processes)
                         if process.is_alive()
                     ]
+                pids = [process.pid for process in self.processes]
+                stopped = [rank for rank in running if endings.is_stopped(pids[rank])]
                 self._ask_where_they_stand(running)
                 for process in self.processes:
                     _kill(process)
                 for rank, process in enumerate(self.processes):
-                    self.endings.append(
-                        Ending(self.folder, rank, process.exitcode, rank in running)
-                    )
+                    state = rank in running, rank in stopped
+                    ending = Ending(self.folder, rank, process.exitcode, *state)
+                    self.endings.append(ending)
                 died = [ending.rank for ending in self.endings if ending.died]
                 self.output.show(rest=True, but_not=died)
+                if told := nan_note.note(self.folder, len(self.processes)):
+                    print(told)
             finally:
                 shutil.rmtree(self.folder, ignore_errors=True)
         if kind is KeyboardInterrupt:
@@ -351,6 +355,7 @@ class _Run:
         for rank in ranks:
             with suppress(ProcessLookupError):
                 os.kill(self.processes[rank].pid, signal.SIGUSR2)
+                os.kill(self.processes[rank].pid, signal.SIGCONT)  # one that is stopped
         stacks = [self.folder / f"{rank}.stack" for rank in ranks]
         patience = time.monotonic() + 0.5
         while time.monotonic() < patience and not all(

@@ -7,6 +7,7 @@ any computing, as it does between GPUs. `launch(..., network=Network(1e-3, 1e9))
 ranks use it, by an environment variable that `process_group` reads.
 """
 
+import math
 import os
 import queue
 import threading
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
+from ddp_course import UsageError
 from ddp_course.ranks.launch import NETWORK
 
 
@@ -42,7 +44,16 @@ class Network(NamedTuple):
 def network_of_environment():
     """The Network that `launch` was asked for, or None."""
     numbers = os.environ.get(NETWORK)
-    return Network(*map(float, numbers.split())) if numbers else None
+    if not numbers:
+        return None
+    try:
+        latency, bandwidth = map(float, numbers.split())
+        if 0 <= latency < math.inf and bandwidth > 0:
+            return Network(latency, bandwidth)
+    except ValueError:
+        pass
+    what = "two numbers, seconds and bytes per second"
+    raise UsageError(f"{NETWORK} must be {what}, but is {numbers[:40]!r}")
 
 
 def register():

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from ddp_course import UsageError, project_folder
+from ddp_course.scenery.flag_types import count, folder_path
 from ddp_course.scenery.images import WholeBatch
 from ddp_course.scenery.shards import MANIFEST, SHARD, read_tokens, write_tokens
 from ddp_course.scenery.tokenizers import BPE, Bytes
@@ -205,9 +206,9 @@ def arguments(argv):
     flag = flags.add_argument
     flag("--data", default="python", help="python, or a folder of text (python)")
     flag("--tokenizer", default="bytes", help="bytes, bpe, or a tokenizer.json (bytes)")
-    flag("--vocabulary", type=int, default=2048, help="tokens that bpe learns (2048)")
-    flag("--shard", type=int, default=SHARD, help="tokens per file (50 million)")
-    flag("--out", type=Path, required=True, help="the folder, which must be new")
+    flag("--vocabulary", type=count, default=2048, help="tokens that bpe learns (2048)")
+    flag("--shard", type=count, default=SHARD, help="tokens per file (50 million)")
+    flag("--out", type=folder_path, required=True, help="the folder, which must be new")
     return flags.parse_args(argv)
 
 

@@ -50,6 +50,10 @@ def start(folder):
             outcome.updated.append(name)
         elif version != copied:
             outcome.kept.append(name)
+    if not any(os.path.lexists(folder / name) for name in [COURSE_FILE, *ours]):
+        if others := [path.name for path in folder.glob("[!.]*")]:
+            problem = f"{folder} holds other things, {min(others)} for one"
+            raise UsageError(f"{problem}: choose a new folder, or an empty one")
     if outcome.kept and not (folder / COURSE_FILE).exists():
         in_the_way = folder / outcome.kept[0]
         raise UsageError(f"{in_the_way} is in the way: choose another folder")
