@@ -471,6 +471,28 @@ def test_what_is_no_file_of_a_notebook_is_told_in_one_line(kind, course):  # noq
         assert "\n" not in job.damage
 
 
+def test_the_answers_that_are_graded_at_once_fit_into_the_machine(
+    course,  # noqa: F811
+    quick,
+    monkeypatch,
+):
+    monkeypatch.setattr(grading, "machine_memory", lambda: 16 * 10**9)
+    fits = grading.workers_that_fit
+    assert [fits(8, 4.0), fits(2, 4.0), fits(8, 1.0), fits(8, 30.0)] == [3, 2, 7, 1]
+    submit(course / "all" / "a", {"bucketed": "right"})
+    rules = []
+    grade_all = grading.grade
+
+    def noting(jobs, its, *rest, **more):
+        rules.append(its)
+        return grade_all(jobs, its, *rest, **more)
+
+    monkeypatch.setattr(grading, "grade", noting)
+    done = ddp_course("grade", "--without-a-sandbox", "all", "-j", "8")
+    assert "grading 3 at once: 8 with 4 GB each are more than" in done.stderr
+    assert rules[0].workers == 3
+
+
 def test_links_to_folders_are_left_out_and_odd_names_do_no_harm(course, capsys):  # noqa: F811
     submit(course / "all" / "a", {})
     (course / "all" / "b").mkdir()

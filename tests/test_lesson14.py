@@ -78,6 +78,28 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path):
     assert [json.loads(row)["step"] for row in rows] == list(range(12))
 
 
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (["--compress", "bf16"], "made with compress none, not bf16"),
+        (["--batch-size", "8"], r"made with batch-size \d+, not 8"),
+    ],
+)
+def test_what_changes_the_numbers_must_be_the_same_at_a_resume(flags, said, tmp_path):
+    launch(run, tmp_path, nproc=1)
+    with pytest.raises(RankError, match=said):
+        launch(run, tmp_path, "--epochs", "2", "--resume", *flags, nproc=1)
+
+
+def test_what_a_killed_run_has_left_unfinished_is_removed_by_the_next(tmp_path):
+    """And nothing else that begins with a dot."""
+    for name in (".model.pt.123.unfinished", ".job.7.unfinished", ".mine", ".a.7"):
+        (tmp_path / name).touch()
+    launch(run, tmp_path, nproc=1)
+    left = {path.name for path in tmp_path.iterdir() if path.name.startswith(".")}
+    assert left == {".mine", ".a.7"}
+
+
 def test_without_resume_a_run_begins_anew(tmp_path):
     for _ in range(2):
         launch(run, tmp_path, "--epochs", "1", nproc=1)

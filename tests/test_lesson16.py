@@ -505,6 +505,19 @@ def test_a_traced_run_writes_a_trace_for_each_rank_and_says_where_the_time_went(
         assert used["computing"] > 0 and used["exposed"] + used["hidden"] > 0
 
 
+def trace_on_a_full_disk(folder):
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    lesson16.record_trace(lambda: torch.ones(3).sum(), folder / "trace.json")
+
+
+def test_a_trace_that_does_not_fit_on_the_disk_is_named_and_not_left(tmp_path):
+    with pytest.raises(RankError, match="UsageError: cannot write to .*trace.json"):
+        launch(trace_on_a_full_disk, tmp_path, nproc=1)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("flags", "text"),
     [

@@ -573,6 +573,8 @@ def step(self, *args, **kwargs):
             os._exit(0)
         while fault == "loops":
             time.sleep(1)
+        if fault == "comes late":
+            time.sleep(4.5)
     return real(self, *args, **kwargs)
 
 def short(model, loader, *args):
@@ -587,7 +589,8 @@ IN_BACKWARD = r"ddp_course/lesson01.py, line \d+, in train_one_epoch: loss.backw
 ABSENT = {
     "stops": "rank 1, which is stopped (SIGSTOP), did not come to step 5 within 3 s: ",
     "loops": "rank 1 did not come to step 5 within 3 s: rank 0 has waited in ",
-    "leaves": "rank 1 has left before step 5: rank 0 needs it in ",
+    "comes late": "a rank came to step 5 later than within 3 s: rank 0 has waited in ",
+    "leaves": "rank 1 has left before step 5: rank 0 has waited in ",
     "has less data": "the ranks wait for each other, in different places: rank 0 in ",
 }
 

@@ -72,20 +72,21 @@ def compare_notes(error, in_vain):
             time.sleep(0.05)
         return ""
     store.set("told", "")
-    places = {other: note[2:] for other, note in notes.items()}
     missing = [other for other in range(ranks) if other not in notes]
-    step = f"step {_steps[0] + 1}"
-    if missing and not waited:
-        return f"rank {missing[0]} has left before {step}: rank {rank} needs it in {places[rank]}"
-    if not missing:
-        told = "; ".join(f"rank {other} in {place}" for other, place in places.items())
-        return f"the ranks wait for each other, in different places: {told}"
-    who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {missing}"
-    pids = filter(None, map(process_of, missing))
-    state = ", which is stopped (SIGSTOP)," if any(map(is_stopped, pids)) else ""
+    places = {other: note[2:] for other, note in notes.items()}
+    step, place = f"step {_steps[0] + 1}", f"rank {rank} has waited in {places[rank]}"
+    if not waited:
+        return f"rank {missing[0]} has left before {step}: {place}" if missing else None
     limit = seconds(re.search(r"(\d+)\s?ms", str(error))[1])
-    told = f"{who}{state} did not come to {step} within {limit}"
-    return f"{told}: rank {rank} has waited in {places[rank]}"
+    if missing:
+        who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {missing}"
+        if any(map(is_stopped, filter(None, map(process_of, missing)))):
+            who += ", which is stopped (SIGSTOP),"
+        return f"{who} did not come to {step} within {limit}: {place}"
+    if len(set(places.values())) == 1:
+        return f"a rank came to {step} later than within {limit}: {place}"
+    told = "; ".join(f"rank {other} in {line}" for other, line in places.items())
+    return f"the ranks wait for each other, in different places: {told}"
 
 
 def place_of(error):

@@ -301,9 +301,13 @@ def grade(
         if file and not file.parent.is_dir():
             raise UsageError(f"there is no folder {file.parent} for {file.name}")
     earlier = grading.report_in(report) if resume else {}
+    wish = workers or grading.Rules.workers
+    fitting = grading.workers_that_fit(wish, memory)
+    if workers and fitting < workers:
+        limit = f"{workers} with {memory:g} GB each are more than this machine has"
+        print(f"grading {fitting} at once: {limit}", file=sys.stderr)
     chosen = {"seconds": seconds, "patience": patience, "memory": memory}
-    if workers:
-        chosen["workers"] = workers
+    chosen["workers"] = fitting
     rules = grading.Rules(
         seed=next(
             each

@@ -64,6 +64,24 @@ class Rules:
     workers: int = max(1, min(4, (os.cpu_count() or 1) // 2))
 
 
+def workers_that_fit(wish, memory):
+    """How many answers may be graded at once, of `wish`: what they may use together, and
+    a gigabyte each for their judges, stays below this machine's memory. memory: GB for
+    one answer.
+    """
+    return max(
+        1, min(wish, int((machine_memory() - sandbox.SPARE) / 1e9 / (memory + 1)))
+    )
+
+
+def machine_memory():
+    """Bytes of memory that this machine has, or the container in which this runs."""
+    limits = [psutil.virtual_memory().total]
+    with suppress(OSError, ValueError):  # "max" is no number
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(limits)
+
+
 class Job(NamedTuple):
     """One answer to grade. written: an exercises.Written, or None; damage: why the
     notebook could not be read, a line, or "".

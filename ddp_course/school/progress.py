@@ -82,6 +82,6 @@ def _one_at_a_time():
 
 
 def _store(done):
-    temporary = path().with_name(f".progress.{os.getpid()}")
+    temporary = path().with_name(".progress.unfinished")  # one at a time: see there
     temporary.write_text(json.dumps(done, indent=2) + "\n")
     os.replace(temporary, path())
