@@ -983,3 +983,20 @@ def test_patients_of_two_names_differ_and_those_of_one_do_not():
     for name in names:
         found = patients.truths(name).values()
         assert len({truth.cause for truth in found}) == len(patients.PATIENTS)
+
+
+def in_the_folder(folder):
+    with process_group(), lesson15.flight_recorded(folder):
+        return True
+
+
+def test_a_flight_folder_with_odd_names_is_no_obstacle_and_a_folder_in_it_is_named(
+    tmp_path,
+):
+    (tmp_path / "fr_²").touch()
+    (tmp_path / "fr_0").write_bytes(b"of an earlier run")
+    assert launch(in_the_folder, tmp_path, nproc=1) == [True]
+    assert [path.name for path in tmp_path.iterdir()] == ["fr_²"]
+    (tmp_path / "stack_0.txt").mkdir()
+    with pytest.raises(RankError, match="cannot write to .*stack_0.txt"):
+        launch(in_the_folder, tmp_path, nproc=1)

@@ -725,6 +725,14 @@ def test_a_disk_that_is_full_at_the_end_has_cost_no_number(small_disk, capsys):
     assert "0.97" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_log_that_is_no_file_gives_one_line(make, tmp_path, monkeypatch):
+    """A pipe would be waited for."""
+    make(tmp_path / "train.log")
+    done = start_here(monkeypatch, *FEW, "--out", str(tmp_path))
+    assert_one_line(done, f"cannot write to {tmp_path}: ")
+
+
 def test_files_are_written_whole_or_not_at_all(tmp_path):
     path = tmp_path / "result.json"
     writer = f"""
