@@ -99,6 +99,11 @@ def start_engine(network, config, device):
     Raises UsageError for a configuration that DeepSpeed refuses, or cannot compile.
     """
     deepspeed = load_deepspeed(device)
+    zero = config.get("zero_optimization")
+    sharded = isinstance(zero, dict) and zero.get("stage") == 3
+    if sharded and "LOCAL_RANK" not in os.environ:  # which DeepSpeed reads then
+        fix = "torchrun --nproc_per_node 1 for a single one"
+        raise UsageError(f"stage 3 needs a launcher that numbers the ranks: {fix}")
     with refusals_in_words(config):
         engine, *_ = deepspeed.initialize(
             model=network, config=config, dist_init_required=False

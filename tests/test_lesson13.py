@@ -1239,3 +1239,12 @@ def test_the_bubble_is_that_of_a_schedule_that_is_played_through(stages, micro_b
     assert 1 - micro_batches / ends[-1] == pytest.approx(
         pipeline.bubble(stages, micro_batches)
     )
+
+
+def test_stage_3_without_a_launcher_is_refused_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    flags = ["--stage", "3", "--train-samples", "16", "--out", tmp_path]
+    done = python("ddp_course/lesson13.py", *flags, timeout=100)
+    assert done.returncode == 2
+    line = "lesson13.py: stage 3 needs a launcher that numbers the ranks: torchrun"
+    assert done.stderr.strip().splitlines()[-1].startswith(line)
