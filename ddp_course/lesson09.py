@@ -34,6 +34,7 @@ from ddp_course.ranks.environment import (
 )
 from ddp_course.scenery.checkpoints import (
     check_numbers,
+    checkpoints,
     finished,
     load_checkpoint,
     load_state,
@@ -107,6 +108,8 @@ def snapshot(parts, losses, seconds, settings, device):
 
 def restore(parts, device, shared, own):
     """Load a snapshot into the parts of a run; raise an error if it does not fit."""
+    check_alike(shared["updates"], 0, "the number of updates")
+    check_alike(list(own["losses"].shape[:1]), [0], "the losses")
     if len(own["losses"]) != shared["updates"]:
         counts = f"{len(own['losses'])} losses of {shared['updates']} updates"
         raise Unusable(f"it has {counts}")
@@ -212,6 +215,9 @@ def resume(folder, settings, restore):
         if dist.get_rank() == 0:
             warn(checkpoint, problem)
         checkpoint = newest(folder, older_than=checkpoint)
+    unfinished = [path.name for path in checkpoints(folder)]
+    if dist.get_rank() == 0 and unfinished and not finished(folder):
+        warn(folder / unfinished[-1], "it has no manifest: starting anew")
     if finished(folder):
         fix = "see train.log; without --resume, the run starts anew"
         raise UsageError(f"no checkpoint in {folder} can be used: {fix}")
@@ -346,10 +352,12 @@ def train(args, rank, world_size, device, told=()):
     if rank == 0:
         runs.write_atomically(args.out / "job", job())
     if found:
-        losses, seconds = list(found[1]["losses"].to(device)), found[0]["seconds"]
-        if len(losses) > updates:
-            problem = f"the checkpoints are {len(losses)} updates into their run"
+        if found[0]["updates"] > updates:
+            problem = (
+                f"the checkpoints are {found[0]['updates']} updates into their run"
+            )
             raise UsageError(f"{problem}; --epochs {args.epochs} has only {updates}")
+        losses, seconds = list(found[1]["losses"].to(device)), found[0]["seconds"]
         # --epochs may be more than it was: take the rate of the new schedule
         scheduler.last_epoch -= 1
         scheduler.step()

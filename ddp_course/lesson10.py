@@ -33,6 +33,7 @@ from ddp_course.ranks.environment import (
     process_group,
 )
 from ddp_course.scenery.models import GPT, SHAPES
+from ddp_course.scenery.readable import check_alike
 from ddp_course.scenery.text import load_windows
 
 MOST_ON_A_CPU = 8192  # windows to train on, unless --train-samples says more
@@ -225,6 +226,12 @@ def settings_of(args, fingerprint, train_set, world_size):
     return chosen | data | {"ranks": world_size}
 
 
+def restore(parts, device, shared, own):
+    """Lesson 9's, for a checkpoint that has looks at the validation text, too."""
+    check_alike(shared["looks"], {}, "what was looked at")
+    lesson09.restore(parts, device, shared, own)
+
+
 def train(args, rank, world_size, device):
     log, shape = runs.open_folder(args.out), SHAPES[args.shape]
     train_set, unseen, tokenizer, fingerprint = load_windows(
@@ -268,8 +275,8 @@ def train(args, rank, world_size, device):
     settings = settings_of(args, fingerprint, train_set, world_size)
     folder, losses, looks, seconds = args.out / "checkpoints", [], {}, 0.0
     if args.resume or lesson09.goes_on(args.out):
-        restore = partial(lesson09.restore, parts, device)
-        if found := lesson09.resume(folder, settings, restore):
+        take_over = partial(restore, parts, device)
+        if found := lesson09.resume(folder, settings, take_over):
             losses = list(found[1]["losses"].to(device))
             looks, seconds = found[0]["looks"], found[0]["seconds"]
     elif rank == 0:

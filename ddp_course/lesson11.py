@@ -47,6 +47,7 @@ def load_base(args, device):
     )
     model = transformers.AutoModelForCausalLM.from_pretrained(
         args.base,
+        trust_remote_code=False,  # or it would ask whether to run the model's own code
         # 16 bits would lose the small updates of the weights themselves
         dtype=torch.float32 if args.method == "full" else precision,
         quantization_config=four_bits if args.method == "qlora" else None,

@@ -151,6 +151,8 @@ def load(engine, folder, settings, universal):
     try:
         _, progress = engine.load_checkpoint(str(folder))
         check_alike([progress.get(name) for name in PROGRESS], [0, [0.0], 0.0])
+        if progress["epoch"] < 0 or progress["seconds"] < 0:
+            raise Unusable("it counts below 0")
     except Exception as error:  # DeepSpeed has errors of many kinds
         raise UsageError(
             f"{folder} cannot be used: {Unusable.because(error)}"

@@ -133,6 +133,8 @@ def resume(path, parts, settings):
         progress, states = checkpoint["progress"], checkpoint["states"]
         check_settings(progress["settings"], settings, path)
         check_alike(progress, PROGRESS | {"settings": settings}, "the progress")
+        if progress["seconds"] < 0:
+            raise Unusable("its seconds are below 0")
         for name, part in parts.items():
             load_state(part, states[name])
         check_numbers(parts["model"], parts["optimizer"])

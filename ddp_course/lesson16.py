@@ -31,6 +31,7 @@ from ddp_course.scenery.readable import Unusable, check_alike, json_of
 
 # ---- where a step's time goes ----
 
+LATEST = 1e18  # microseconds
 STEP = "the step"  # the range in a trace that holds the whole step
 TRANSFERS = ("gloo:", "nccl", "pretend:")  # what moves data
 STARTS = ("autograd::engine", "c10d::", "record_param_comms")  # what may only wait
@@ -68,6 +69,8 @@ def events_of(path):
         for event in events:
             check_alike([event["name"], event["cat"]], ["", ""], "an event")
             check_alike([event["ts"], event["dur"]], [0.0, 0.0], "an event's time")
+            if abs(event["ts"]) > LATEST or not 0 <= event["dur"] <= LATEST:
+                raise Unusable("an event's time is impossible")
         steps = [event["cat"] for event in events if event["name"] == STEP]
         if steps.count("user_annotation") != 1:
             raise Unusable("it holds no step, or several")

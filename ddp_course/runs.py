@@ -338,7 +338,8 @@ def leave(problem, told):
     """End this process with exit code 2 and one line, if no other rank has printed it."""
     try:
         told and told.touch(exist_ok=False)
-        print(f"{Path(sys.argv[0]).name}: {problem}", file=sys.stderr, flush=True)
+        line = "".join(c if c.isprintable() else " " for c in str(problem))[:2000]
+        print(f"{Path(sys.argv[0]).name}: {line}", file=sys.stderr, flush=True)
     except FileExistsError:
         pass
     sys.exit(2)

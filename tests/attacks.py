@@ -28,7 +28,7 @@ def average_gradients(module):
     leads_to_python = {name for folder in sys.path + [sys.base_prefix] for name in folder.split("/")}
     probe("home", lambda: set(os.listdir("HOME")) - leads_to_python)
     probe("kernel", lambda: [line for line in lines if "kernel" in line or "pytest" in line])
-    probe("pid 1", lambda: "bwrap" not in open("/proc/1/cmdline").read())
+    probe("pid 1", lambda: "in_sandbox" not in open("/proc/1/cmdline").read())
     probe("secret", lambda: "SECRET" in os.environ)
     probe("network", lambda: [n for _, n in socket.if_nameindex() if n != "lo"])
     probe("judge.py", lambda: written(ddp_course.school.judge.__file__))
@@ -82,15 +82,32 @@ def average_gradients(module):
 
 FILES_WITHOUT_NAMES = """
 def attack():
-    import os, time
-    kept = []
-    for number in range(16):
-        kept.append(os.memfd_create("x"))
-        os.write(kept[-1], bytes(2 * 10**7))
+    import mmap, os, socket
+    got = {}
+    for name, call in {
+        "a file in memory": lambda: os.memfd_create("x"),
+        "memory without a file": lambda: mmap.mmap(-1, 10**6),
+    }.items():
+        try:
+            got[name] = bool(call())
+        except OSError as error:
+            got[name] = error.strerror
+    ours, _ = socket.socketpair()
+    before = ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * 2**20)
+    got["buffers"] = ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - before
+    kept, got["written"] = [], 0
+    for number in range(60):
         kept.append(os.open(f"/tmp/{number}", os.O_CREAT | os.O_WRONLY))
         os.unlink(f"/tmp/{number}")
-        os.write(kept[-1], bytes(2 * 10**7))
-    time.sleep(30)
+        try:
+            got["written"] += os.write(kept[-1], bytes(2 * 10**7))
+        except OSError as error:
+            got["end"] = error.strerror
+            break
+    for file in kept:  # the rank has to write, too
+        os.close(file)
+    return got
 
 result = attack()
 """
@@ -132,6 +149,54 @@ def attack():
         except OSError:
             pass
     return got
+
+result = attack()
+"""
+
+MANY_NAMES = """
+def attack():
+    import time
+    for number in range(40_000):
+        open(f"/tmp/{number}", "w").close()
+    time.sleep(20)
+
+result = attack()
+"""
+
+# the descriptors of the processes that the judge has started there
+OPENS_DESCRIPTORS = """
+def attack():
+    import os
+    got = []
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        for number in range(6):
+            try:
+                place = os.readlink(f"/proc/{process}/fd/{number}")
+                os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
+            except OSError:
+                continue
+            if place != "/dev/null" and process not in (str(os.getpid()), "self"):
+                got.append((int(process), number, place.split(":")[0]))
+    os.kill(1, 9)
+    return got, os.path.realpath("/tmp") in map(os.path.realpath, __import__("sys").path)
+
+result = attack()
+"""
+
+# modules in the place of those that would start anew, if their processes were killed
+TAKES_THE_PLACE = """
+def attack():
+    import os
+    os.makedirs("/tmp/multiprocessing")
+    for name in ("forkserver", "resource_tracker"):
+        with open(f"/tmp/multiprocessing/{name}.py", "w") as file:
+            file.write("open('/tmp/reached', 'w')")
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        if int(process) not in (1, os.getpid()):
+            try:
+                os.kill(int(process), 9)
+            except OSError:
+                pass
 
 result = attack()
 """

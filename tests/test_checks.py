@@ -61,7 +61,9 @@ def observers():
         module = importlib.import_module(each.name)
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             called = isinstance(node, ast.Call) and getattr(node.func, "attr", None)
-            if called in ("on_ranks", "apart") and isinstance(node.args[0], ast.Name):
+            if called in ("on_ranks", "apart", "without") and isinstance(
+                node.args[0], ast.Name
+            ):
                 found.append(getattr(module, node.args[0].id, None))
     return sorted({each for each in found if each}, key=lambda each: each.__module__)
 

@@ -5,6 +5,7 @@ nothing in it is run.
 import hashlib
 import json
 import os
+import pickle
 import random
 import signal
 from contextlib import contextmanager
@@ -23,7 +24,13 @@ from deepspeed.runtime.fp16.loss_scaler import LossScaler  # noqa: E402
 
 from ddp_course import UsageError, lesson09, lesson14, lesson16
 from ddp_course.ranks.environment import process_group
-from ddp_course.scenery import sharded_checkpoints, shards, text, trainer_checkpoints
+from ddp_course.scenery import (
+    checkpoints,
+    sharded_checkpoints,
+    shards,
+    text,
+    trainer_checkpoints,
+)
 from ddp_course.scenery.configurations import check_batch, read_configuration
 from ddp_course.scenery.deepspeed_checkpoints import settings_in
 from ddp_course.scenery.readable import Unusable, check_alike
@@ -450,3 +457,90 @@ def test_deepspeeds_own_classes_are_all_that_its_files_may_hold(tmp_path):
     ):
         subject.read(tmp_path)
     assert damages.CANARY not in os.environ
+
+
+@pytest.mark.parametrize("name", ["epoch-[1]", "epoch-1\n", "epoch\r1", "*", "..", ""])
+def test_a_name_that_deepspeed_would_read_in_another_way_is_refused(name, tmp_path):
+    """It takes `latest` for a pattern, and may find another folder than we looked at."""
+    DeepSpeedCheckpoint().make(tmp_path)
+    (tmp_path / "latest").write_text(name)
+    if name.strip("."):
+        (tmp_path / name).mkdir(exist_ok=True)
+    with pytest.raises(UsageError, match="which is no folder there|holds more"):
+        DeepSpeedCheckpoint().read(tmp_path)
+
+
+def test_a_link_within_a_checkpoint_is_refused(tmp_path):
+    """DeepSpeed would follow it."""
+    DeepSpeedCheckpoint().make(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "epoch-1" / "zero").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="zero is no file and no folder"):
+        DeepSpeedCheckpoint().read(tmp_path)
+
+
+def metadata_changed(folder, change):
+    """A sharded checkpoint whose .metadata a function has changed."""
+    ShardedCheckpoint().make(folder)
+    path = folder / "checkpoints" / "epoch-0001" / ".metadata"
+    found = pickle.loads(path.read_bytes())
+    path.write_bytes(change(found))
+
+
+def test_a_pickle_that_changes_a_class_is_refused(tmp_path):
+    """Of the classes that belong there, too: PosixPath.rename, for one."""
+    state = b"\x80\x02cpathlib\nPosixPath\nN}X\x06\x00\x00\x00renamecpathlib\nPosixPath\ns\x86b."
+    metadata_changed(tmp_path, lambda _: state)
+    before = Path.rename
+    with pytest.raises(UsageError, match="it changes a class or a function"):
+        ShardedCheckpoint().read(tmp_path)
+    assert Path.rename is before and type(tmp_path).rename is before
+
+
+def test_a_checkpoint_with_a_part_missing_is_refused(tmp_path):
+    """torch would leave the parameters as they are, without a word."""
+
+    def without_chunks(found):
+        for form in found.state_dict_metadata.values():
+            if hasattr(form, "chunks"):
+                form.chunks = []
+        return pickle.dumps(found)
+
+    metadata_changed(tmp_path, without_chunks)
+    with pytest.raises(UsageError, match="a part of a tensor is missing"):
+        ShardedCheckpoint().read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"amsgrad": True}, {"capturable": True}, {"betas": (2, 5)}, {"maximize": True},
+        {"lr": "fast"}, {"weight_decay": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_an_optimizer_with_other_settings_is_refused(change, tmp_path):
+    OneFileCheckpoint().make(tmp_path)
+    path = tmp_path / "checkpoint.pt"
+    content = torch.load(path)
+    content["states"]["optimizer"]["param_groups"][0] |= change
+    torch.save(content, path)
+    with pytest.raises(UsageError, match="is of another kind|settings were others"):
+        OneFileCheckpoint().read(tmp_path)
+
+
+def test_a_file_that_is_too_large_to_be_read_whole_is_refused(tmp_path):
+    """A sparse one takes no room on the disk, and all memory where it is read."""
+    for subject, name in [(Report(), "report.json"), (Weights(), "weights.json")]:
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(2**40)
+        with pytest.raises(UsageError):
+            subject.read(tmp_path)
+
+
+def test_setting_without_end_is_not_printed(tmp_path):
+    laughs = ["ha"]
+    for _ in range(40):
+        laughs = [laughs, laughs]
+    with at_most(20), pytest.raises(UsageError, match="seed another list, not 0"):
+        checkpoints.check_settings({"seed": laughs}, {"seed": 0}, tmp_path)

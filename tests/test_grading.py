@@ -570,11 +570,58 @@ def test_an_error_that_a_sandbox_tells_is_cut():
 
 
 @needs_bwrap
-def test_files_without_names_count_and_nobody_makes_namespaces():
-    with pytest.raises(RankError, match="MB of files"):
-        in_a_sandbox(attacks.FILES_WITHOUT_NAMES)
+def test_memory_without_an_owner_is_not_given_and_nobody_makes_namespaces():
+    got, *namespaces = [
+        one
+        for [one] in in_a_sandbox(attacks.FILES_WITHOUT_NAMES, attacks.MAKES_NAMESPACES)
+    ]
+    refused = "Operation not permitted"
+    assert got["a file in memory"] == got["memory without a file"] == refused
+    assert got["buffers"] == 0 and got["end"] == "No space left on device"
+    assert got["written"] <= sandbox.SIZE
     if sandbox.no_namespaces_within():
-        assert in_a_sandbox(attacks.MAKES_NAMESPACES) == [[0]]
+        assert namespaces == [0]
+
+
+@needs_bwrap
+def test_names_are_limited_as_bytes_are():
+    with pytest.raises(RankError, match="made more than 20000 files"):
+        in_a_sandbox(attacks.MANY_NAMES)
+
+
+@needs_bwrap
+def test_no_descriptor_of_the_judge_is_within_reach_and_process_1_stays():
+    """Of multiprocessing's own, one is: the tracker's pipe, which is no way out."""
+    [[(got, on_the_path)], [one]] = in_a_sandbox(
+        attacks.OPENS_DESCRIPTORS, "result = 1"
+    )
+    assert one == 1 and not on_the_path
+    assert {(number, kind) for process, number, kind in got if process < 4} <= {
+        (number, "pipe") for number in range(3, 6)
+    }
+
+
+@needs_bwrap
+def test_what_an_answer_puts_in_the_place_of_our_processes_does_not_start():
+    with pytest.raises(RankError, match="ended the process that starts its ranks"):
+        in_a_sandbox(attacks.TAKES_THE_PLACE)
+
+
+def test_what_others_may_have_caused_gets_another_try_alone(course, monkeypatch):  # noqa: F811
+    submit(course / "all" / "a", {"bucketed": "mine = 1"})
+    begin, asked = {"details": {"where": f"... {sandbox.FULL}"}}, []
+
+    def grade_one(job, *_):
+        asked.append(job.task.name)
+        again = asked.count(job.task.name) > 1
+        return {"status": "passed"} if again else {"status": "your code raised"} | begin
+
+    monkeypatch.setattr(grading, "grade_one", grade_one)
+    *_, report = grading.grade(grading.jobs_in("all"), grading.Rules(workers=1))
+    assert {one["status"] for one in report["submissions"]["a"]["03"].values()} == {
+        "passed"
+    }
+    assert sorted(asked) == sorted(2 * QUESTIONS)
 
 
 @needs_bwrap

@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 
-from ddp_course.ranks.in_each_rank import close_to_others
+from ddp_course.ranks.in_each_rank import SHUT_IN, close_to_others
 
 
 def remove_socket_folder():
@@ -27,7 +27,7 @@ def remove_socket_folder():
 
 atexit.register(remove_socket_folder)  # the ranks leave by os._exit, which skips this
 
-if "DDP_COURSE_SHUT_IN" in os.environ:  # in a sandbox, with answers
+if SHUT_IN in os.environ:  # in a sandbox, with answers
     close_to_others()
 
 # on some CPUs it recommends a faster package, which is not needed here; the server's

@@ -137,17 +137,33 @@ def load_state(part, state):
         if "param_groups" in own:  # an optimizer has no averages before its first step
             own = own | {"state": {}}
         check_alike(state, own, "the state")
+        for then, now in zip(
+            state.get("param_groups", ()), own.get("param_groups", ())
+        ):
+            if any(then[name] != now[name] for name in now if name != "lr"):
+                raise Unusable("the optimizer's settings were others")
     part.load_state_dict(state)
 
 
 def check_numbers(model, optimizer):
     """Raise Unusable if a weight, or one of Adam's averages, cannot be right."""
     for name, parameter in model.named_parameters():
-        for value in (parameter, *optimizer.state.get(parameter, {}).values()):
+        averages = optimizer.state.get(parameter, {})
+        if averages and averages.keys() != {"step", "exp_avg", "exp_avg_sq"}:
+            raise Unusable(f"what it has for {name} are not Adam's averages")
+        for value in (parameter, *averages.values()):
+            if not value.is_floating_point():
+                raise Unusable(f"{name}, or an average for it, is of another kind")
             if value.dim() and value.shape != parameter.shape:
                 raise Unusable(f"Adam's averages for {name} have another shape")
             if not value.isfinite().all():
                 raise Unusable(f"{name}, or an average for it, is NaN or infinite")
+
+
+def told(setting):
+    """A setting for a message. What is no number and no text may have no end."""
+    plain = isinstance(setting, str | int | float | type(None))
+    return str(setting)[:80] if plain else f"another {type(setting).__name__}"
 
 
 def check_settings(made_with, settings, checkpoint):
@@ -155,6 +171,6 @@ def check_settings(made_with, settings, checkpoint):
     for name in made_with | settings:
         then, now = made_with.get(name), settings.get(name)
         if then != now:
-            problem = f"{checkpoint} was made with {name} {then}, not {now}"
+            problem = f"{checkpoint} was made with {name} {told(then)}, not {told(now)}"
             fix = "use that, or start anew, without --resume or with another --out"
             raise UsageError(f"{problem}: {fix}")

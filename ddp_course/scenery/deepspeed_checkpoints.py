@@ -3,6 +3,10 @@
 DeepSpeed loads them with `weights_only=False`, which runs code that is in a file.
 """
 
+import os
+import re
+from pathlib import Path
+
 import torch.distributed as dist
 
 from ddp_course import UsageError
@@ -35,17 +39,35 @@ def checked(folder, latest):
 
     latest: the name of the file that names the newest one.
     """
-    if not (folder / latest).exists():
+    if not os.path.lexists(folder / latest):
         raise FileNotFoundError
-    name = content_of(folder / latest).decode(errors="replace").strip()
-    if name not in {path.name for path in folder.iterdir() if path.is_dir()}:
+    name = content_of(folder / latest).decode(errors="replace")
+    # DeepSpeed takes it for a pattern, and reads it in its own way: so it must be plain
+    if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII) or not (folder / name).is_dir():
         raise Unusable(f"{latest} names {name[:80]!r}, which is no folder there")
     settings = json_of(folder / "settings.json")
     if not isinstance(settings, dict):
         raise Unusable("settings.json is none of ours")
-    for path in sorted((folder / name).rglob("*.pt")):
-        tensors_of(path, classes_of_deepspeed())
+    for path in files_below(folder / name):
+        if path.suffix == ".pt":
+            tensors_of(path, classes_of_deepspeed())
     return settings
+
+
+def files_below(folder):
+    """All files in a folder and in those within it. Raises Unusable where there is
+    something else, a link for one: another program may follow it.
+    """
+    found = []
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if entry.is_dir(follow_symlinks=False):
+                found += files_below(entry.path)
+            elif entry.is_file(follow_symlinks=False):
+                found.append(Path(entry.path))
+            else:
+                raise Unusable(f"{entry.name} is no file and no folder")
+    return found
 
 
 def classes_of_deepspeed():

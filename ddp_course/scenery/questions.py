@@ -105,7 +105,7 @@ def load_tokenizer(name):
     Raises UsageError where there is none, or none that will do.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         wanted = "a folder with a model and its tokenizer, or a name on the hub"
         within = "and the hub within reach"

@@ -10,6 +10,8 @@ import sys
 import warnings
 from pathlib import Path
 
+LARGEST = 256 * 2**20  # bytes of a file that is read as a whole
+
 
 class Unusable(Exception):
     """Why a file or a checkpoint cannot be used, in words that follow "because"."""
@@ -36,10 +38,13 @@ def open_file(path, flags=0):
 
 
 def content_of(path):
-    """The bytes of a regular file. Raises Unusable."""
+    """The bytes of a regular file, at most LARGEST. Raises Unusable."""
     try:
         with open_file(path) as file:
-            return file.read()
+            content = file.read(LARGEST + 1)
+        if len(content) > LARGEST:
+            raise Unusable(f"{Path(path).name} is larger than {LARGEST // 2**20} MiB")
+        return content
     except OSError as error:
         raise Unusable(f"{Path(path).name} cannot be read: {error.strerror}") from None
 
@@ -78,11 +83,12 @@ def tensors_in(file, classes=()):
         raise Unusable("holds more than tensors and numbers, or is damaged") from None
 
 
-class PlainUnpickler(pickle.Unpickler):
+class PlainUnpickler(pickle._Unpickler):
     """Reads a pickle that consists of plain values and of the classes that are allowed.
 
     pickle calls whatever function a file names: an unpickler that finds none runs none,
-    see "Restricting Globals" in Python's documentation of pickle.
+    see "Restricting Globals" in Python's documentation of pickle. And it sets attributes
+    of what it has found: of objects, but not of the classes themselves.
     """
 
     allowed = frozenset()  # pairs (module, name)
@@ -92,17 +98,26 @@ class PlainUnpickler(pickle.Unpickler):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 
+    def load_build(self):
+        if callable(self.stack[-2]):
+            raise pickle.UnpicklingError("it changes a class or a function")
+        super().load_build()
+
+    dispatch = pickle._Unpickler.dispatch | {pickle.BUILD[0]: load_build}
+
 
 def check_alike(found, like, name="it"):
     """Raise Unusable if a value that was read is not of the kind of another.
 
     A dict must have the same names, an empty one accepts all. Of a list that must be
     like one of one item, each item must be like that. Numbers must be finite, tensors
-    have the same shape.
+    have the same shape, and what is true or false must be the same.
     """
     if hasattr(like, "shape"):  # a tensor
         fits = hasattr(found, "untyped_storage") and found.shape == like.shape
-    elif isinstance(like, bool | str | type(None)):
+    elif isinstance(like, bool):
+        fits = found is like
+    elif isinstance(like, str | type(None)):
         fits = type(found) is type(like)
     elif isinstance(like, int | float):
         kinds = (int,) if isinstance(like, int) else (int, float)

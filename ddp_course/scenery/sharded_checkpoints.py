@@ -6,6 +6,7 @@ or `fully_shard`, no matter which of them wrote it.
 """
 
 import io
+import math
 import shutil
 from pathlib import Path
 
@@ -72,6 +73,8 @@ def resume(args, model, optimizer):
         check_alike([state["epoch"], state["shape"]], [0, ""], "epoch and shape")
     except (CheckpointException, Unusable) as error:
         raise UsageError(f"{there[-1]} cannot be used: {cause_of(error)}") from None
+    if state["epoch"] < 0:
+        raise UsageError(f"{there[-1]} cannot be used: its epoch is {state['epoch']}")
     if state["shape"] != args.shape:
         raise UsageError(f"{there[-1]} is of --shape {state['shape']}")
     weights, averages = state["weights"], state["averages"]
@@ -122,6 +125,8 @@ class Reader(dcp.FileSystemReader):
         try:
             self.found = MetadataUnpickler(io.BytesIO(packed)).load()
             names = {info.relative_path for info in self.found.storage_data.values()}
+            for form in self.found.state_dict_metadata.values():
+                check_chunks(form)
             for name in names:
                 if Path(name).name != name:
                     raise Unusable(f"it names {name}, which is elsewhere")
@@ -136,6 +141,15 @@ class Reader(dcp.FileSystemReader):
         self.found.storage_meta = self.found.storage_meta or metadata.StorageMeta()
         self.found.storage_meta.load_id = self.load_id
         return self.found
+
+
+def check_chunks(form):
+    """Raise Unusable if the chunks of a tensor are not all of it: torch would leave the
+    numbers as they are, without a word.
+    """
+    if isinstance(form, metadata.TensorStorageMetadata):
+        if sum(math.prod(chunk.sizes) for chunk in form.chunks) != math.prod(form.size):
+            raise Unusable("a part of a tensor is missing")
 
 
 class Planner(dcp.DefaultLoadPlanner):
@@ -184,6 +198,9 @@ def save(args, model, optimizer, epoch):
     state = {"weights": weights, "averages": averages}
     state |= {"epoch": epoch, "shape": args.shape}
     folder = args.out / "checkpoints"
+    if dist.get_rank() == 0:  # what a killed run has left
+        shutil.rmtree(folder / "unfinished", ignore_errors=True)
+    dist.barrier()
     try:
         dcp.save(state, checkpoint_id=folder / "unfinished")
     except CheckpointException as error:

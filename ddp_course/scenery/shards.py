@@ -103,6 +103,8 @@ def read_tokens(folder):
             for part in ("train", "validation")
         ]
         vocabulary = manifest["vocabulary"]
+        if any(path.parent != folder for each in files for path in each):
+            raise ValueError
         check_alike(list(files[0].values()) + list(files[1].values()), [0])
     except (Unusable, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UsageError(f"{folder / MANIFEST} is damaged: write it again") from None

@@ -62,7 +62,9 @@ def check(path):
     if path.suffix and not path.is_file():  # a pipe, or a folder in its place
         raise ValueError
     if path.name == "trainer_state.json":
-        transformers.TrainerState.load_from_json(path)
+        state = transformers.TrainerState.load_from_json(path)
+        if type(state.global_step) is not int or state.global_step < 0:
+            raise ValueError
     elif path.suffix == ".safetensors":
         with safe_open(path, "pt"):
             pass

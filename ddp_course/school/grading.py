@@ -157,7 +157,8 @@ def report_in(file):
                 for result in results.values():
                     texts = [result["answer"], result["status"]]
                     "".join([*texts, *result["details"].values()])  # all are texts
-        int(report["seed"])
+        if type(report["seed"]) is not int or report["seed"] < 0:
+            raise ValueError
         return report
     except (Unusable, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise UsageError(
@@ -306,10 +307,11 @@ def grade(jobs, rules, earlier=None, tell=lambda job, result: None):
 
 
 def graded(jobs, folder, rules):
-    """Yield (job, result) as they come. What was late gets another try at the end,
-    alone: beside others, or on a slow machine, a right answer may take too long.
+    """Yield (job, result) as they come. What others may have disturbed gets another try
+    at the end, alone: beside them, or on a slow machine, a right answer may take too
+    long; and some of the kernel's limits are those of all sandboxes together.
     """
-    late, running = [], Running()
+    disturbed, running = [], Running()
     pool = ThreadPoolExecutor(rules.workers)
     try:
         futures = {
@@ -317,15 +319,23 @@ def graded(jobs, folder, rules):
         }
         for future in as_completed(futures):
             job, result = futures[future], future.result()
-            if result["status"] == TIMED_OUT:
-                late.append(job)
+            if may_be_anothers_doing(result):
+                disturbed.append(job)
             yield job, result
-        for job in late:
+        for job in disturbed:
             yield job, grade_one(job, folder, rules, running)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         running.stop()
         pool.shutdown()
+
+
+def may_be_anothers_doing(result):
+    """Whether an answer that ran at the same time may have caused this result."""
+    if result["status"] in (TIMED_OUT, GRADER_ERROR):
+        return True
+    where = result.get("details", {}).get("where", "")
+    return any(words in where for words in (sandbox.ENDED, sandbox.FULL))
 
 
 class Running:

@@ -326,15 +326,20 @@ class Answer:
         call = (_on_a_rank, self.payload, by_value((observe, args)))
         return self._launch(*call, nproc=nproc, timeout=timeout)
 
+    def without(self, work, *args, nproc=1, timeout=6):
+        """Call `work(*args)` on ranks without the learner's objects; return what each
+        returned. What an answer predicts is measured where it has never been.
+        """
+        call = (_apart, by_value((work, args)))
+        return self._launch(*call, nproc=nproc, timeout=timeout)
+
     def apart(self, work, *args, timeout=20):
-        """Call `work(*args)` in a rank without the learner's objects; return its plain
-        value.
+        """The same in one rank; return its value.
 
         It is in the sandbox, where there is one. This process opens no file that an
         answer could have made or replaced by a link: it has such work done apart.
         """
-        call = (_apart, by_value((work, args)))
-        return self._launch(*call, nproc=1, timeout=timeout)[0]
+        return self.without(work, *args, timeout=timeout)[0]
 
     @contextmanager
     def folder(self):

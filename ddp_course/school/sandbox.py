@@ -13,6 +13,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import select
 import shutil
 import stat
@@ -31,11 +32,13 @@ import psutil
 
 from ddp_course.ranks.endings import RankError, RankTimeout
 from ddp_course.ranks.gpus import HIDDEN
+from ddp_course.ranks.in_each_rank import SHUT_IN
 from ddp_course.school import system_calls
 from ddp_course.school.folders import PACKAGE
 
 SETTINGS = "DDP_COURSE_SANDBOX"  # the environment variable with the settings, as JSON
-PROCESSES = 400  # at most
+PROCESSES, THREADS = 100, 2000  # at most
+MOST_FILES = 20_000  # in /tmp, and in /dev/shm
 SIZE = 512 * 2**20  # bytes of /tmp and of /dev/shm, each, and of files without names
 SPARE = 10**9  # bytes that the machine keeps for itself
 LARGEST_REPLY = 512 * 2**20
@@ -70,7 +73,7 @@ def namespaces():
     return [
         "bwrap", "--unshare-user", "--uid", "1000", "--gid", "1000", "--cap-drop", "ALL",
         "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts",
-        "--unshare-cgroup-try", "--hostname", "localhost", "--new-session",
+        "--unshare-cgroup-try", "--hostname", "localhost", "--new-session", "--as-pid-1",
         "--die-with-parent", *no_namespaces_within(),
     ]  # fmt: skip
 
@@ -106,7 +109,7 @@ def mounts():
     # they are file systems in memory, too, which no limit would count
     for path in [*hidden, "/dev", "/"]:
         options += ["--remount-ro", path]
-    return [*options, "--chdir", "/tmp"]
+    return [*options, "--chdir", "/"]
 
 
 @contextmanager
@@ -148,12 +151,13 @@ def environment():
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
         "PYTHONPATH": f"{PACKAGE.parent}:{packages()}",
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONSAFEPATH": "1",  # no module of an answer takes the place of ours
         "HOME": "/tmp/home",
         "USER": "learner",
         "TMPDIR": "/tmp",
         "HF_HUB_OFFLINE": "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR",  # no warnings about names without a DNS
-        "DDP_COURSE_SHUT_IN": "1",
+        SHUT_IN: "1",
         **HIDDEN,
     }
     return {name: os.environ[name] for name in kept if name in os.environ} | own
@@ -173,40 +177,50 @@ class Sandbox:
     def __init__(self, preloads, memory):
         self.memory, self.broken = memory, ""
         program = [sys.executable, "-m", "ddp_course.school.in_sandbox"]
-        self.said = tempfile.TemporaryFile()
         with a_filter_of_calls() as (options, files):
             self.process = subprocess.Popen(
                 [*namespaces(), *options, *mounts(), *program, str(memory), *preloads],
                 env=environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self.said,
+                stderr=subprocess.PIPE,
                 pass_fds=files,
             )
+        os.set_blocking(self.process.stdin.fileno(), False)
         atexit.register(self.process.kill)
         threading.Thread(target=self._watch, daemon=True).start()
         try:
             if self._read(8, time.monotonic() + START) != READY:
                 raise EOFError
         except (EOFError, TimeoutError):
-            self.process.kill()
-            self.said.seek(0)
-            words = self.said.read().decode(errors="replace")
-            raise RuntimeError(f"the sandbox did not start\n{words}") from None
+            raise RuntimeError(f"the sandbox did not start\n{self._end()}") from None
 
     def launch(self, fn, *args, nproc, timeout):
         """As launch_untrusted; returns also what the ranks printed."""
         job = cloudpickle.dumps((fn, args, nproc, timeout))
         try:
-            self.process.stdin.write(struct.pack(">Q", len(job)) + job)
-            self.process.stdin.flush()
             deadline = time.monotonic() + timeout + REPLY
+            self._write(struct.pack(">Q", len(job)) + job, deadline)
             return self._results(*self._reply(deadline), nproc)
         except (OSError, EOFError, ValueError, TypeError, KeyError, RecursionError):
             # nothing of ours can have failed here: it is the answer's doing
-            self.process.kill()
-            message = self.broken or "your code ended the process that starts its ranks"
+            told = re.search("(?m)^limit: (.*)", self._end())
+            message = self.broken or (told[1] if told else ENDED)
             raise RankError(message, None, message) from None
+
+    def _end(self):
+        """End it; return its last words."""
+        self.process.kill()
+        return self.process.stderr.read(MOST_TEXT).decode(errors="replace")
+
+    def _write(self, content, deadline):
+        """Send bytes through the pipe, which may be full."""
+        rest, pipe = memoryview(content), self.process.stdin.fileno()
+        while rest:
+            patience = max(0, deadline - time.monotonic())
+            if not select.select([], [pipe], [], patience)[1]:
+                raise TimeoutError("nobody reads")
+            rest = rest[os.write(pipe, rest[: 2**16]) :]
 
     def _reply(self, deadline):
         """The two parts of a reply: a JSON text, and the values, as bytes."""
@@ -264,17 +278,21 @@ class Sandbox:
         inside = psutil.Process(self.process.pid).children(recursive=True)
         if len(inside) > PROCESSES:
             return f"your code started more than {PROCESSES} processes"
+        if sum(map(threads, inside)) > THREADS:
+            return f"your code started more than {THREADS} threads"
         if sum(map(resident, inside)) > self.memory:
             if sum(map(proportional, inside)) > self.memory:
                 return f"your code used more than {self.memory / 1e9:g} GB of memory"
         if size_without_names(inside) > SIZE:
             return f"your code wrote more than {SIZE // 2**20} MB of files"
         if psutil.virtual_memory().available < SPARE:  # in a way that nobody counts
-            return "while your code ran, the memory of this machine was used up"
+            return FULL
         return ""
 
 
 READY = b"sandbox!"
+ENDED = "your code ended the process that starts its ranks"
+FULL = "while your code ran, the memory of this machine was used up"
 
 
 class Printed(Exception):
@@ -284,17 +302,33 @@ class Printed(Exception):
         self.printed, self.error = printed, error
 
 
-def resident(process):
+def threads(process):
     with suppress(psutil.Error):
-        return process.memory_info().rss
+        return process.num_threads()
+    return 0
+
+
+def resident(process):
+    """A process's memory, with the tables of its pages."""
+    with suppress(psutil.Error):
+        return process.memory_info().rss + page_tables(process)
     return 0
 
 
 def proportional(process):
-    """A process's memory; of what several share, its part."""
+    """The same; of what several processes share, its part."""
     with suppress(psutil.Error):
-        return process.memory_full_info().pss
+        return process.memory_full_info().pss + page_tables(process)
     return resident(process)
+
+
+def page_tables(process):
+    """Bytes: where little of much memory is touched, they are the larger part."""
+    with suppress(OSError):
+        text = Path(f"/proc/{process.pid}/status").read_text()
+        if found := re.search(r"VmPTE:\s*(\d+) kB", text):
+            return int(found[1]) * 1024
+    return 0
 
 
 def size_without_names(processes):

@@ -23,15 +23,20 @@ class Parameters(nn.Module):
         return sum(value.sum() for value in self.values)
 
 
-def predicted_and_measured(traffic, cases):
-    """For each case, what the answer returns, and what this rank has counted."""
+def predictions(traffic, cases):
+    """For each case, what the answer returns."""
     with process_group() as (rank, n):
         seen = []
         for sizes, bucket_size in cases:
             with trying(f"traffic({sizes}, {bucket_size}, {n})"):
-                predicted = traffic(list(sizes), bucket_size, n)
-            seen.append([as_numbers(predicted), *measured(sizes, bucket_size)])
+                seen.append(as_numbers(traffic(list(sizes), bucket_size, n)))
         return seen
+
+
+def measurements(cases):
+    """For each case, what this rank has counted."""
+    with process_group():
+        return [measured(*case) for case in cases]
 
 
 def as_numbers(returned):
@@ -135,10 +140,11 @@ def check_traffic(answer, draw):
             draw_case(draw, IN_GENERAL),
             draw_case(draw, IF_EXACTLY_FULL, exactly=True),
         ]
-        seen = answer.on_ranks(predicted_and_measured, cases, nproc=n)
-        for rank, of_rank in enumerate(seen):
-            for case, (predicted, *counted) in zip(cases, of_rank):
-                judge_prediction(*case, n, rank, predicted, counted)
+        predicted = answer.on_ranks(predictions, cases, nproc=n)
+        counted = answer.without(measurements, cases, nproc=n)
+        for rank, of_rank in enumerate(zip(predicted, counted)):
+            for case, *both in zip(cases, *of_rank):
+                judge_prediction(*case, n, rank, *both)
 
 
 def judge_prediction(sizes, bucket_size, n, rank, predicted, counted):

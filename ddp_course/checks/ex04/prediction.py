@@ -12,15 +12,20 @@ from ddp_course.school.judge import Wrong, question, trying
 WHAT = ["the number of steps", "the samples of the last step on each rank", "the samples that are used twice"]  # fmt: skip
 
 
-def predicted_and_trained(answer, cases):
-    """For each case, what the answer returns, and the samples of this rank's steps."""
+def predictions(answer, cases):
+    """For each case, what the answer returns."""
     with process_group() as (rank, n):
         seen = []
         for samples, batch_size in cases:
             with trying(f"epoch_plan({samples}, {batch_size}, {n})"):
-                predicted = as_numbers(answer(samples, batch_size, n))
-            seen.append([predicted, an_epoch(samples, batch_size)])
+                seen.append(as_numbers(answer(samples, batch_size, n)))
         return seen
+
+
+def trained(cases):
+    """For each case, the samples of this rank's steps."""
+    with process_group():
+        return [an_epoch(*case) for case in cases]
 
 
 def as_numbers(returned):
@@ -67,14 +72,15 @@ def check_epoch_plan(answer, draw):
     """The prediction must be what real ranks do in an epoch."""
     for n in (3, 4):
         cases = draw_cases(draw, n)
-        seen = answer.on_ranks(predicted_and_trained, cases, nproc=n, timeout=10)
+        seen = answer.on_ranks(predictions, cases, nproc=n, timeout=10)
+        epochs = answer.without(trained, cases, nproc=n, timeout=10)
         for place, case in enumerate(cases):
-            steps = [of_rank[place][1] for of_rank in seen]
+            steps = [of_rank[place] for of_rank in epochs]
             shares = [sum(of_rank, []) for of_rank in steps]
             twice = how_often(shares, case[0]).get(2, 0)
             counted = [len(steps[0]), len(steps[0][-1]), twice]
             for rank, of_rank in enumerate(seen):
-                judge_prediction(*case, n, rank, of_rank[place][0], counted)
+                judge_prediction(*case, n, rank, of_rank[place], counted)
 
 
 def judge_prediction(samples, batch_size, n, rank, predicted, counted):

@@ -36,17 +36,18 @@ class Counting(nn.Module):
         return {"loss": self.linear(inputs).mean()}
 
 
-def counted(plan, case):
-    """The prediction of this case, and what a training has really done.
+def prediction(plan, case, n):
+    """What the answer returns."""
+    examples, *others = case
+    with trying(in_words(case, n)):
+        return numbers(plan(examples, n, *others))
 
-    updates: for each update, the examples of each of its micro-batches on this rank;
-    rates: the learning rate of each update.
+
+def counted(case):
+    """What a training has really done: {"updates": for each update, the examples of each
+    of its micro-batches on this rank; "rates": the learning rate of each update}.
     """
     meeting, (examples, batch_size, accumulation, epochs, warmup) = Meeting(), case
-    with trying(in_words(case, meeting.n)):
-        predicted = numbers(
-            plan(examples, meeting.n, batch_size, accumulation, epochs, warmup)
-        )
     options = {
         "per_device_train_batch_size": batch_size,
         "gradient_accumulation_steps": accumulation,
@@ -67,7 +68,7 @@ def counted(plan, case):
         trainer = a_trainer(model, made, rows)
         trainer.optimizer.register_step_post_hook(note)
         trainer.train()
-    return {"predicted": predicted, "updates": updates, "rates": rates}
+    return {"updates": updates, "rates": rates}
 
 
 def numbers(returned):
@@ -103,8 +104,9 @@ def check_plan(answer, draw):
     fraction_first = draw.random() < 0.5
     for place, n in enumerate((2, 3)):
         case = a_case(draw, n, fraction=(place == 0) == fraction_first)
-        seen = answer.on_ranks(counted, case, nproc=n, timeout=TIMEOUT)
-        judge_plan(seen, case)
+        [predicted] = answer.on_ranks(prediction, case, n, timeout=TIMEOUT)
+        seen = answer.without(counted, case, nproc=n, timeout=TIMEOUT)
+        judge_plan(predicted, seen, case)
 
 
 def a_case(draw, n, fraction):
@@ -155,20 +157,21 @@ def told_apart(case, n):
     return True
 
 
-def judge_plan(seen, case):
+def judge_plan(got, seen, case):
     n, examples = len(seen), case[0]
     updates = shares(examples, n, *case[1:3])[2]
     truth = what_happened(seen, updates)
-    for rank, of_rank in enumerate(seen):
-        got, where = of_rank["predicted"], f"{rank} of {n}"
-        if isinstance(got, str):
-            raise Wrong(f"what {in_words(case, n)} returns", rank=where, expected="four numbers", got=got,
-                        cause="return four numbers, in the order of the list above")  # fmt: skip
-        for place, (name, number) in enumerate(zip(NAMES, truth)):
-            if abs(got[place] - number) > 1e-6:
-                raise Wrong(f"{name}, in {in_words(case, n)}, compared with a training", rank=where,
-                            expected=number, got=f"{got[place]:g}",
-                            cause=cause_of(place, got, truth, case, n))  # fmt: skip
+    checked = in_words(case, n)
+    if isinstance(got, str):
+        cause = "return four numbers, in the order of the list above"
+        raise Wrong(
+            f"what {checked} returns", expected="four numbers", got=got, cause=cause
+        )
+    for place, (name, number) in enumerate(zip(NAMES, truth)):
+        if abs(got[place] - number) > 1e-6:
+            cause = cause_of(place, got, truth, case, n)
+            what = f"{name}, in {checked}, compared with a training"
+            raise Wrong(what, expected=number, got=f"{got[place]:g}", cause=cause)
 
 
 def cause_of(place, got, truth, case, n):

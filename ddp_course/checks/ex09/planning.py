@@ -49,19 +49,22 @@ def make_large():
 
 
 def plans(plan_checkpoints, widths, runs):
-    """For each model: the answer's plan, and how many bytes its checkpoint really has
-    (None for the large one).
-    """
-    torch.manual_seed(0)
+    """For each model, and the large one: the answer's plan."""
     seen = []
     for (words, make), width, run in zip(MODELS.items(), widths, runs):
         with torch.device("meta"):
             model = make(width)
         with trying(words):
-            seen.append([numbers(plan_checkpoints(model, **run)), saved(make(width))])
+            seen.append(numbers(plan_checkpoints(model, **run)))
     with torch.device("meta"), trying(LARGE):
-        seen.append([numbers(plan_checkpoints(make_large(), **runs[-1])), None])
+        seen.append(numbers(plan_checkpoints(make_large(), **runs[-1])))
     return seen
+
+
+def sizes_of_files(widths):
+    """For each model, how many bytes its checkpoint really has."""
+    torch.manual_seed(0)
+    return [saved(make(width)) for make, width in zip(MODELS.values(), widths)]
 
 
 def numbers(returned):
@@ -111,7 +114,8 @@ def check_plan_checkpoints(answer, draw):
         }
         for _ in widths
     ]
-    [seen] = answer.on_ranks(plans, widths, runs)
+    [planned] = answer.on_ranks(plans, widths, runs)
+    seen = zip(planned, [*answer.apart(sizes_of_files, widths), None])
     everything = [*zip(MODELS.items(), widths, runs), ((LARGE, None), 0, runs[-1])]
     for ((words, make), width, run), (got, measured) in zip(everything, seen):
         with torch.device("meta"):

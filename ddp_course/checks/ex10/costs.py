@@ -75,16 +75,19 @@ class Products(TorchDispatchMode):
         return result
 
 
-def measured(predict_update, small, large):
-    """What the answer predicts for all cases, and what DDP does here in an update of the
-    small one.
-    """
+def predictions(predict_update, cases):
+    """What the answer predicts for all cases."""
     predicted = []
-    for case in [small, *large]:
+    for case in cases:
         with trying(in_words(case)):
             predicted.append(numbers(predict_update(**case)))
+    return predicted
+
+
+def measured(case):
+    """What DDP does here in an update."""
     with process_group(timeout=10) as (_, n):
-        return predicted, measure(small, n)
+        return measure(case, n)
 
 
 def measure(case, n):
@@ -147,11 +150,12 @@ def check_predict_update(answer, draw):
     """
     n = 3
     small, large = a_case(draw, n), [LLAMA_3_8B, LLAMA_3_8B | {"ranks": 1}]
-    of_ranks = answer.on_ranks(measured, small, large, nproc=n, timeout=12)
-    for rank, (predicted, really) in enumerate(of_ranks):
-        judge_prediction(small, predicted[0], really, f"{rank} of {n}")
-        for case, got in zip(large, predicted[1:]):
-            judge_prediction(case, got, truth(**case))
+    [[got, *others]] = answer.on_ranks(predictions, [small, *large])
+    really = answer.without(measured, small, nproc=n, timeout=12)
+    for rank, of_rank in enumerate(really):
+        judge_prediction(small, got, of_rank, f"{rank} of {n}")
+    for case, got in zip(large, others):
+        judge_prediction(case, got, truth(**case))
 
 
 def a_case(draw, ranks):
