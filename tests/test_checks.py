@@ -167,7 +167,7 @@ def test_what_a_check_compares_with_cannot_be_handed_in(answer):
     """Neither imported where it runs, nor as the answer itself."""
     verdict = ex16.check_analyse.judge(answer)
     assert verdict.status == "your code raised"
-    assert "truth here: an answer runs without the checks" in str(verdict)
+    assert "truth is not here: an answer runs without the checks" in str(verdict)
 
 
 @pytest.mark.parametrize(

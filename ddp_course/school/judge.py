@@ -323,7 +323,7 @@ class Answer:
         observe: a function of the check's module, which runs the answer and returns
         what it observed.
         """
-        call = (_on_a_rank, self.payload, by_value((observe, args)))
+        call = (_on_a_rank, self.payload, by_value((observe, args)), shown())
         return self._launch(*call, nproc=nproc, timeout=timeout)
 
     def without(self, work, *args, nproc=1, timeout=6):
@@ -402,10 +402,32 @@ def by_value(work):
         cloudpickle.unregister_pickle_by_value(checks)
 
 
+def shown():
+    """What exercises show of their checks besides questions and functions, such as the
+    words for an answer: {module: {name: value}}.
+    """
+    found = {}
+    for module in list(sys.modules.values()):
+        if str(getattr(module, "__name__", "")).startswith(f"{CHECKS}.ex"):
+            values = {
+                name: getattr(module, name) for name in vars(module).get("__all__", ())
+            }
+            data = (str, int, float, tuple, list, dict)
+            found[module.__name__] = {
+                name: value for name, value in values.items() if isinstance(value, data)
+            }
+    return found
+
+
 class NoChecks(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Stands in a rank for all modules of the checks: nothing is in them that an answer
     could return as its own. The course's own cells import them, so there are some.
     """
+
+    quiet = False  # whether the course's own cells run, which may show something
+
+    def __init__(self, data):
+        self.data = data
 
     def find_spec(self, name, path=None, target=None):
         if f"{name}.".startswith(f"{CHECKS}."):
@@ -416,19 +438,26 @@ class NoChecks(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         def nothing(name):
             if name.startswith("__"):
                 raise AttributeError(name)
-            where = f"{module.__name__} has no {name} here"
-            raise ImportError(f"{where}: an answer runs without the checks")
 
+            def refuse(*_, **__):
+                if NoChecks.quiet:
+                    return None
+                where = f"{module.__name__}.{name} is not here"
+                raise ImportError(f"{where}: an answer runs without the checks")
+
+            return refuse
+
+        vars(module).update(self.data.get(module.__name__, {}))
         module.__getattr__ = nothing
 
 
-def _on_a_rank(payload, observation):
+def _on_a_rank(payload, observation, data):
     torch.set_num_threads(1)  # with so little work, more threads only wait
     observe, args = cloudpickle.loads(observation)
     as_plain = plain  # what an answer puts in the place of our function changes nothing
     for name in [name for name in sys.modules if f"{name}.".startswith(f"{CHECKS}.")]:
         del sys.modules[name]
-    sys.meta_path.insert(0, NoChecks())
+    sys.meta_path.insert(0, NoChecks(data))
     objects = cloudpickle.loads(payload)
     objects = [
         thing.load() if isinstance(thing, Source) else thing for thing in objects
@@ -516,7 +545,9 @@ class Source:
         """
         namespace = {"__name__": "__main__"}
         with redirect_stdout(io.StringIO()):  # what the learner printed counts
+            NoChecks.quiet = True
             run_everything(self.preamble, "<the exercise>", namespace)
+            NoChecks.quiet = False
         around = (self.before, self.after)
         run_what_defines(self.name, self.cell, self.file, namespace, *around)
         if self.name not in namespace:
