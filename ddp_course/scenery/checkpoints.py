@@ -6,6 +6,7 @@ each file and its SHA-256. The manifest is written last and deleted first.
 
 import hashlib
 import logging
+import reprlib
 import shutil
 from contextlib import suppress
 
@@ -160,10 +161,13 @@ def check_numbers(model, optimizer):
                 raise Unusable(f"{name}, or an average for it, is NaN or infinite")
 
 
+_short = reprlib.Repr()
+_short.maxlevel, _short.maxdict, _short.maxstring, _short.maxother = 3, 20, 80, 80
+
+
 def told(setting):
-    """A setting for a message. What is no number and no text may have no end."""
-    plain = isinstance(setting, str | int | float | type(None))
-    return str(setting)[:80] if plain else f"another {type(setting).__name__}"
+    """A setting for a message: some of it, where it is long or without end."""
+    return setting[:80] if isinstance(setting, str) else _short.repr(setting)
 
 
 def check_settings(made_with, settings, checkpoint):
