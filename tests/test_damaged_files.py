@@ -544,6 +544,6 @@ def test_a_setting_without_end_is_not_printed(tmp_path):
         laughs = [laughs, laughs]
     with (
         at_most(20),
-        pytest.raises(UsageError, match=r"seed \[\[\[\.\.\.\], .*, not 0"),
+        pytest.raises(UsageError, match=r"seed \[\[\[\[\.\.\.\], .*, not 0"),
     ):
         checkpoints.check_settings({"seed": laughs}, {"seed": 0}, tmp_path)

@@ -458,7 +458,8 @@ def test_the_program_trains_as_lesson_12_resumes_exactly_and_its_shards_make_wha
         its_shards_make_what_was_trained(
             tmp_path / f"stage {stage}", results[f"stage {stage}"], stage
         )
-    pattern = r"checkpoints was made with zero_optimization {'stage': 2, .*}, not {'stage': 1, "
+    stages = "{.*'stage': 2.*}, not {.*'stage': 1.*}"
+    pattern = f"checkpoints was made with zero_optimization {stages}"
     assert re.search(pattern, results["another stage"])
     assert re.match(r"the loss is not a number in step \d of the epoch", results["NaN"])
     again = results["its own configuration"]["params_sha256"]

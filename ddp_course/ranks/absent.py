@@ -54,8 +54,8 @@ def line_about(error):
 
 
 def compare_notes(error, in_vain):
-    """The same for an error of a collective. in_vain: this rank has waited its time, and
-    did not just lose its connection to another one that had.
+    """The same for an error of a collective. in_vain: this rank has waited its time,
+    and did not just lose its connection to another one that had.
     """
     rank, _, ranks, _ = environment.torchrun_environment()
     store = environment.meeting_place(timeout=PATIENCE)

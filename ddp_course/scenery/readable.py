@@ -87,8 +87,8 @@ class PlainUnpickler(pickle._Unpickler):
     """Reads a pickle that consists of plain values and of the classes that are allowed.
 
     pickle calls whatever function a file names: an unpickler that finds none runs none,
-    see "Restricting Globals" in Python's documentation of pickle. And it sets attributes
-    of what it has found: of objects, but not of the classes themselves.
+    see "Restricting Globals" in Python's documentation of pickle. And it may set the
+    attributes of what it has found: of objects, but not of the classes themselves.
     """
 
     allowed = frozenset()  # pairs (module, name)
