@@ -174,12 +174,8 @@ def arguments(argv=()):
     flag, when = parser.add_argument, ["after", "overlapped", "bucketed"]
     how = "how gradients are averaged (bucketed)"
     flag("--average", choices=when, default="bucketed", help=how)
-    flag(
-        "--bucket-size-mb",
-        type=runs.megabytes,
-        default=25.0,
-        help="MiB per bucket (25)",
-    )
+    size = "MiB per bucket (25)"
+    flag("--bucket-size-mb", type=runs.megabytes, default=25.0, help=size)
     return parser.parse_args(argv)
 
 

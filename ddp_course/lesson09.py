@@ -294,12 +294,7 @@ def arguments(argv=()):
     flag, count, precisions = parser.add_argument, runs.count, list(lesson06.PRECISIONS)
     flag("--accumulate", type=count, default=1, help="micro-batches per update (1)")
     flag("--precision", choices=precisions, default="fp32", help="of autocast (fp32)")
-    flag(
-        "--max-norm",
-        type=runs.number,
-        default=1.0,
-        help="longer gradients are clipped (1)",
-    )
+    flag("--max-norm", type=runs.number, default=1.0, help="clip longer gradients (1)")
     save_help = "updates per checkpoint, or auto: as often as pays (10; on a GPU, auto)"
     flag("--save-every", type=count_or_auto, help=save_help)
     flag("--keep", type=count, default=2, help="how many checkpoints stay (2)")
@@ -352,10 +347,8 @@ def train(args, rank, world_size, device, told=()):
     if rank == 0:
         runs.write_atomically(args.out / "job", job())
     if found:
-        if found[0]["updates"] > updates:
-            problem = (
-                f"the checkpoints are {found[0]['updates']} updates into their run"
-            )
+        if (done := found[0]["updates"]) > updates:
+            problem = f"the checkpoints are {done} updates into their run"
             raise UsageError(f"{problem}; --epochs {args.epochs} has only {updates}")
         losses, seconds = list(found[1]["losses"].to(device)), found[0]["seconds"]
         # --epochs may be more than it was: take the rate of the new schedule

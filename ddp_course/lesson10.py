@@ -171,12 +171,7 @@ def arguments(argv=()):
     flag("--learning-rate", type=runs.number, default=2e-3, help="the highest (2e-3)")
     flag("--warmup", **count, default=20, help="updates of rising learning rate (20)")
     flag("--weight-decay", type=runs.number, default=0.1, help="of matrices (0.1)")
-    flag(
-        "--max-norm",
-        type=runs.number,
-        default=1.0,
-        help="longer gradients are clipped (1)",
-    )
+    flag("--max-norm", type=runs.number, default=1.0, help="clip longer gradients (1)")
     flag("--eval-every", **count, default=50, help="updates per evaluation (50)")
     flag("--prompt", default="def ", help="what samples begin with")
     flag("--sample-tokens", **count, default=160, help="length of samples (160)")
@@ -187,9 +182,7 @@ def arguments(argv=()):
     flag("--nnodes", **count, default=1, help="machines that start this program (1)")
     flag("--node-rank", type=runs.whole, default=0, help="number of this machine (0)")
     flag("--master-addr", default="127.0.0.1", help="address of machine 0 (127.0.0.1)")
-    flag(
-        "--master-port", type=runs.port, default=29500, help="port of machine 0 (29500)"
-    )
+    flag("--master-port", type=runs.port, default=29500, help="its port (29500)")
     args = parser.parse_args(argv)
     if "RANK" in os.environ and args.nproc * args.nnodes > 1:
         parser.error("torchrun has started the ranks: leave out --nproc and --nnodes")

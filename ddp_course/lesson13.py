@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from ddp_course import UsageError, runs
 from ddp_course.lesson10 import SHAPES, loss_of
+from ddp_course.ranks.endings import SYMPTOMS
 from ddp_course.ranks.environment import backend_for, choose_device, process_group
 from ddp_course.scenery.checkpoints import check_settings
 from ddp_course.scenery.configurations import (
@@ -154,9 +155,10 @@ def load(engine, folder, settings, universal):
         if progress["epoch"] < 0 or progress["seconds"] < 0:
             raise Unusable("it counts below 0")
     except Exception as error:  # DeepSpeed has errors of many kinds
-        raise UsageError(
-            f"{folder} cannot be used: {Unusable.because(error)}"
-        ) from None
+        if any(words in str(error) for words in SYMPTOMS):  # of another rank
+            raise
+        reason = Unusable.because(error)
+        raise UsageError(f"{folder} cannot be used: {reason}") from None
     return [progress[name] for name in PROGRESS]
 
 
@@ -170,12 +172,7 @@ def arguments(argv=()):
     flag("--accumulate", type=count, default=1, help="micro-batches per update (1)")
     flag("--learning-rate", type=runs.number, default=1e-3, help="of AdamW (1e-3)")
     flag("--warmup", type=runs.whole, default=0, help="updates of warm-up (0)")
-    flag(
-        "--max-norm",
-        type=runs.number,
-        default=0.0,
-        help="longer gradients are clipped (0)",
-    )
+    flag("--max-norm", type=runs.number, default=0.0, help="clip longer gradients (0)")
     flag("--deepspeed_config", metavar="FILE", help="takes the place of these flags")
     flag("--resume", action="store_true", help="from the newest checkpoint in --out")
     flag("--universal", action="store_true", help="--resume from a universal one")

@@ -11,7 +11,6 @@ import os
 import statistics
 import time
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -27,11 +26,10 @@ from ddp_course.lesson14 import compress
 from ddp_course.ranks.environment import backend_for, choose_device, process_group
 from ddp_course.scenery.images import load_images
 from ddp_course.scenery.models import ConvNet
-from ddp_course.scenery.readable import Unusable, check_alike, json_of
+from ddp_course.scenery.traces import events_of, is_whole
 
 # ---- where a step's time goes ----
 
-LATEST = 1e18  # microseconds
 STEP = "the step"  # the range in a trace that holds the whole step
 TRANSFERS = ("gloo:", "nccl", "pretend:")  # what moves data
 STARTS = ("autograd::engine", "c10d::", "record_param_comms")  # what may only wait
@@ -40,8 +38,8 @@ STARTS = ("autograd::engine", "c10d::", "record_param_comms")  # what may only w
 def record_trace(step, path):
     """Run `step()`, one training step, under torch's profiler; write its trace.
 
-    The file is for https://ui.perfetto.dev, and for `read_trace`. Raises
-    UsageError if it cannot be written.
+    The file is for https://ui.perfetto.dev, and for `read_trace`. Raises UsageError if
+    it cannot be written.
     """
     # otherwise the profiler's library reports each start and stop
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -49,35 +47,9 @@ def record_trace(step, path):
         torch.cuda.synchronize()  # what earlier steps have queued is not this step's
     with profile() as profiler, record_function(STEP):
         step()
-    path = Path(path)
     profiler.export_chrome_trace(str(path))
-    try:
-        json_of(path)  # on a full disk, the profiler writes a part, or nothing
-    except Unusable:
-        for torn in (path, path.with_name(f"{path.name}.tmp")):
-            torn.unlink(missing_ok=True)
-        full = OSError(None, "the trace is not whole there")
-        raise runs.cannot_write(path, full) from None
-
-
-def events_of(path):
-    """The events of a trace that have a begin and a duration. Raises UsageError if the
-    file is no trace of one step.
-    """
-    try:
-        events = [one for one in json_of(path)["traceEvents"] if one.get("ph") == "X"]
-        for event in events:
-            check_alike([event["name"], event["cat"]], ["", ""], "an event")
-            check_alike([event["ts"], event["dur"]], [0.0, 0.0], "an event's time")
-            if abs(event["ts"]) > LATEST or not 0 <= event["dur"] <= LATEST:
-                raise Unusable("an event's time is impossible")
-        steps = [event["cat"] for event in events if event["name"] == STEP]
-        if steps.count("user_annotation") != 1:
-            raise Unusable("it holds no step, or several")
-        return events
-    except (Unusable, KeyError, TypeError, AttributeError) as error:
-        reason = Unusable.because(error)
-        raise UsageError(f"{path} is no trace of one step: {reason}") from None
+    if not is_whole(path):
+        raise UsageError(f"cannot write a whole trace to {path}: is the disk full?")
 
 
 def read_trace(path):
@@ -86,7 +58,7 @@ def read_trace(path):
 
     On a GPU, its kernels compute; without one, torch's operators do.
     """
-    events = events_of(path)
+    events = events_of(path, STEP)
     [whole] = [e for e in events if (e["name"], e["cat"]) == (STEP, "user_annotation")]
     device = "kernel" if any(e["cat"] == "kernel" for e in events) else "cpu_op"
     spans = {"communication": [], "computing": []}
@@ -299,11 +271,8 @@ def arguments(argv=()):
     flag("--fused", **switch, help="AdamW in one pass over all parameters")
     flag("--compile", **switch, help="compile the model: pays in long runs")
     flag("--static-graph", **switch, help="promise DDP that all steps are alike")
-    flag(
-        "--bucket-mb",
-        type=runs.megabytes,
-        help="size of DDP's buckets (25, the first 1)",
-    )
+    size = "of DDP's buckets (25, the first 1)"
+    flag("--bucket-mb", type=runs.megabytes, help=size)
     flag("--compress", choices=ways, default="none", help="of the gradients (none)")
     flag("--trace", type=count, metavar="STEP", help="record this step's trace")
     args = parser.parse_args(argv)

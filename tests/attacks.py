@@ -163,6 +163,40 @@ def attack():
 result = attack()
 """
 
+MANY_THREADS = """
+def attack():
+    import os, threading, time
+    threading.stack_size(2**16)
+    for _ in range(4):
+        if os.fork() == 0:
+            for _ in range(800):
+                threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+            time.sleep(60)
+    time.sleep(60)
+
+result = attack()
+"""
+
+MANY_OPEN_FILES = """
+def attack():
+    import os, resource
+    kept = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (10**5, 10**5))
+        return "more"
+    except ValueError:
+        pass
+    while True:
+        try:
+            kept.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError as error:
+            for file in kept:
+                os.close(file)
+            return len(kept)
+
+result = attack()
+"""
+
 # the descriptors of the processes that the judge has started there
 OPENS_DESCRIPTORS = """
 def attack():

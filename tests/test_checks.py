@@ -158,6 +158,19 @@ def test_what_an_answer_puts_in_the_place_of_the_judges_functions_is_not_used():
     assert verdict.status == "failed", str(verdict)  # nothing was averaged
 
 
+SHOWN = """
+def average_gradients(module):
+    from ddp_course import checks
+    assert len(checks.ex15.CAUSES) > 3, "what the exercise shows"
+"""
+
+
+def test_what_an_exercise_shows_of_its_checks_is_there_for_an_answer():
+    answer = Source("average_gradients", "import ddp_course.checks.ex15", SHOWN)
+    verdict = ex03.check_average_gradients.judge(answer)
+    assert verdict.status == "failed", str(verdict)  # nothing was averaged
+
+
 @pytest.mark.parametrize(
     "answer",
     [Source("analyse", "", USES_THE_CHECK), analyse.truth],
@@ -170,12 +183,9 @@ def test_what_a_check_compares_with_cannot_be_handed_in(answer):
     assert "truth is not here: an answer runs without the checks" in str(verdict)
 
 
-@pytest.mark.parametrize(
-    "function", observers(), ids=lambda function: function.__module__
-)
-def test_what_a_rank_gets_of_the_checks_is_code_and_plain_values(function):
-    """A library's own object would be a copy, and what a judge compares with is not
-    needed there. function: what runs on the ranks.
+def names_in(packed):
+    """The names that a pickle imports. It is loaded in a rank: here, cloudpickle would
+    take its classes for ours, and give ours other methods.
     """
     found = set()
 
@@ -184,9 +194,22 @@ def test_what_a_rank_gets_of_the_checks_is_code_and_plain_values(function):
             found.add(f"{module}.{name}")
             return super().find_class(module, name)
 
-    Noting(io.BytesIO(judge_module.by_value(function))).load()
-    assert not [name for name in found if name.startswith("ddp_course.checks")]
-    assert not [name for name in found if name.endswith("dynamic_subimport")]
+    Noting(io.BytesIO(packed)).load()
+    return found
+
+
+def test_what_a_rank_gets_of_the_checks_is_code_and_plain_values():
+    """A library's own object would be a copy, and what a judge compares with is not
+    needed there.
+    """
+    functions = observers()
+    assert len(functions) > 80
+    packed = [judge_module.by_value(function) for function in functions]
+    [of_each] = launch(lambda: [names_in(one) for one in packed], nproc=1, timeout=120)
+    for function, found in zip(functions, of_each):
+        where = f"{function.__module__}.{function.__name__}"
+        assert not [one for one in found if one.startswith("ddp_course.checks")], where
+        assert not [one for one in found if one.endswith("dynamic_subimport")], where
 
 
 def test_an_answer_that_prints_without_end_fills_neither_memory_nor_disk():

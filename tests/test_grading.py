@@ -24,6 +24,7 @@ from test_exercises import course, ddp_course, solution_tasks  # noqa: F401
 
 from ddp_course import UsageError
 from ddp_course.checks.ex09 import saving
+from ddp_course.ranks.in_each_rank import MOST_OPEN
 from ddp_course.ranks.launch import RankError
 from ddp_course.school import (
     cleaning,
@@ -587,6 +588,36 @@ def test_memory_without_an_owner_is_not_given_and_nobody_makes_namespaces():
 def test_names_are_limited_as_bytes_are():
     with pytest.raises(RankError, match="made more than 20000 files"):
         in_a_sandbox(attacks.MANY_NAMES)
+
+
+@needs_bwrap
+def test_threads_and_open_files_are_limited():
+    [[opened]] = in_a_sandbox(attacks.MANY_OPEN_FILES)
+    assert isinstance(opened, int) and opened < MOST_OPEN, opened
+    with pytest.raises(RankError, match="started more than 2000 threads"):
+        in_a_sandbox(attacks.MANY_THREADS)
+
+
+TOUCHES = """
+import mmap, sys
+memory = mmap.mmap(-1, 20 * 2**30, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+for place in range(0, len(memory), 2**21):
+    memory[place]
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_tables_of_a_processs_pages_count_as_its_memory():
+    """Of 20 GB, one byte in each 2 MB is read: that takes 40 MB of tables, and no page."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", TOUCHES], **pipes) as process:
+        process.stdout.readline()
+        one = psutil.Process(process.pid)
+        assert sandbox.page_tables(one) > 35 * 2**20
+        assert sandbox.proportional(one) > one.memory_full_info().pss + 35 * 2**20
+        process.kill()
 
 
 @needs_bwrap

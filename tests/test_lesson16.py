@@ -513,7 +513,9 @@ def trace_on_a_full_disk(folder):
 
 
 def test_a_trace_that_does_not_fit_on_the_disk_is_named_and_not_left(tmp_path):
-    with pytest.raises(RankError, match="UsageError: cannot write to .*trace.json"):
+    with pytest.raises(
+        RankError, match="UsageError: cannot write a whole trace to .*trace.json"
+    ):
         launch(trace_on_a_full_disk, tmp_path, nproc=1)
     assert not list(tmp_path.iterdir())
 

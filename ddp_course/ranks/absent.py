@@ -99,7 +99,8 @@ def place_of(error):
 
 def process_of(rank):
     """The number of a rank's process; None where it is not on this machine."""
-    for process in psutil.Process().parent().children():
+    torchrun = psutil.Process().parent()
+    for process in torchrun.children() if torchrun else ():
         with suppress(psutil.Error):
             if process.environ().get("RANK") == str(rank):
                 return process.pid

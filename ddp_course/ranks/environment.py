@@ -213,7 +213,7 @@ def rendezvous(timeout=300):
 def connect_to(address, port, timeout):
     """The TCPStore that another process serves; timeout: seconds to wait for it.
 
-    Raises UsageError where nobody answers. TCPStore would say the same in sixty lines.
+    Raises UsageError where nobody answers: TCPStore says it with a C++ stack.
     """
     deadline = time.monotonic() + timeout
     while True:

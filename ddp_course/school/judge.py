@@ -407,13 +407,13 @@ def shown():
     words for an answer: {module: {name: value}}.
     """
     found = {}
-    for module in list(sys.modules.values()):
-        if str(getattr(module, "__name__", "")).startswith(f"{CHECKS}.ex"):
+    for own_name, module in list(sys.modules.items()):
+        if own_name.startswith(f"{CHECKS}.ex"):
             values = {
                 name: getattr(module, name) for name in vars(module).get("__all__", ())
             }
             data = (str, int, float, tuple, list, dict)
-            found[module.__name__] = {
+            found[own_name] = {
                 name: value for name, value in values.items() if isinstance(value, data)
             }
     return found
