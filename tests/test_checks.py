@@ -133,8 +133,13 @@ def average_gradients(module):
 REPLACES_OURS = """
 import ddp_course.school.judge as judge
 
-def average_gradients(module):
+def replacing(function):  # as soon as the cell runs
     judge.plain = lambda value: 1 / 0
+    return function
+
+@replacing
+def average_gradients(module):
+    pass
 """
 USES_THE_CHECK = """
 def analyse(traces):
