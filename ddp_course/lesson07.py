@@ -117,6 +117,9 @@ def train(args, accelerator):
         accuracy = correct / seen
         log.info(f"epoch {epoch + 1}: loss {losses[-1]:.3f}, accuracy {accuracy:.1%}")
 
+    if rank == 0:
+        runs.empty_folder(args.out / "state")
+    accelerator.wait_for_everyone()
     accelerator.save_state(args.out / "state")  # parameters, optimizer, random states
     accelerator.wait_for_everyone()  # save_state does not wait for rank 0's files
     accelerator.load_state(args.out / "state")

@@ -110,6 +110,7 @@ def restore(parts, device, shared, own):
     """Load a snapshot into the parts of a run; raise an error if it does not fit."""
     check_alike(shared["updates"], 0, "the number of updates")
     check_alike(list(own["losses"].shape[:1]), [0], "the losses")
+    check_alike(own["losses"].is_contiguous(), True, "the memory of the losses")
     if len(own["losses"]) != shared["updates"]:
         counts = f"{len(own['losses'])} losses of {shared['updates']} updates"
         raise Unusable(f"it has {counts}")

@@ -227,9 +227,11 @@ def train(args, rank, world_size, device):
         losses += train_one_epoch(engine, islice(loader, per_epoch), device)
         seconds += time.perf_counter() - begin
         progress = {"epoch": epoch + 1, "losses": losses, "seconds": seconds}
+        name = f"epoch-{epoch + 1}"
         if rank == 0:  # of the checkpoint that comes now, not of an attempt
             runs.write_atomically(folder / "settings.json", json.dumps(settings))
-        engine.save_checkpoint(str(folder), f"epoch-{epoch + 1}", progress)
+            runs.empty_folder(folder / name)
+        engine.save_checkpoint(str(folder), name, progress)  # begins with a barrier
         log.info(f"epoch {epoch + 1}: loss {losses[-1]:.3f}")
 
     network = GPT(tokenizer.vocabulary, **SHAPES[args.shape])

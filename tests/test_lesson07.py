@@ -3,6 +3,7 @@ counts, and one model on all ranks.
 """
 
 import json
+import os
 import sys
 
 import pytest
@@ -105,6 +106,14 @@ def test_an_accelerator_that_leaves_the_processes_alone_is_refused(tmp_path):
     ):
         launch(forget_cpu, [*DIGITS, "--out", str(tmp_path)])
     assert not (tmp_path / "result.json").exists()
+
+
+def test_a_pipe_in_the_place_of_a_file_of_the_state_is_not_waited_for(tmp_path):
+    (tmp_path / "state").mkdir()
+    for name in ("random_states_0.pkl", "model.safetensors", "optimizer.bin"):
+        os.mkfifo(tmp_path / "state" / name)
+    launch(lesson07.main, [*DIGITS, "--out", str(tmp_path)], timeout=60)
+    assert (tmp_path / "state" / "optimizer.bin").is_file()
 
 
 def nan_on_rank_one(options):

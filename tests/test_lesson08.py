@@ -3,6 +3,7 @@ counts, exact resuming.
 """
 
 import json
+import os
 import shutil
 
 import pytest
@@ -359,6 +360,9 @@ DAMAGES = {
     )
 }
 DAMAGES["a bit of optimizer.pt"] = lambda folder: flip_a_bit(folder / "optimizer.pt")
+DAMAGES["code in optimizer.pt"] = lambda folder: torch.save(
+    {"state": os.getcwd}, folder / "optimizer.pt"
+)
 
 
 @pytest.fixture(scope="module")

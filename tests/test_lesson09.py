@@ -587,6 +587,8 @@ def with_content(checkpoint, how, harm):
         weights["1.1.weight"][0, 0] = float("nan")
     elif how == "beyond its end":
         shared["updates"] = 99
+    elif how == "losses that are one number in memory":
+        own["losses"] = own["losses"][:1].expand(shared["updates"])
     elif how == "code":
         shared = {"model": Payload(str(harm))}
     elif how == "rank 1 has random states of nothing":
@@ -610,6 +612,7 @@ def with_content(checkpoint, how, harm):
         ("averages of another shape", "Adam's averages for 1.1.weight have another"),
         ("NaN weights", "1.1.weight, or an average for it, is NaN or infinite"),
         ("beyond its end", "it has 12 losses of 99 updates"),
+        ("losses that are one number in memory", "the memory of the losses is of"),
         ("code", "shared.pt holds more than tensors and numbers"),
         ("rank 1 has random states of nothing", "KeyError: 'cpu'"),
         ("rank 1 is not in the manifest", "its manifest does not name rank1.pt"),
