@@ -20,7 +20,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@echo "Installing the course into .venv: some minutes the first time, torch is large."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable ".[deepspeed,test]"
-	@$(BIN)/python -m ddp_course.school.doctor pair
+	@$(BIN)/python -m ddp_course.cli.doctor pair
 	@touch $@
 
 lessons: setup
@@ -42,7 +42,7 @@ grade: setup
 	@$(BIN)/ddp-course grade $(SUBMISSION)
 
 exercises: setup
-	@$(BIN)/python -m ddp_course.school.exercises
+	@$(BIN)/python -m ddp_course.cli.exercises
 
 bench: setup
 	@$(BIN)/python benchmarks/run.py

@@ -13,5 +13,5 @@ class Notebooks(BuildHookInterface):
             for path in Path(self.root, folder).rglob("*"):
                 name = path.relative_to(self.root)
                 if path.is_file() and not any(part[0] in "._" for part in name.parts):
-                    target = Path("ddp_course/school/course", name)
+                    target = Path("ddp_course/cli/course", name)
                     build_data["force_include"][str(path)] = target.as_posix()

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course.lesson03 import BucketedDDP
+from ddp_course.models.convnets import MLP, ConvNet
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import launch
-from ddp_course.scenery.models import MLP, ConvNet
 
 MODELS = {
     "ConvNet": ConvNet,

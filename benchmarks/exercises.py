@@ -19,9 +19,9 @@ from pathlib import Path
 import nbformat
 from claims import claim, report, seconds
 
+from ddp_course.cli import exercises
+from ddp_course.judge.verdict import PASSED
 from ddp_course.ranks.launch import launch, start_server
-from ddp_course.school import exercises
-from ddp_course.school.judge import PASSED
 
 UNTIL_THE_PARENT_ENDS = (
     "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
@@ -94,7 +94,7 @@ def grade(folder):
     command = [
         sys.executable,
         "-m",
-        "ddp_course.school.command",
+        "ddp_course.cli.command",
         "grade",
         folder / "ours",
         "--report",

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from ddp_course import lesson10
+from ddp_course.models.gpt import GPT, SHAPES
 from ddp_course.ranks.launch import launch
-from ddp_course.scenery.models import GPT
 
 CPU = torch.device("cpu")
 PRODUCTS = 30
@@ -115,7 +115,7 @@ def measure(shape, batch, rounds=9):
     """The seconds of a training step, ours and plain, and of a matrix product, in turn;
     and their floating-point operations.
     """
-    size = lesson10.SHAPES[shape]
+    size = SHAPES[shape]
     torch.manual_seed(0)
     tokens = torch.randint(256, (batch, size["context"]))
     works, networks = {}, {"ours": GPT(**size), "plain": PlainGPT(256, **size)}

@@ -29,9 +29,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from ddp_course import lesson01, lesson04, lesson10
+from ddp_course.data.images import OneByOne, load_images
+from ddp_course.models.convnets import ConvNet
+from ddp_course.models.gpt import GPT, SHAPES
 from ddp_course.ranks.environment import process_group
-from ddp_course.scenery.images import OneByOne, load_images
-from ddp_course.scenery.models import GPT, SHAPES, ConvNet
 
 # FLOP/s of dense bf16 products, by NVIDIA's data sheets; MFU is a share of them
 PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L4": 121e12, "T4": 65e12}

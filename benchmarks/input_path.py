@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from torchvision import datasets, transforms
 
 from ddp_course import UsageError
-from ddp_course.scenery import images
+from ddp_course.data import images
 
 
 class OneByOne(datasets.MNIST):

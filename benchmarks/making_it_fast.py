@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course import lesson16
+from ddp_course.models.convnets import MLP
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import launch
-from ddp_course.scenery.models import MLP
 
 NETWORK = (2e-3, 2e8)  # seconds per message, bytes per second
 BUCKETS = (0.5, 2, 6, 25)  # MiB

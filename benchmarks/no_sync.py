@@ -13,9 +13,9 @@ from claims import claim, report, seconds
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_course.models.convnets import MLP
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import launch
-from ddp_course.scenery.models import MLP
 
 MICRO_BATCHES = 8
 

@@ -16,7 +16,7 @@ FAILED = {}  # what was printed, by name of the notebook
 
 
 def execute(name):
-    command = [sys.executable, "-m", "ddp_course.school.command", "execute", name[:2]]
+    command = [sys.executable, "-m", "ddp_course.cli.command", "execute", name[:2]]
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=Path(__file__).parents[1]
     )

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_course.scenery.models import ConvNet
+from ddp_course.models.convnets import ConvNet
 
 
 def all_reduce():

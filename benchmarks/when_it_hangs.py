@@ -16,9 +16,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course import UsageError, lesson15, lesson16
+from ddp_course.detectors.desync import DesyncDetector
+from ddp_course.detectors.nan import NanGuard
+from ddp_course.detectors.straggler import StragglerDetector
+from ddp_course.models.convnets import ConvNet
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import launch
-from ddp_course.scenery.models import ConvNet
 from exercises import all_cores_busy
 
 STEPS = 20
@@ -66,9 +69,9 @@ def run(number, fault, rank, world_size):
     network = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
     model = DistributedDataParallel(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    lesson15.NanGuard(model, optimizer, 120)
-    lesson15.DesyncDetector(model, optimizer, 5, 120)
-    lesson15.StragglerDetector(model, optimizer, said.append, timeout=120)
+    NanGuard(model, optimizer, 120)
+    DesyncDetector(model, optimizer, 5, 120)
+    StragglerDetector(model, optimizer, said.append, timeout=120)
     torch.manual_seed(1000 * number + rank)  # each rank has its own inputs
     try:
         for step in range(1, STEPS + 1):

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from ddp_course import UsageError, runs
+from ddp_course.data.images import load_images
+from ddp_course.models.convnets import ConvNet
 from ddp_course.ranks.environment import choose_device, torchrun_environment
-from ddp_course.scenery.images import load_images
-from ddp_course.scenery.models import ConvNet
 
 
 def train_one_epoch(model, loader, optimizer, device):

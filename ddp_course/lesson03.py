@@ -16,10 +16,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from ddp_course import runs
+from ddp_course.data.images import load_images
 from ddp_course.lesson01 import evaluate
+from ddp_course.models.convnets import ConvNet
 from ddp_course.ranks.environment import backend_for, choose_device, process_group
-from ddp_course.scenery.images import load_images
-from ddp_course.scenery.models import ConvNet
 
 
 def broadcast_from_rank_zero(module):

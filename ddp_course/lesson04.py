@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from ddp_course import lesson01, runs
+from ddp_course.data.images import load_images
+from ddp_course.models.convnets import ConvNet
 from ddp_course.ranks.environment import backend_for, choose_device, rendezvous
-from ddp_course.scenery.images import load_images
-from ddp_course.scenery.models import ConvNet
 
 
 def train_one_epoch(model, loader, optimizer, device):

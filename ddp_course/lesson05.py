@@ -17,10 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ddp_course import runs
+from ddp_course.data.images import load_images
 from ddp_course.lesson04 import evaluate, load, save, train_one_epoch
+from ddp_course.models.convnets import NormNet
 from ddp_course.ranks.environment import backend_for, choose_device, process_group
-from ddp_course.scenery.images import load_images
-from ddp_course.scenery.models import NormNet
 
 
 class NormalizeOverRanks(torch.autograd.Function):

@@ -17,10 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ddp_course import runs
+from ddp_course.data.images import load_images
 from ddp_course.lesson04 import evaluate, load, save
+from ddp_course.models.convnets import ConvNet
 from ddp_course.ranks.environment import backend_for, choose_device, process_group
-from ddp_course.scenery.images import load_images
-from ddp_course.scenery.models import ConvNet
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 IGNORED = -100  # marks labels that do not count, as in torch's nll_loss

@@ -23,15 +23,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from ddp_course import UsageError, runs
+from ddp_course.checkpoints.of_trainer import newest_usable
+from ddp_course.data.images import load_images
+from ddp_course.models.convnets import ConvNet
 from ddp_course.ranks.environment import (
     backend_for,
     choose_device,
     process_group,
     torchrun_environment,
 )
-from ddp_course.scenery.images import load_images
-from ddp_course.scenery.models import ConvNet
-from ddp_course.scenery.trainer_checkpoints import newest_usable
 
 
 class Network(nn.Module):

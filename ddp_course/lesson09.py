@@ -24,15 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ddp_course import UsageError, lesson06, runs
-from ddp_course.lesson04 import evaluate, load, save
-from ddp_course.lesson06 import grouped, update
-from ddp_course.ranks.environment import (
-    backend_for,
-    choose_device,
-    process_group,
-    whole_number,
-)
-from ddp_course.scenery.checkpoints import (
+from ddp_course.checkpoints.whole import (
     check_numbers,
     checkpoints,
     finished,
@@ -44,9 +36,17 @@ from ddp_course.scenery.checkpoints import (
     remove_older,
     warn,
 )
-from ddp_course.scenery.images import load_images
-from ddp_course.scenery.models import ConvNet
-from ddp_course.scenery.readable import Unusable, check_alike
+from ddp_course.data.images import load_images
+from ddp_course.files import Unusable, check_alike
+from ddp_course.lesson04 import evaluate, load, save
+from ddp_course.lesson06 import grouped, update
+from ddp_course.models.convnets import ConvNet
+from ddp_course.ranks.environment import (
+    backend_for,
+    choose_device,
+    process_group,
+    whole_number,
+)
 
 # ---- what a checkpoint holds ----
 

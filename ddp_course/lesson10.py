@@ -24,17 +24,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset
 
 from ddp_course import UsageError, lesson09, runs
+from ddp_course.data.text import load_windows
+from ddp_course.files import check_alike
 from ddp_course.lesson06 import PRECISIONS, grouped
 from ddp_course.lesson09 import ResumableSampler, save_checkpoint, snapshot
-from ddp_course.ranks.environment import (
-    backend_for,
-    choose_device,
-    host_store,
-    process_group,
-)
-from ddp_course.scenery.models import GPT, SHAPES
-from ddp_course.scenery.readable import check_alike
-from ddp_course.scenery.text import load_windows
+from ddp_course.models.gpt import GPT, SHAPES
+from ddp_course.ranks.environment import backend_for, choose_device, process_group
+from ddp_course.ranks.store import host_store
 
 MOST_ON_A_CPU = 8192  # windows to train on, unless --train-samples says more
 

@@ -17,17 +17,17 @@ import transformers
 from torch.nn import functional as F
 
 from ddp_course import lesson08, runs
+from ddp_course.data.questions import IGNORED, load_questions, load_tokenizer
 from ddp_course.lesson06 import PRECISIONS
 from ddp_course.lesson08 import logged, one_gpu_per_process, prepare_checkpoints
+from ddp_course.models.llama import small_llama
+from ddp_course.models.lora import keep_layout
 from ddp_course.ranks.environment import (
     backend_for,
     choose_device,
     process_group,
     torchrun_environment,
 )
-from ddp_course.scenery.lora import keep_layout
-from ddp_course.scenery.questions import IGNORED, load_questions, load_tokenizer
-from ddp_course.scenery.small_llama import small_llama
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 

@@ -20,13 +20,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ddp_course import UsageError, runs
+from ddp_course.checkpoints import sharded as sharded_checkpoints
+from ddp_course.data.text import Windows, load_text
 from ddp_course.lesson03 import broadcast_from_rank_zero
-from ddp_course.lesson10 import SHAPES, loss_of
+from ddp_course.lesson10 import loss_of
+from ddp_course.models.gpt import GPT, SHAPES
 from ddp_course.ranks.environment import backend_for, choose_device, process_group
 from ddp_course.ranks.watch import held
-from ddp_course.scenery import sharded_checkpoints
-from ddp_course.scenery.models import GPT
-from ddp_course.scenery.text import Windows, load_text
 
 ADAM = {"lr": 1e-3, "fused": True}
 MOST_ON_A_CPU = 512  # windows of text to train on, unless --train-samples says more

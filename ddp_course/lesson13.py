@@ -17,11 +17,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ddp_course import UsageError, runs
-from ddp_course.lesson10 import SHAPES, loss_of
-from ddp_course.ranks.endings import SYMPTOMS
-from ddp_course.ranks.environment import backend_for, choose_device, process_group
-from ddp_course.scenery.checkpoints import check_settings
-from ddp_course.scenery.configurations import (
+from ddp_course.checkpoints.deepspeed_configurations import (
     ACCUMULATE,
     ALL,
     MICRO,
@@ -29,10 +25,14 @@ from ddp_course.scenery.configurations import (
     read_configuration,
     refusals_in_words,
 )
-from ddp_course.scenery.deepspeed_checkpoints import settings_in
-from ddp_course.scenery.models import GPT
-from ddp_course.scenery.readable import Unusable, check_alike
-from ddp_course.scenery.text import Windows, load_text
+from ddp_course.checkpoints.of_deepspeed import settings_in
+from ddp_course.checkpoints.whole import check_settings
+from ddp_course.data.text import Windows, load_text
+from ddp_course.files import Unusable, check_alike
+from ddp_course.lesson10 import loss_of
+from ddp_course.models.gpt import GPT, SHAPES
+from ddp_course.ranks.endings import SYMPTOMS
+from ddp_course.ranks.environment import backend_for, choose_device, process_group
 
 
 def configuration(args, world_size):

@@ -21,14 +21,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from ddp_course import UsageError, runs
+from ddp_course.checkpoints.whole import check_numbers, check_settings, load_state
+from ddp_course.data.images import load_images
+from ddp_course.files import Unusable, check_alike, tensors_of
 from ddp_course.lesson04 import evaluate, load, save
 from ddp_course.lesson06 import summed_loss
 from ddp_course.lesson09 import goes_on, job, write
+from ddp_course.models.convnets import ConvNet
 from ddp_course.ranks.environment import backend_for, choose_device, process_group
-from ddp_course.scenery.checkpoints import check_numbers, check_settings, load_state
-from ddp_course.scenery.images import load_images
-from ddp_course.scenery.models import ConvNet
-from ddp_course.scenery.readable import Unusable, check_alike, tensors_of
 
 # ---- the same batches for any number of ranks ----
 

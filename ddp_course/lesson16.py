@@ -21,12 +21,12 @@ from torch.profiler import profile, record_function
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ddp_course import UsageError, lesson02, runs
+from ddp_course.data.images import load_images
+from ddp_course.detectors.traces import events_of, is_whole
 from ddp_course.lesson04 import evaluate, load, save
 from ddp_course.lesson14 import compress
+from ddp_course.models.convnets import ConvNet
 from ddp_course.ranks.environment import backend_for, choose_device, process_group
-from ddp_course.scenery.images import load_images
-from ddp_course.scenery.models import ConvNet
-from ddp_course.scenery.traces import events_of, is_whole
 
 # ---- where a step's time goes ----
 

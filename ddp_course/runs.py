@@ -11,19 +11,21 @@ import shutil
 import signal
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from ddp_course import UsageError, project_folder
+from ddp_course.files import cannot_write as cannot_write
+from ddp_course.files import remove_unfinished
+from ddp_course.files import write_atomically as write_atomically
+from ddp_course.flags import count, folder_path, whole
+from ddp_course.flags import megabytes as megabytes
+from ddp_course.flags import number as number
+from ddp_course.flags import share as share
 from ddp_course.ranks import absent
 from ddp_course.ranks.environment import port_of, torchrun_environment
-from ddp_course.scenery.flag_types import count, folder_path, whole
-from ddp_course.scenery.flag_types import megabytes as megabytes
-from ddp_course.scenery.flag_types import number as number
-from ddp_course.scenery.flag_types import share as share
 
 # ---- flags ----
 
@@ -155,55 +157,6 @@ def empty_folder(folder):
         raise UsageError(f"{folder} is in the way of a folder: move it away") from None
     except OSError as error:
         raise cannot_write(folder, error) from None
-
-
-def cannot_write(path, error):
-    """The UsageError for a file or folder that cannot be written; error: an OSError."""
-    fix = "make room, or choose another folder with --out"
-    return UsageError(f"cannot write to {path}: {error.strerror}; {fix}")
-
-
-UNFINISHED = ".unfinished"  # how the names of files end that are being written
-
-
-def remove_unfinished(folder):
-    """Delete what write_atomically has left behind in runs that were killed."""
-    for path in folder.glob(f".*{UNFINISHED}"):
-        if path.is_file():
-            path.unlink()
-
-
-def write_atomically(path, content):
-    """Write a file, text or bytes, atomically.
-
-    It is written under another name, flushed to the disk, and renamed. Raises
-    UsageError where that fails, on a full disk for example; an older file stays.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        flush_names(path.parent)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
-        raise cannot_write(path, error) from None
-
-
-def flush_names(folder):
-    """Write a folder's list of names to the disk, too, see fsync(2).
-
-    Without that, a renamed file may be gone after a power cut.
-    """
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 # ---- the result ----

@@ -94,7 +94,7 @@ def commands():
     """What ddp-course can do: each command with its arguments and options."""
     import typer
 
-    from ddp_course.school.command import app
+    from ddp_course.cli.command import app
 
     parts = []
     for name, command in typer.main.get_command(app).commands.items():

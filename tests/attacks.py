@@ -4,7 +4,7 @@
 PROBE = r"""
 def average_gradients(module):
     import glob, os, pathlib, socket, sys
-    import ddp_course.school.judge, torch
+    import ddp_course.judge.answer, torch
 
     reached = []
 
@@ -20,7 +20,7 @@ def average_gradients(module):
             file.write("x")
         return True
 
-    course = pathlib.Path(ddp_course.school.judge.__file__).parents[2]
+    course = pathlib.Path(ddp_course.judge.answer.__file__).parents[2]
     lines = [open(f"/proc/{p}/cmdline").read() for p in os.listdir("/proc") if p.isdigit()]
     probe("solutions", lambda: list(course.glob("solutions/*")))
     probe("tests", lambda: list(course.glob("tests/*")))
@@ -31,7 +31,7 @@ def average_gradients(module):
     probe("pid 1", lambda: "in_sandbox" not in open("/proc/1/cmdline").read())
     probe("secret", lambda: "SECRET" in os.environ)
     probe("network", lambda: [n for _, n in socket.if_nameindex() if n != "lo"])
-    probe("judge.py", lambda: written(ddp_course.school.judge.__file__))
+    probe("the judge", lambda: written(ddp_course.judge.answer.__file__))
     probe("torch", lambda: written(torch.__file__))
     probe("/", lambda: written("/x"))
     probe("/usr", lambda: written("/usr/x"))
@@ -289,7 +289,7 @@ def save_whole(path, state):
 WRITES_FOR_LATER = """
 def average_gradients(module):
     import os, pathlib
-    import ddp_course.school.judge as judge
+    import ddp_course.judge.verdict as judge
     startup = pathlib.Path.home() / ".ipython/profile_default/startup"
     for path in (judge.__file__, startup / "00-first.py", "/tmp/pytest.ini", "/tmp/sitecustomize.py"):
         try:

@@ -32,7 +32,7 @@ PRELOADED = [
         f"ddp_course.{path.stem}"
         for path in COURSE.glob("ddp_course/lesson[0-9][0-9].py")
     ),
-    "ddp_course.school.judge",
+    "ddp_course.judge.question",
     # what programs import on the way: Accelerate, Trainer, LoRA, DeepSpeed's engine
     "datasets",
     "deepspeed",
@@ -71,7 +71,7 @@ def on_the_gpus(*arguments, **options):
 
 def mnist_folder():
     """The folder with MNIST; None where it is not there."""
-    from ddp_course.scenery.images import MNIST_FILES, RAW, data_folder
+    from ddp_course.data.images import MNIST_FILES, RAW, data_folder
 
     folder = data_folder().absolute()
     return (

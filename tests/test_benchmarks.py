@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import COURSE, python
 
-from ddp_course.scenery.models import GPT
+from ddp_course.models.gpt import GPT
 
 HERE = COURSE / "benchmarks"
 sys.path.append(str(HERE))

@@ -22,10 +22,13 @@ from conftest import THOROUGH
 from ddp_course import checks
 from ddp_course.checks import ex03, ex16
 from ddp_course.checks.ex16 import analyse
+from ddp_course.judge import answer as answers
+from ddp_course.judge import hints
+from ddp_course.judge import verdict as verdicts
+from ddp_course.judge.answer import Source
+from ddp_course.judge.values import plain
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.launch import launch
-from ddp_course.school import hints
-from ddp_course.school import judge as judge_module
-from ddp_course.school.judge import Source, Wrong, plain
 
 for module in pkgutil.iter_modules(mutants.__path__):
     importlib.import_module(f"mutants.{module.name}")
@@ -116,7 +119,7 @@ def test_a_cell_that_does_not_load_is_told_by_its_own_lines(cell, said):
         Source("average_gradients", "import torch", cell)
     )
     assert verdict.status == "your code raised"
-    assert said in str(verdict) and "judge.py" not in str(verdict)
+    assert said in str(verdict) and "judge/" not in str(verdict)
 
 
 RETURNS_CODE = """
@@ -125,13 +128,13 @@ import torch
 
 class Code:
     def __reduce__(self):
-        return exec, ("import ddp_course.school.judge as j; j.Verdict = lambda *_: j.PASSED",)
+        return exec, ("import ddp_course.judge.verdict as j; j.Verdict = lambda *_: j.PASSED",)
 
 def average_gradients(module):
     torch.save = lambda value, file: pickle.dump(Code(), file)
 """
 REPLACES_OURS = """
-import ddp_course.school.judge as judge
+import ddp_course.judge.answer as judge
 
 def replacing(function):  # as soon as the cell runs
     judge.plain = lambda value: 1 / 0
@@ -149,11 +152,11 @@ def analyse(traces):
 
 
 def test_an_answer_that_sends_code_home_runs_nothing_there():
-    before = judge_module.Verdict
+    before = verdicts.Verdict
     verdict = ex03.check_average_gradients.judge(
         Source("average_gradients", "", RETURNS_CODE)
     )
-    assert verdict.status == "your code raised" and judge_module.Verdict is before
+    assert verdict.status == "your code raised" and verdicts.Verdict is before
     assert "cannot be sent back" in str(verdict) or "is no plain value" in str(verdict)
 
 
@@ -209,7 +212,7 @@ def test_what_a_rank_gets_of_the_checks_is_code_and_plain_values():
     """
     functions = observers()
     assert len(functions) > 80
-    packed = [judge_module.by_value(function) for function in functions]
+    packed = [answers.by_value(function) for function in functions]
     [of_each] = launch(lambda: [names_in(one) for one in packed], nproc=1, timeout=120)
     for function, found in zip(functions, of_each):
         where = f"{function.__module__}.{function.__name__}"

@@ -23,8 +23,8 @@ from test_machines import needs_namespaces
 
 from ddp_course import UsageError, lesson04, lesson14
 from ddp_course.ranks.launch import launch
-from ddp_course.ranks.machines import PRETENDED, Machines
-from ddp_course.ranks.ssh import INSTALL, Ssh
+from ddp_course.ranks.machines.machines import PRETENDED, Machines
+from ddp_course.ranks.machines.ssh import INSTALL, Ssh
 
 CLUSTERS = COURSE / "clusters"
 FLAGS = "--data digits --train-samples 256 --epochs 1"

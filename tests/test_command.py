@@ -12,12 +12,12 @@ import pytest
 from conftest import COURSE, python
 from test_start import jupyter_of_its_own  # noqa: F401
 
-from ddp_course.scenery import images
-from ddp_course.school import doctor, start
+from ddp_course.cli import doctor, start
+from ddp_course.data import images
 
 
 def course(*arguments, **options):
-    return python("-m", "ddp_course.school.command", *arguments, timeout=150, **options)
+    return python("-m", "ddp_course.cli.command", *arguments, timeout=150, **options)
 
 
 def test_without_a_command_it_says_where_you_are_and_what_is_next():
@@ -100,7 +100,7 @@ def test_wrong_use_gives_one_line(arguments, expected):
 def test_who_mistypes_a_lesson_does_not_wait_for_imports(command):
     program = f"""
 import sys
-from ddp_course.school import command
+from ddp_course.cli import command
 sys.argv[1:] = [{command!r}, "99"]
 try:
     command.main()
@@ -150,7 +150,7 @@ def test_wrong_words_and_flags_get_one_line_too(arguments, line):
 
 
 def test_a_closed_pipe_is_no_news():
-    command = f"{sys.executable} -m ddp_course.school.command --help | head -c 1"
+    command = f"{sys.executable} -m ddp_course.cli.command --help | head -c 1"
     for line in (command, command.replace("--help", "lessons")):
         done = subprocess.run(line, shell=True, capture_output=True, cwd=COURSE)
         assert done.stderr == b"" and len(done.stdout) == 1
@@ -160,7 +160,7 @@ def test_a_closed_pipe_is_no_news():
 def test_a_full_disk_for_output_is_told_in_one_line():
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "ddp_course.school.command", "lessons"],
+            [sys.executable, "-m", "ddp_course.cli.command", "lessons"],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -213,7 +213,7 @@ def read_only(tmp_path_factory):
     drop = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []
     if drop and not shutil.which("setpriv"):
         pytest.skip("root may write everywhere, and setpriv is not here")
-    command = [*drop, sys.executable, "-m", "ddp_course.school.command"]
+    command = [*drop, sys.executable, "-m", "ddp_course.cli.command"]
 
     def run(*arguments):
         return subprocess.run(
@@ -286,7 +286,7 @@ def test_a_mixed_pair_of_torch_and_torchvision_is_told_in_one_line(
     )
     done = python(
         "-m",
-        "ddp_course.school.doctor",
+        "ddp_course.cli.doctor",
         "pair",
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
     )
@@ -297,7 +297,7 @@ def test_a_mixed_pair_of_torch_and_torchvision_is_told_in_one_line(
         line,
     )
     assert "pip install --force-reinstall torch torchvision" in line
-    assert python("-m", "ddp_course.school.doctor", "pair").returncode == 0
+    assert python("-m", "ddp_course.cli.doctor", "pair").returncode == 0
 
 
 def test_a_full_disk_is_a_problem_with_a_fix(monkeypatch):

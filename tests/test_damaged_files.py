@@ -23,19 +23,27 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 from deepspeed.runtime.fp16.loss_scaler import LossScaler  # noqa: E402
 
 from ddp_course import UsageError, lesson09, lesson14, lesson16
-from ddp_course.ranks.environment import process_group
-from ddp_course.scenery import (
-    checkpoints,
-    sharded_checkpoints,
-    shards,
-    text,
-    trainer_checkpoints,
+from ddp_course.checkpoints import (
+    of_trainer,
 )
-from ddp_course.scenery.configurations import check_batch, read_configuration
-from ddp_course.scenery.deepspeed_checkpoints import settings_in
-from ddp_course.scenery.readable import Unusable, check_alike
-from ddp_course.scenery.tokenizers import BPE
-from ddp_course.school import grading, handed_in, progress, start
+from ddp_course.checkpoints import (
+    sharded as sharded_checkpoints,
+)
+from ddp_course.checkpoints import (
+    whole as checkpoints,
+)
+from ddp_course.checkpoints.deepspeed_configurations import (
+    check_batch,
+    read_configuration,
+)
+from ddp_course.checkpoints.of_deepspeed import settings_in
+from ddp_course.cli import start
+from ddp_course.cli.grading import handed_in, rules, run
+from ddp_course.data import shards, text
+from ddp_course.data.tokenizers import BPE
+from ddp_course.files import Unusable, check_alike
+from ddp_course.judge import progress
+from ddp_course.ranks.environment import process_group
 
 ROUNDS = 10_000 if THOROUGH else 0
 SEED = int(os.environ.get("DDP_COURSE_SEED", 7))
@@ -151,7 +159,7 @@ class Report:
         (folder / "report.json").write_text(json.dumps(content))
 
     def read(self, folder):
-        return grading.report_in(folder / "report.json")
+        return run.report_in(folder / "report.json")
 
     def is_whole(self, report):
         int(report.get("seed", 0))
@@ -162,7 +170,7 @@ class Weights:
         (folder / "weights.json").write_text('{"03 traffic": 2.5}')
 
     def read(self, folder):
-        return grading.weights_in(folder / "weights.json")
+        return rules.weights_in(folder / "weights.json")
 
     def is_whole(self, weights):
         assert all(0 <= weight < float("inf") for weight in weights.values())
@@ -266,7 +274,7 @@ class TrainerCheckpoint:
         save_file({"weight": torch.ones(3)}, place / "model.safetensors")
 
     def read(self, folder):
-        return trainer_checkpoints.newest_usable(str(folder))
+        return of_trainer.newest_usable(str(folder))
 
     def is_whole(self, place):
         assert place is None or place.name == "checkpoint-5"

@@ -18,8 +18,10 @@ import pytest
 from conftest import COURSE, THOROUGH, python
 
 from ddp_course import UsageError, checks
-from ddp_course.school import command, exercises, handed_in, progress
-from ddp_course.school.judge import Verdict
+from ddp_course.cli import command, exercises
+from ddp_course.cli.grading import handed_in
+from ddp_course.judge import progress
+from ddp_course.judge.verdict import Verdict
 
 NUMBERS = sorted(exercises.notebooks("solutions"))
 each_exercise = pytest.mark.parametrize("number", NUMBERS)
@@ -263,7 +265,7 @@ def test_a_notebook_without_questions_is_an_error(course):
     with pytest.raises(UsageError, match="no question"):
         exercises.released(empty)
     shutil.rmtree(course / "solutions")
-    done = python("-m", "ddp_course.school.exercises", cwd=course)
+    done = python("-m", "ddp_course.cli.exercises", cwd=course)
     assert "no solutions/NN_solution_topic.ipynb" in done.stderr
 
 
@@ -621,8 +623,8 @@ def test_what_has_passed_stays_passed(course):
 
 RECORD_FORTY = """
 import sys
-from ddp_course.school import progress
-from ddp_course.school.judge import Verdict
+from ddp_course.judge import progress
+from ddp_course.judge.verdict import Verdict
 
 for number in range(40):
     progress.record(Verdict(f"{sys.argv[1]} {number}", "passed", {}))

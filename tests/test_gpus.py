@@ -11,11 +11,11 @@ import torch
 from conftest import COURSE, PRELOADED, python
 
 from ddp_course import UsageError
+from ddp_course.cli import exercises
+from ddp_course.data import images
 from ddp_course.ranks import environment, gpus
 from ddp_course.ranks.launch import launch, launch_untrusted
-from ddp_course.ranks.machines import Machines
-from ddp_course.scenery import images
-from ddp_course.school import exercises
+from ddp_course.ranks.machines.machines import Machines
 
 PRETENDED = COURSE / "tests" / "pretended"
 

@@ -24,28 +24,25 @@ from test_exercises import course, ddp_course, solution_tasks  # noqa: F401
 
 from ddp_course import UsageError
 from ddp_course.checks.ex09 import saving
+from ddp_course.cli import doctor, exercises
+from ddp_course.cli.grading import handed_in, one_question, rules, run
+from ddp_course.cli.grading.jobs import jobs_in
+from ddp_course.judge import cleaning, sandbox, system_calls
+from ddp_course.judge.answer import Source
 from ddp_course.ranks.in_each_rank import MOST_OPEN
 from ddp_course.ranks.launch import RankError
-from ddp_course.school import (
-    cleaning,
-    doctor,
-    exercises,
-    grading,
-    handed_in,
-    judge,
-    sandbox,
-    system_calls,
-)
 
 QUESTIONS = ["average_gradients", "overlapped", "bucketed", "traffic"]
 PATCHES = """
 def average_gradients(module):
-    import ddp_course.checks.ex03 as ex03, ddp_course.school.judge as judge, builtins
+    import ddp_course.checks.ex03 as ex03
+    import ddp_course.judge.question as question, ddp_course.judge.verdict as verdict
     print("03 average_gradients: passed")
     for name in QUESTIONS:
         setattr(ex03, f"check_{name}", lambda *_: print("passed"))
-    judge.Question.__call__ = judge.Question.judge = lambda self, *_: judge.Verdict(self.title, "passed", {})
-    judge.Wrong.__init__ = lambda self, *_, **__: None
+    question.Question.__call__ = lambda self, *_: print("passed")
+    question.Question.judge = lambda self, *_: verdict.Verdict(self.title, "passed", {})
+    verdict.Wrong.__init__ = lambda self, *_, **__: None
     ex03.compare_gradient = ex03.compare_with_joined = lambda *_: None
 """.replace("QUESTIONS", str(QUESTIONS))
 FORKS = """
@@ -65,7 +62,7 @@ needs_bwrap = pytest.mark.skipif(sandbox.why_not() is not None, reason=str(sandb
 
 def grade(path, *flags, sandboxed=False, **options):
     flags = [*flags] if sandboxed else ["--without-a-sandbox", *flags]
-    command = ["-m", "ddp_course.school.command", "grade", path, *flags]
+    command = ["-m", "ddp_course.cli.command", "grade", path, *flags]
     return python(*command, timeout=900, **options)
 
 
@@ -277,7 +274,7 @@ def test_who_has_handed_in_nothing_is_named(course, monkeypatch):  # noqa: F811
     assert list(handed_in.submissions("all/a/exercises")) == ["exercises"]
 
     passed = {"status": "passed", "seconds": 1.0, "details": {}}
-    monkeypatch.setattr(grading, "grade_one", lambda *_: passed)
+    monkeypatch.setattr(run, "grade_one", lambda *_: passed)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(course / "summary.md"))
     done = ddp_course("grade", "--without-a-sandbox", "all/a")
     assert done.returncode == 0, done.stderr
@@ -296,7 +293,7 @@ def test_a_report_that_has_no_folder_is_refused_before_anything_is_graded(
     course,  # noqa: F811
     monkeypatch,
 ):
-    monkeypatch.setattr(grading, "grade", lambda *_: pytest.fail("graded"))
+    monkeypatch.setattr(run, "grade", lambda *_: pytest.fail("graded"))
     done = ddp_course("grade", "exercises", "--report", "nowhere/x.json")
     assert done.returncode == 2
     assert done.stderr == "ddp-course: there is no folder nowhere for x.json\n"
@@ -305,11 +302,11 @@ def test_a_report_that_has_no_folder_is_refused_before_anything_is_graded(
 def test_answers_without_cell_ids_are_graded(course, monkeypatch):  # noqa: F811
     submit(course / "a", {"bucketed": "mine = 1"}, without_ids)
     monkeypatch.setattr(
-        grading,
+        run,
         "grade_one",
         lambda job, *_: {"status": job.written.cell},
     )
-    *_, report = grading.grade(grading.jobs_in("a"), grading.Rules())
+    *_, report = run.grade(jobs_in("a"), rules.Rules())
     answers = report["submissions"]["a"]["03"]
     assert list(answers) == QUESTIONS and answers["bucketed"]["status"] == "mine = 1"
 
@@ -430,7 +427,7 @@ def test_without_bubblewrap_only_ones_own_answers_are_graded(course, monkeypatch
         "ddp-course: other people's answers run in a sandbox, but bubblewrap is not "
         "installed: X. --without-a-sandbox runs them with your rights\n"
     )
-    assert not grading.must_be_shut_in(Path("exercises"), without_a_sandbox=False)
+    assert not rules.must_be_shut_in(Path("exercises"), without_a_sandbox=False)
     finding = doctor.grading()
     assert finding.found.endswith("bubblewrap is not installed: X") and not finding.fix
 
@@ -465,7 +462,7 @@ def test_what_is_no_file_of_a_notebook_is_told_in_one_line(kind, course):  # noq
     (course / "all" / "a").mkdir(parents=True)
     UNREADABLE[kind](course / "all" / "a" / name)
     submit(course / "all" / "b", {})
-    jobs = grading.jobs_in("all")
+    jobs = jobs_in("all")
     assert all(job.written for job in jobs["b"])
     for job in jobs["a"]:
         assert job.written is None and job.damage.startswith(f"all/a/{name} is not ")
@@ -477,21 +474,21 @@ def test_the_answers_that_are_graded_at_once_fit_into_the_machine(
     quick,
     monkeypatch,
 ):
-    monkeypatch.setattr(grading, "machine_memory", lambda: 16 * 10**9)
-    fits = grading.workers_that_fit
+    monkeypatch.setattr(rules, "machine_memory", lambda: 16 * 10**9)
+    fits = rules.workers_that_fit
     assert [fits(8, 4.0), fits(2, 4.0), fits(8, 1.0), fits(8, 30.0)] == [3, 2, 7, 1]
     submit(course / "all" / "a", {"bucketed": "right"})
-    rules = []
-    grade_all = grading.grade
+    used = []
+    grade_all = run.grade
 
     def noting(jobs, its, *rest, **more):
-        rules.append(its)
+        used.append(its)
         return grade_all(jobs, its, *rest, **more)
 
-    monkeypatch.setattr(grading, "grade", noting)
+    monkeypatch.setattr(run, "grade", noting)
     done = ddp_course("grade", "--without-a-sandbox", "all", "-j", "8")
     assert "grading 3 at once: 8 with 4 GB each are more than" in done.stderr
-    assert rules[0].workers == 3
+    assert used[0].workers == 3
 
 
 def test_links_to_folders_are_left_out_and_odd_names_do_no_harm(course, capsys):  # noqa: F811
@@ -529,7 +526,7 @@ def test_no_module_of_a_submission_takes_the_place_of_ours(course):  # noqa: F81
     for name in ("shutil.py", "psutil.py", "tempfile.py"):
         text = f"open({str(course / 'reached')!r}, 'w')\nraise SystemExit"
         (course / "all" / "a" / name).write_text(text)
-    line = [sys.executable, "-P", "-m", "ddp_course.school.command", "grade", "."]
+    line = [sys.executable, "-P", "-m", "ddp_course.cli.command", "grade", "."]
     done = subprocess.run(
         [*line, "--without-a-sandbox"],
         cwd=course / "all" / "a",
@@ -647,8 +644,8 @@ def test_what_others_may_have_caused_gets_another_try_alone(course, monkeypatch)
         again = asked.count(job.task.name) > 1
         return {"status": "passed"} if again else {"status": "your code raised"} | begin
 
-    monkeypatch.setattr(grading, "grade_one", grade_one)
-    *_, report = grading.grade(grading.jobs_in("all"), grading.Rules(workers=1))
+    monkeypatch.setattr(run, "grade_one", grade_one)
+    *_, report = run.grade(jobs_in("all"), rules.Rules(workers=1))
     assert {one["status"] for one in report["submissions"]["a"]["03"].values()} == {
         "passed"
     }
@@ -694,7 +691,10 @@ def in_a_sandbox(*texts):
     try:
         return [
             shut_in.launch(
-                judge.Source.load, judge.Source("result", "", text), nproc=1, timeout=60
+                Source.load,
+                Source("result", "", text),
+                nproc=1,
+                timeout=60,
             )[0]
             for text in texts
         ]
@@ -720,7 +720,7 @@ def quick(monkeypatch):
         status = "passed" if passed else "failed"
         return {"status": status, "seconds": 0.1, "details": rows}
 
-    monkeypatch.setattr(grading, "grade_one", grade_one)
+    monkeypatch.setattr(run, "grade_one", grade_one)
     return asked
 
 
@@ -743,9 +743,9 @@ def test_points_have_weights_and_go_to_a_gradebook_and_a_page_for_each(course, q
     assert "Got:\n\n    x\n    y\n" in page
     (course / "weights.json").write_text('{"03 bucket": 2}')
     report = json.loads((course / "report.json").read_text())
-    assert grading.exit_code(report, attempted=True) == 1
+    assert run.exit_code(report, attempted=True) == 1
     report["submissions"]["=b"] = {}
-    assert grading.exit_code(report) == 1
+    assert run.exit_code(report) == 1
     refused = ddp_course("grade", "all", *flags)
     assert refused.returncode == 2 and "no question 03 bucket" in refused.stderr
 
@@ -757,7 +757,7 @@ def test_nothing_that_was_said_or_named_harms_a_page(course, monkeypatch):  # no
     def run_nbval(*_):
         return {"status": "failed", "rows": {"where": said}}
 
-    monkeypatch.setattr(grading, "run_nbval", run_nbval)
+    monkeypatch.setattr(one_question, "run_nbval", run_nbval)
     submit(course / "all" / ("a" * 250), {"bucketed": "def bucketed(): pass"})
     folder = course / "all" / "b"
     folder.mkdir()
@@ -778,14 +778,14 @@ def test_a_report_with_something_else_in_it_is_refused(said, tmp_path):
     report = {"seed": 1, "submissions": {"a": {"03": {"bucketed": result}}}}
     (tmp_path / "report.json").write_text(json.dumps(report))
     with pytest.raises(UsageError, match="is no report to resume"):
-        grading.report_in(tmp_path / "report.json")
+        run.report_in(tmp_path / "report.json")
 
 
 @pytest.mark.parametrize("weight", ['"3"', "-1", "1e999", "NaN", "[]"])
 def test_a_weight_that_is_no_number_is_refused(weight, tmp_path):
     (tmp_path / "weights.json").write_text(f'{{"03 bucketed": {weight}}}')
     with pytest.raises(UsageError, match="is no JSON file such as"):
-        grading.weights_in(tmp_path / "weights.json")
+        rules.weights_in(tmp_path / "weights.json")
 
 
 def test_an_interrupted_grading_is_resumed_with_its_seed(course, quick, monkeypatch):  # noqa: F811
@@ -798,7 +798,7 @@ def test_an_interrupted_grading_is_resumed_with_its_seed(course, quick, monkeypa
         if len(told) == 6:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(grading, "print_result", interrupted)
+    monkeypatch.setattr(run, "print_result", interrupted)
     line = ["grade", "--without-a-sandbox", "all", "-j", "1"]
     done = ddp_course(*line)
     assert done.returncode == 2 and "--resume goes on" in done.stderr
@@ -825,7 +825,7 @@ def test_a_grader_that_is_killed_leaves_nothing_behind(end, course):  # noqa: F8
     submit(course / "all" / "a", {"average_gradients": hangs})
     folder = course / "tmp"
     folder.mkdir()
-    line = [sys.executable, "-m", "ddp_course.school.command", "grade", "all"]
+    line = [sys.executable, "-m", "ddp_course.cli.command", "grade", "all"]
     grader = subprocess.Popen(
         [*line, "--without-a-sandbox"],
         env=os.environ | {"TMPDIR": str(folder)},

@@ -11,8 +11,10 @@ from jupyter_client.manager import start_new_kernel
 
 from ddp_course import UsageError
 from ddp_course.checks import ex02
-from ddp_course.school import exercises, hints, progress
-from ddp_course.school.judge import GRADER_ERROR, Source, Verdict
+from ddp_course.cli import exercises
+from ddp_course.judge import hints, progress
+from ddp_course.judge.answer import Source
+from ddp_course.judge.verdict import GRADER_ERROR, Verdict
 
 NUMBERS = sorted(exercises.notebooks("solutions"))
 RING, BUGS = list(hints.questions("02")), list(hints.questions("04"))

@@ -8,16 +8,25 @@ import pytest
 from conftest import COURSE
 
 PACKAGE = COURSE / "ddp_course"
-ROOMS = ["checks", "notebook", "ranks", "scenery", "school"]
-# Which rooms a room may import from, besides its own; `front` is the lessons and runs.py.
+# Which rooms a room may import from, besides its own; `front` is the lessons, and what
+# is beside them in the package: runs.py, files.py, flags.py, folders.py.
+LOWER = {"ranks", "data", "models", "checkpoints", "estimates", "detectors"}
 ALLOWED = {
     "ranks": set(),
-    "scenery": set(),
-    "front": {"ranks", "scenery"},
-    "notebook": {"ranks", "scenery", "front"},
-    "checks": {"ranks", "scenery", "front", "school"},
-    "school": {"ranks", "scenery", "front", "notebook", "checks"},
+    "data": {"ranks", "front"},
+    "models": {"data"},
+    "checkpoints": {"front"},
+    "estimates": {"models"},
+    "detectors": {"front"},
+    "front": LOWER,
+    "notebook": {"ranks", "estimates", "front"},
+    "judge": {"ranks", "notebook", "front"},
+    "checks": LOWER | {"front", "judge"},
+    "cli": {"ranks", "data", "estimates", "front", "judge"},
 }
+ROOMS = sorted(set(ALLOWED) - {"front"})
+# at the front, besides the lessons; the first three import no lesson and no room
+SMALL = ["files.py", "flags.py", "folders.py", "runs.py"]
 
 
 def tracked():
@@ -60,19 +69,22 @@ def wrong_ways(name, text):
     for other in imported_by(ast.parse(text)):
         if other.split(".")[0] in SHARED:
             continue
-        if room_of(other) != room and room_of(other) not in ALLOWED[room]:
-            yield other
         lesson = re.match(r"lesson\d\d", other)
-        if name == "runs.py" and lesson:
-            yield other
-        if name.startswith("lesson") and lesson and lesson[0] >= name[:8]:
+        wrong = [
+            room_of(other) not in ALLOWED[room] | {room},
+            lesson and (name in SMALL or room in LOWER),
+            lesson and name.startswith("lesson") and lesson[0] >= name[:8],
+            other.startswith("runs") and (name in SMALL or room in LOWER),
+            room_of(other) != "front" and name in SMALL[:3],
+        ]
+        if any(wrong):
             yield other
 
 
-def test_at_the_front_are_the_lessons_and_behind_them_five_rooms():
+def test_at_the_front_are_the_lessons_and_behind_them_the_rooms():
     front = {name.split("/")[0] for name in tracked()}
     lessons = {name for name in front if re.fullmatch(r"lesson\d\d\.py", name)}
-    assert front - lessons == {"__init__.py", "runs.py", *ROOMS}
+    assert front - lessons == {"__init__.py", *SMALL, *ROOMS}
     numbers = sorted(int(name[6:8]) for name in lessons)
     assert numbers == list(range(1, len(numbers) + 1))
 
@@ -87,21 +99,70 @@ def test_imports_run_one_way(name):
     [
         ("lesson04.py", "from ddp_course import lesson05", "lesson05"),
         ("lesson04.py", "from ddp_course.lesson04 import load", "lesson04.load"),
-        ("lesson04.py", "import ddp_course.school.judge", "school.judge"),
+        ("lesson04.py", "import ddp_course.judge.answer", "judge.answer"),
         ("runs.py", "from ddp_course.lesson01 import main", "lesson01.main"),
+        ("files.py", "from ddp_course.ranks import gpus", "ranks.gpus"),
         ("ranks/launch.py", "from ddp_course import runs", "runs"),
-        ("scenery/text.py", "import ddp_course.ranks.launch", "ranks.launch"),
+        ("data/text.py", "import ddp_course.models.gpt", "models.gpt"),
+        ("data/text.py", "from ddp_course import lesson10", "lesson10"),
+        ("checkpoints/whole.py", "from ddp_course.runs import start", "runs.start"),
+        ("judge/answer.py", "from ddp_course.checks import ex02", "checks.ex02"),
+        ("judge/answer.py", "from ddp_course.cli import lab", "cli.lab"),
         (
             "checks/ex02/ring.py",
             "from ddp_course.notebook import plots",
             "notebook.plots",
         ),
-        ("notebook/magics.py", "from ddp_course.school import x", "school.x"),
+        ("notebook/magics.py", "from ddp_course.cli import x", "cli.x"),
     ],
 )
 def test_an_import_that_runs_the_other_way_is_found(name, planted, wrong):
     text = (PACKAGE / name).read_text()
     assert list(wrong_ways(name, f"{text}\n{planted}\n")) == [wrong]
+
+
+def circles(imports):
+    """The modules that import each other, directly or by way of others.
+
+    imports: {module: those that it imports}.
+    """
+    reached = {module: set(others) for module, others in imports.items()}
+    for way in imports:  # S. Warshall, "A theorem on Boolean matrices", 1962
+        for module in imports:
+            if way in reached[module]:
+                reached[module] |= reached[way]
+    return sorted(module for module in imports if module in reached[module])
+
+
+def modules_of(names):
+    """{module: those of the course that it imports}, lazily or not."""
+    known = {name.removesuffix(".py").replace("/", "."): name for name in names}
+    imports = {}
+    for module, name in known.items():
+        found = set()
+        for other in imported_by(ast.parse((PACKAGE / name).read_text())):
+            while other and other not in known:
+                other = other.rpartition(".")[0]
+            found.add(other)
+        imports[module] = found - {""}
+    return imports
+
+
+def test_no_two_files_and_no_two_rooms_import_each_other():
+    imports = modules_of(MODULES)
+    assert circles(imports) == []
+    rooms = {room: set() for room in ROOMS}
+    for module, others in imports.items():
+        if room_of(module) in rooms:
+            rooms[room_of(module)] |= {room_of(other) for other in others}
+    rooms = {room: others - {room, "front"} for room, others in rooms.items()}
+    assert circles({room: others & set(ROOMS) for room, others in rooms.items()}) == []
+
+
+def test_a_circle_is_found():
+    imports = modules_of(MODULES)
+    imports["ranks.store"].add("ranks.launch")
+    assert circles(imports) == ["ranks.launch", "ranks.store"]
 
 
 def patched(text):

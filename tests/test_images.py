@@ -14,8 +14,8 @@ from conftest import descendants, no_network, remember_that_there_is_no_mnist
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from ddp_course import UsageError
+from ddp_course.data import images
 from ddp_course.ranks.launch import launch
-from ddp_course.scenery import images
 
 
 def test_digits_are_scikit_learns():

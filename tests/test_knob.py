@@ -10,6 +10,8 @@ from html.parser import HTMLParser
 import pytest
 
 from ddp_course import lesson02, lesson16
+from ddp_course.estimates.memory import STAGES, states
+from ddp_course.estimates.pipeline import bubble, schedule
 from ddp_course.notebook import plots
 from ddp_course.notebook.plots import collectives, display
 from ddp_course.notebook.plots.knob import knob
@@ -18,8 +20,6 @@ from ddp_course.notebook.plots.speed import TIME_COLORS
 from ddp_course.notebook.plots.style import BACKWARD, FORWARD, GREY
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import launch
-from ddp_course.scenery.memory import STAGES, states
-from ddp_course.scenery.pipeline import bubble, schedule
 
 
 def shown(draw):

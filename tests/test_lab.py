@@ -23,9 +23,9 @@ from conftest import COURSE, descendants, python, wait_until
 from jupyter_client import BlockingKernelClient
 from test_start import installed, jupyter_of_its_own, wheel  # noqa: F401
 
-from ddp_course.school import lab, start
+from ddp_course.cli import lab, start
 
-LAB = [sys.executable, "-m", "ddp_course.school.command", "lab"]
+LAB = [sys.executable, "-m", "ddp_course.cli.command", "lab"]
 LOGIN = "PATH=/usr/bin:/bin\n"  # as Debian's login shells set it anew
 
 
@@ -280,7 +280,7 @@ def test_in_a_course_folder_it_opens_that(tmp_path, monkeypatch):
 
 
 def test_elsewhere_it_asks_for_a_folder_on_a_terminal(tmp_path):
-    program = "from ddp_course.school import lab; lab.course_folder()"
+    program = "from ddp_course.cli import lab; lab.course_folder()"
     ours, theirs = pty.openpty()
     try:
         os.write(ours, b"\n")

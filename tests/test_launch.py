@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course import UsageError
 from ddp_course.ranks import environment
-from ddp_course.ranks.environment import host_store, process_group
+from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import (
     RankError,
     RankTimeout,
@@ -36,6 +36,7 @@ from ddp_course.ranks.launch import (
     rank_environment,
     start_server,
 )
+from ddp_course.ranks.store import host_store
 
 
 def rank():

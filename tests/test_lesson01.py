@@ -5,8 +5,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from ddp_course import lesson01
-from ddp_course.scenery.images import load_images
-from ddp_course.scenery.models import MLP, ConvNet
+from ddp_course.data.images import load_images
+from ddp_course.models.convnets import MLP, ConvNet
 
 CPU = torch.device("cpu")
 

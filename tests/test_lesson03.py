@@ -14,10 +14,10 @@ from ddp_course.lesson03 import (
     average_gradients,
     broadcast_from_rank_zero,
 )
+from ddp_course.models.convnets import MLP, ConvNet
 from ddp_course.ranks import watch
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, launch
-from ddp_course.scenery.models import MLP, ConvNet
 
 STEPS = 6
 

@@ -14,10 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from ddp_course import lesson01, lesson03, lesson04, runs
+from ddp_course.data.images import load_images
+from ddp_course.models.convnets import MLP, ConvNet
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, launch
-from ddp_course.scenery.images import load_images
-from ddp_course.scenery.models import MLP, ConvNet
 
 DIGITS = ["--data", "digits", "--train-samples", "288", "--epochs", "2", "--no-dropout"]
 CPU = torch.device("cpu")

@@ -14,11 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from ddp_course import lesson05
+from ddp_course.data.images import load_images
+from ddp_course.models.convnets import NormNet
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, launch
 from ddp_course.ranks.watch import count_collectives
-from ddp_course.scenery.images import load_images
-from ddp_course.scenery.models import NormNet
 
 LAYERS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 LENGTHS = [[4, 3], [6, 1], [7, 0], [3, 1, 3], [0, 0, 7]]

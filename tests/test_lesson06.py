@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course import lesson06
+from ddp_course.models.convnets import MLP
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, launch
 from ddp_course.ranks.watch import count_collectives
-from ddp_course.scenery.models import MLP
 
 CPU = torch.device("cpu")
 OFF = torch.amp.GradScaler("cpu", enabled=False)

@@ -177,8 +177,8 @@ def test_every_test_sample_is_counted_once(nproc, tmp_path):
         from accelerate import Accelerator
         from torch.utils.data import DataLoader, Subset
 
-        from ddp_course.scenery.images import load_images
-        from ddp_course.scenery.models import MLP
+        from ddp_course.data.images import load_images
+        from ddp_course.models.convnets import MLP
 
         accelerator = Accelerator(cpu=True)
         torch.manual_seed(0)

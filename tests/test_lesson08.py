@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from ddp_course import lesson04, lesson07, lesson08, lesson11
+from ddp_course.checkpoints.of_trainer import newest_usable
 from ddp_course.ranks.launch import RankError, launch, start_server
-from ddp_course.scenery.trainer_checkpoints import newest_usable
 
 DIGITS = ["--data", "digits", "--train-samples", "288", "--epochs", "2"]
 

@@ -27,10 +27,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from ddp_course import lesson09, runs
+from ddp_course.checkpoints import whole as checkpoints
+from ddp_course.models.convnets import MLP
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, launch
-from ddp_course.scenery import checkpoints
-from ddp_course.scenery.models import MLP
 
 SAVE_EVERY = 2
 # on 2 ranks, three updates in each of four epochs, the last of them with a batch of 2;

@@ -22,15 +22,16 @@ from torch import nn
 from torch.nn import functional as F
 
 from ddp_course import UsageError, lesson10
+from ddp_course.checkpoints import whole as checkpoints
+from ddp_course.data import text as corpus
+from ddp_course.data.shards import Shards, read_tokens
+from ddp_course.data.text import Windows, files_of, load_text, made_once
+from ddp_course.data.tokenizers import BPE, small_type
+from ddp_course.models import gpt
+from ddp_course.models.gpt import GPT, SHAPES
 from ddp_course.ranks import watch
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, launch
-from ddp_course.scenery import checkpoints, models
-from ddp_course.scenery import text as corpus
-from ddp_course.scenery.models import GPT, SHAPES
-from ddp_course.scenery.shards import Shards, read_tokens
-from ddp_course.scenery.text import Windows, files_of, load_text, made_once
-from ddp_course.scenery.tokenizers import BPE, small_type
 
 CPU = torch.device("cpu")
 LINES = ["the cat sat on the mat", "a dog and a cat", "def cat(mat): return mat"]
@@ -130,7 +131,7 @@ def test_a_tokenizers_file_serves_as_a_tokenizer_and_adds_no_tokens_of_its_own(
 
 def write_shards(text, out, *options):
     flags = ["--data", str(text), "--out", str(out), "--shard", "1000", *options]
-    return python("-m", "ddp_course.scenery.text", *flags)
+    return python("-m", "ddp_course.data.text", *flags)
 
 
 def test_the_command_writes_shards_that_hold_what_one_file_holds(text, tmp_path):
@@ -307,7 +308,7 @@ def test_its_largest_shape_is_gpt2():
 
 
 def test_every_shape_has_heads_as_wide_as_gpt2s():
-    assert {size["width"] / size["heads"] for size in lesson10.SHAPES.values()} == {64}
+    assert {size["width"] / size["heads"] for size in SHAPES.values()} == {64}
 
 
 def test_it_computes_what_transformers_gpt2_computes():
@@ -369,7 +370,7 @@ def test_no_token_sees_those_that_come_after_it():
 def test_it_begins_with_the_loss_of_a_guess():
     torch.manual_seed(0)
     model, (tokens, targets) = (
-        GPT(**lesson10.SHAPES["small"]),
+        GPT(**SHAPES["small"]),
         torch.randint(256, (2, 4, 128)),
     )
     loss = lesson10.loss_of(model, tokens, targets, torch.float32, torch.device("cpu"))
@@ -829,7 +830,7 @@ def test_the_product_is_padded_to_whole_tiles(monkeypatch):
     noted = lambda x, weight: sizes.append(len(weight)) or linear(x, weight)
     monkeypatch.setattr(F, "linear", noted)
     for vocabulary in (50257, 256):
-        models.Head(4, vocabulary, bias=False)(torch.randn(1, 1, 4))
+        gpt.Head(4, vocabulary, bias=False)(torch.randn(1, 1, 4))
     assert sizes == [50304, 256]
 
 

@@ -25,11 +25,12 @@ from transformers import (
 )
 
 from ddp_course import UsageError, lesson11
+from ddp_course.data import questions
+from ddp_course.data.text import BPE, files_of
+from ddp_course.models import llama
+from ddp_course.models.lora import LoRALinear
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, launch, start_server
-from ddp_course.scenery import questions, small_llama
-from ddp_course.scenery.lora import LoRALinear
-from ddp_course.scenery.text import BPE, files_of
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*is_gradient_checkpointing:FutureWarning"
@@ -69,7 +70,7 @@ def make_model(folder, special, **tokens):
     )
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
-    shape = small_llama.SHAPE | {"hidden_size": 64, "intermediate_size": 128}
+    shape = llama.SHAPE | {"hidden_size": 64, "intermediate_size": 128}
     LlamaForCausalLM(LlamaConfig(vocab_size=400, **shape)).save_pretrained(folder)
     return folder
 
@@ -216,7 +217,7 @@ def learnt(encoded, tokenizer):
             "def f(x):<|im_end|>\n",
         ),
         (
-            small_llama.SMOLLM2,
+            llama.SMOLLM2,
             "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by "
             "Hugging Face<|im_end|>\n<|im_start|>user\nAdd it.<|im_end|>\n"
             "<|im_start|>assistant\n",
@@ -272,7 +273,7 @@ def test_the_end_of_an_answer_is_learnt_and_padding_is_not(lacks, chat_model, tm
 
 
 def test_our_small_model_can_talk_as_smollm2_does(base, tmp_path):
-    folder = small_llama.with_chat_of_smollm2(base, tmp_path / "chat")
+    folder = llama.with_chat_of_smollm2(base, tmp_path / "chat")
     tokenizer = questions.load_tokenizer(folder)
     named = tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token
     assert named == ("<|im_start|>", "<|im_end|>", "<|im_end|>")

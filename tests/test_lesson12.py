@@ -18,12 +18,13 @@ from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course import UsageError, lesson12
+from ddp_course.checkpoints import sharded as sharded_checkpoints
+from ddp_course.estimates import memory
 from ddp_course.lesson10 import loss_of
+from ddp_course.models.gpt import GPT
 from ddp_course.ranks import watch
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, launch, start_server
-from ddp_course.scenery import memory, sharded_checkpoints
-from ddp_course.scenery.models import GPT
 
 CPU = torch.device("cpu")
 SHAPE = {"vocabulary": 256, "context": 64, "layers": 6, "heads": 4, "width": 128}

@@ -13,7 +13,7 @@ from test_machines import needs_namespaces
 from ddp_course import lesson14
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, launch
-from ddp_course.ranks.machines import Machines
+from ddp_course.ranks.machines.machines import Machines
 
 FLAGS = (
     "--data digits --train-samples 200 --global-batch 48 --no-dropout --save-every 2"

@@ -23,13 +23,22 @@ from torch import nn
 from torch.distributed.debug import start_debug_server, stop_debug_server
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_course import lesson04, lesson15
+from ddp_course import UsageError, lesson04, lesson15
 from ddp_course.checks.ex15 import examining, patients
+from ddp_course.detectors.desync import DesyncDetector, difference, digest
+from ddp_course.detectors.flight_record import (
+    _distributed_c10d,
+    flight_record,
+    flight_recorded,
+    write_flight_record,
+)
+from ddp_course.detectors.nan import NanGuard
+from ddp_course.detectors.straggler import StragglerDetector, slowest
 from ddp_course.ranks.environment import process_group
-from ddp_course.ranks.job import Job
 from ddp_course.ranks.launch import RankError, launch
-from ddp_course.ranks.machines import Machines
-from ddp_course.ranks.namespaces import why_not
+from ddp_course.ranks.machines.job import Job
+from ddp_course.ranks.machines.machines import Machines
+from ddp_course.ranks.machines.namespaces import why_not
 
 CLINIC = COURSE / "lessons" / "clinic"
 PATIENTS = sorted(path.stem for path in CLINIC.glob("*.py"))
@@ -46,14 +55,14 @@ def run_patient(name, watch=None, folder=None, after=None):
     train = runpy.run_path(str(CLINIC / f"{name}.py"))["train"]
     if folder is None:
         return train(watch)
-    with lesson15.flight_recorded(folder, after):
+    with flight_recorded(folder, after):
         train(watch)
 
 
 def all_tools(model, optimizer):
-    lesson15.NanGuard(model, optimizer)
-    lesson15.DesyncDetector(model, optimizer, every=4)
-    lesson15.StragglerDetector(model, optimizer, print)
+    NanGuard(model, optimizer)
+    DesyncDetector(model, optimizer, every=4)
+    StragglerDetector(model, optimizer, print)
 
 
 def story(name, *arguments, nproc=2, env=None, timeout=40):
@@ -118,8 +127,8 @@ def test_each_patient_is_diagnosed_here():
 def test_the_flight_record_of_nccl_is_that_of_nccls_own_recorder(monkeypatch):
     """No GPU here: the recorder is real, and empty; only the backend's name is not."""
     monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
-    monkeypatch.setattr(lesson15._distributed_c10d, "_dump_fr_trace", None)
-    record = lesson15.flight_record(stacks=True)
+    monkeypatch.setattr(_distributed_c10d, "_dump_fr_trace", None)
+    record = flight_record(stacks=True)
     assert record["entries"] == [] and "pg_status" in record
 
 
@@ -145,7 +154,7 @@ def test_a_healthy_collective_of_some_ranks_is_not_taken_for_a_fault(tmp_path):
             if rank < 2:
                 dist.all_reduce(torch.ones(3), group=few)
             dist.barrier()
-            lesson15.write_flight_record(folder)
+            write_flight_record(folder)
 
     launch(two_of_three, tmp_path, nproc=3)
     said = torchfrtrace(tmp_path)
@@ -157,7 +166,7 @@ def test_a_rank_that_hangs_before_it_joins_writes_its_stacks(tmp_path, capfd):
         (tmp_path / name).write_text("of an earlier run, on four ranks")
 
     def joins_late(folder):
-        with lesson15.flight_recorded(folder, after=1):
+        with flight_recorded(folder, after=1):
             if os.environ["RANK"] == "0":
                 sleeps_too_long()
             with process_group(timeout=20):
@@ -512,9 +521,9 @@ def healthy(runs, steps=20, width=128):
             )
             model = DistributedDataParallel(nn.Sequential(*layers))
             optimizer = torch.optim.AdamW(model.parameters())
-            lesson15.NanGuard(model, optimizer, 120)
-            lesson15.DesyncDetector(model, optimizer, 5, 120)
-            lesson15.StragglerDetector(model, optimizer, alarms.append, timeout=120)
+            NanGuard(model, optimizer, 120)
+            DesyncDetector(model, optimizer, 5, 120)
+            StragglerDetector(model, optimizer, alarms.append, timeout=120)
             torch.manual_seed(1000 * run + rank)
             for _ in range(steps):
                 optimizer.zero_grad()
@@ -551,10 +560,10 @@ def test_a_slow_machine_is_named_too(ranks, slow):
         own[:slow] *= 3
         waits = (own.max(0).values - own).median(1).values
         rows = [(times.tolist(), wait.item()) for times, wait in zip(own, waits)]
-        line = lesson15.slowest(rows, 1.5)
+        line = slowest(rows, 1.5)
         assert int(re.match(r"rank (\d+) needs", line)[1]) < slow
     rows = [([0.01 + 0.001 * rank] * 9, 0.001) for rank in range(3)]
-    assert lesson15.slowest(rows, 1.5) is None
+    assert slowest(rows, 1.5) is None
 
 
 def test_a_step_without_gradients_is_no_fault():
@@ -563,7 +572,7 @@ def test_a_step_without_gradients_is_no_fault():
             said = []
             model = DistributedDataParallel(nn.Linear(4, 1))
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-            lesson15.StragglerDetector(model, optimizer, said.append, every=3)
+            StragglerDetector(model, optimizer, said.append, every=3)
             for step in range(12):
                 optimizer.zero_grad()
                 if step % 3:
@@ -610,7 +619,7 @@ def drifting(step_of_fault, rank_of_fault, fault, every=7):
         torch.manual_seed(0)
         model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        detector = lesson15.DesyncDetector(model, optimizer, every, 30)
+        detector = DesyncDetector(model, optimizer, every, 30)
         try:
             for step in range(1, 22):
                 optimizer.zero_grad()
@@ -621,7 +630,7 @@ def drifting(step_of_fault, rank_of_fault, fault, every=7):
                     wide = 6 if rank == rank_of_fault else 4
                     dist.broadcast(torch.zeros(wide), src=0)
                 optimizer.step()
-        except lesson15.UsageError as error:
+        except UsageError as error:
             return str(error), detector.step
         return None, detector.step
 
@@ -673,17 +682,17 @@ def step_of(count=0, calls=None, hashes=None):
 
 def test_a_difference_of_counts_calls_and_parameters_is_told():
     call = {1: "all_reduce [[4]] Float"}
-    assert lesson15.difference(step_of(1, call), step_of(1, call), 1) is None
-    said = lesson15.difference(step_of(1, call), step_of(), 1)
+    assert difference(step_of(1, call), step_of(1, call), 1) is None
+    said = difference(step_of(1, call), step_of(), 1)
     assert said == "rank 1 has called 0 collectives, and rank 0 1"
-    said = lesson15.difference(step_of(hashes={"a": 1}), step_of(hashes={"b": 1}), 1)
+    said = difference(step_of(hashes={"a": 1}), step_of(hashes={"b": 1}), 1)
     assert said == "rank 1 has other parameters than rank 0"
     # one rank's ring has lost its first call already
     both = {1: "all_reduce [[4]] Float", 2: "broadcast [[4]] Float"}
     later = {2: "broadcast [[4]] Float"}
-    assert lesson15.difference(step_of(2, both), step_of(2, later), 1) is None
+    assert difference(step_of(2, both), step_of(2, later), 1) is None
     later = {2: "barrier []"}
-    said = lesson15.difference(step_of(2, both), step_of(2, later), 1)
+    said = difference(step_of(2, both), step_of(2, later), 1)
     assert said.startswith("collective 2 of rank 1 is barrier []")
 
 
@@ -696,14 +705,14 @@ def test_a_full_ring_is_no_desync():
             torch.manual_seed(0)
             model = DistributedDataParallel(nn.Linear(4, 1))
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-            lesson15.DesyncDetector(model, optimizer, every)
+            DesyncDetector(model, optimizer, every)
             for _ in range(every):
                 optimizer.zero_grad()
                 model(torch.randn(2, 4)).sum().backward()
                 if rank != 1:
                     dist.all_reduce(torch.ones(1), group=pair)
                 optimizer.step()
-            return len(lesson15.flight_record()["entries"])
+            return len(flight_record()["entries"])
 
     ring = {"TORCH_FR_BUFFER_SIZE": "60"}
     assert launch(train, 60, nproc=3, env=ring) == [60] * 3
@@ -714,31 +723,31 @@ def test_a_digest_changes_with_each_single_bit(dtype):
     """Of any dtype: these are the bits of the floats of their size."""
     torch.manual_seed(0)
     tensor = torch.randint(0, 100, (7, 5), dtype=dtype)
-    before, bits = lesson15.digest(tensor).item(), 8 * tensor.element_size()
-    assert lesson15.digest(tensor.t().contiguous().t()).item() == before
+    before, bits = digest(tensor).item(), 8 * tensor.element_size()
+    assert digest(tensor.t().contiguous().t()).item() == before
     seen = set()
     for place in range(tensor.numel()):
         for bit in range(bits):
             changed = tensor.clone().flatten()
             changed.view(torch.uint8)[place * bits // 8 + bit // 8] ^= 1 << bit % 8
-            seen.add(lesson15.digest(changed.view(7, 5)).item())
+            seen.add(digest(changed.view(7, 5)).item())
     assert before not in seen and len(seen) == tensor.numel() * bits
 
 
 def test_a_digest_changes_where_two_changes_might_cancel_out():
     ones = torch.ones(64)
-    before = lesson15.digest(ones)
+    before = digest(ones)
     for changed in (2 * ones, -ones, 0 * ones, ones + 2**-23):
-        assert lesson15.digest(changed) != before
+        assert digest(changed) != before
     torch.manual_seed(0)
     drawn = torch.randn(200)
-    seen = {lesson15.digest(drawn).item()}
+    seen = {digest(drawn).item()}
     for one in range(0, 200, 7):
         for other in range(one + 1, 200, 5):
             signs, places = drawn.clone(), drawn.clone()
             signs[[one, other]] *= -1
             places[[one, other]] = places[[other, one]]
-            seen |= {lesson15.digest(signs).item(), lesson15.digest(places).item()}
+            seen |= {digest(signs).item(), digest(places).item()}
     pairs = sum(len(range(one + 1, 200, 5)) for one in range(0, 200, 7))
     assert len(seen) == 1 + 2 * pairs
 
@@ -746,9 +755,9 @@ def test_a_digest_changes_where_two_changes_might_cancel_out():
 def test_a_digest_takes_every_dtype():
     for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.bool):
         tensor = torch.ones(3, dtype=dtype)
-        assert lesson15.digest(tensor) != lesson15.digest(torch.zeros_like(tensor))
-    assert lesson15.digest(torch.tensor(1.0)) != lesson15.digest(torch.tensor(2.0))
-    assert lesson15.digest(torch.empty(0)) == 0
+        assert digest(tensor) != digest(torch.zeros_like(tensor))
+    assert digest(torch.tensor(1.0)) != digest(torch.tensor(2.0))
+    assert digest(torch.empty(0)) == 0
 
 
 def bad_number(rank_of_fault, step_of_fault, where, value):
@@ -758,7 +767,7 @@ def bad_number(rank_of_fault, step_of_fault, where, value):
         network = nn.Sequential(*layers)
         model = DistributedDataParallel(network)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        guard = lesson15.NanGuard(model, optimizer, 30)
+        guard = NanGuard(model, optimizer, 30)
         try:
             for step in range(1, 9):
                 before = [value.clone() for value in network.parameters()]
@@ -773,7 +782,7 @@ def bad_number(rank_of_fault, step_of_fault, where, value):
                     loss = loss * value
                 loss.backward()
                 optimizer.step()
-        except lesson15.UsageError as error:
+        except UsageError as error:
             untouched = all(map(torch.equal, before, network.parameters()))
             return str(error), guard.step, untouched
 
@@ -813,7 +822,7 @@ def test_masks_of_infinity_give_no_alarm_and_a_nan_in_a_tuple_does():
         with process_group():
             model = DistributedDataParallel(Attention())
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-            lesson15.NanGuard(model, optimizer)
+            NanGuard(model, optimizer)
             for step in range(3):
                 if step == 2 and bad:
                     model.module.recurrent.bias_hh_l0.data[0] = torch.nan
@@ -836,7 +845,7 @@ def test_tools_look_at_the_whole_of_a_model_that_is_not_wrapped():
         with process_group():
             model = Parts()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-            return list(lesson15.DesyncDetector(model, optimizer).model._modules)
+            return list(DesyncDetector(model, optimizer).model._modules)
 
     assert launch(detector) == [["module", "head"]] * 2
 
@@ -932,11 +941,11 @@ def attached(cause):
 
     def watch(model, optimizer):
         if cause == "nan":
-            lesson15.NanGuard(model, optimizer)
+            NanGuard(model, optimizer)
         if cause == "drift":
-            lesson15.DesyncDetector(model, optimizer, every=1)
+            DesyncDetector(model, optimizer, every=1)
         if cause == "straggler":
-            lesson15.StragglerDetector(model, optimizer, print, every=1, factor=4)
+            StragglerDetector(model, optimizer, print, every=1, factor=4)
 
     return watch
 
@@ -986,7 +995,7 @@ def test_patients_of_two_names_differ_and_those_of_one_do_not():
 
 
 def in_the_folder(folder):
-    with process_group(), lesson15.flight_recorded(folder):
+    with process_group(), flight_recorded(folder):
         return True
 
 

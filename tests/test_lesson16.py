@@ -20,11 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_course import UsageError, lesson02, lesson04, lesson16
 from ddp_course.checks.ex16.choose import Sleepy
 from ddp_course.lesson16 import StepProfile, exposed_seconds, time_use
+from ddp_course.models.convnets import MLP, ConvNet
 from ddp_course.notebook import profiling
 from ddp_course.notebook.plots import speed
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, launch
-from ddp_course.scenery.models import MLP, ConvNet
 
 # ---- where a step's time goes ----
 

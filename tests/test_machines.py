@@ -19,8 +19,8 @@ from conftest import COURSE, wait_until
 from ddp_course import UsageError
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, RankTimeout
-from ddp_course.ranks.machines import PRETENDED, Machines
-from ddp_course.ranks.namespaces import why_not
+from ddp_course.ranks.machines.machines import PRETENDED, Machines
+from ddp_course.ranks.machines.namespaces import why_not
 
 OBSTACLE = why_not()
 needs_namespaces = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
@@ -95,7 +95,7 @@ def test_machines_say_what_they_are_and_pretended_ones_why(kind, capsys):
 
 
 FORBIDDEN = """
-from ddp_course.ranks.machines import Machines
+from ddp_course.ranks.machines.machines import Machines
 with Machines(2) as machines:
     print(machines.launch(int, nproc=1))
 """
@@ -159,7 +159,7 @@ def test_an_all_reduce_waits_for_the_delay_of_each_round(kind, bandwidth):
 
 @needs_namespaces
 def test_without_netem_packets_go_through_a_switch_of_the_course(monkeypatch):
-    from ddp_course.ranks.namespaces import Namespaces
+    from ddp_course.ranks.machines.namespaces import Namespaces
 
     monkeypatch.setattr(Namespaces, "_has_netem", lambda self: False)
     with Machines(3, "100mbit", "2ms", quiet=True) as machines:
@@ -224,8 +224,8 @@ def test_spawned_ranks_cannot_enter_a_machine_and_that_is_said(monkeypatch):
 
 SMALL = """
 import socket
-from ddp_course.ranks.machines import Machines
-from ddp_course.ranks.namespaces import Namespaces
+from ddp_course.ranks.machines.machines import Machines
+from ddp_course.ranks.machines.namespaces import Namespaces
 Namespaces._has_netem = lambda self: False
 with Machines(2, "1gbit", "1ms") as machines:
     machines.power_off(1)
@@ -273,7 +273,7 @@ def test_an_ordinary_user_has_machines_too_also_with_a_delay():
 
 DIES = """
 import os, sys, time
-from ddp_course.ranks.machines import Machines
+from ddp_course.ranks.machines.machines import Machines
 machines = Machines(2, "100mbit", "1ms", quiet=True).__enter__()
 command = ["sleep", sys.argv[1]]
 started = [machines.start(machine, command).pid for machine in (0, 1)]
@@ -334,7 +334,7 @@ def test_a_block_that_fails_leaves_no_machine():
 
 AGENTS = """
 import sys
-from ddp_course.ranks.machines import Machines
+from ddp_course.ranks.machines.machines import Machines
 with Machines(2, quiet=True) as machines:
     machines.torchrun(["-m", "timeit", "-n", "1", "-s", "import time", f"time.sleep({sys.argv[1]})"], nproc=1)
 """
@@ -368,7 +368,7 @@ def test_two_machines_with_two_ranks_end_as_one_machine_with_four(kind, tmp_path
     line = [
         sys.executable,
         "-m",
-        "ddp_course.school.command",
+        "ddp_course.cli.command",
         "run",
         *LESSON04.split()[1:],
     ]
@@ -383,7 +383,7 @@ def test_two_machines_with_two_ranks_end_as_one_machine_with_four(kind, tmp_path
 
 @needs_namespaces
 def test_the_command_runs_a_program_on_machines_and_keeps_exit_code_2(tmp_path):
-    run = [sys.executable, "-m", "ddp_course.school.command", "run", "04"]
+    run = [sys.executable, "-m", "ddp_course.cli.command", "run", "04"]
     flags = ["--machines", "2", "--data", "digits", "--epochs", "1"]
     flags += ["--out", str(tmp_path), "--train-samples", "64"]
     both = {"cwd": COURSE, "capture_output": True, "text": True}

@@ -14,13 +14,13 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
 from ddp_course import lesson12
+from ddp_course.estimates import memory
 from ddp_course.lesson10 import loss_of
+from ddp_course.models.gpt import GPT
+from ddp_course.models.master_weights import MasterAdamW
 from ddp_course.ranks import watch
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import launch, start_server
-from ddp_course.scenery import memory
-from ddp_course.scenery.master_weights import MasterAdamW
-from ddp_course.scenery.models import GPT
 
 CPU = torch.device("cpu")
 SHAPE = {"vocabulary": 256, "context": 64, "layers": 6, "heads": 4, "width": 128}
@@ -303,7 +303,7 @@ def test_the_loss_takes_12_bytes_per_token_and_entry_of_the_vocabulary(precision
 def course(*arguments):
     return python(
         "-m",
-        "ddp_course.school.command",
+        "ddp_course.cli.command",
         "memory",
         *arguments,
         env=os.environ | {"COLUMNS": "80"},
@@ -335,7 +335,7 @@ def test_the_command_prints_the_table_of_each_precision(precision, sums, sent):
 
 
 def test_the_command_imports_no_torch():
-    code = "import sys, ddp_course.scenery.memory; print('torch' in sys.modules)"
+    code = "import sys, ddp_course.estimates.memory; print('torch' in sys.modules)"
     assert python("-c", code, cwd=COURSE).stdout == "False\n"
 
 

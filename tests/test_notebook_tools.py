@@ -18,9 +18,9 @@ from IPython.core.interactiveshell import InteractiveShell
 from jupyter_client.manager import start_new_kernel
 
 from ddp_course import lesson01, lesson03, lesson04, notebook
+from ddp_course.models import convnets
 from ddp_course.notebook import fresh_kernel, sources
 from ddp_course.ranks.launch import RankError, RankTimeout, launch
-from ddp_course.scenery import models
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def text_of(page):
 
 def test_show_displays_functions_classes_methods_and_modules(displayed):
     notebook.show(
-        lesson03.average_gradients, models.MLP, models.ConvNet.forward, lesson01
+        lesson03.average_gradients, convnets.MLP, convnets.ConvNet.forward, lesson01
     )
     function, class_, method, module = [bundle["text/plain"] for bundle in displayed]
     assert function.startswith(
@@ -426,7 +426,7 @@ def test_a_kernel_answers_signals_as_before_after_notebook_launcher(
 
 # ---- a kernel that has been restarted ----
 
-STARTUP = COURSE / "ddp_course" / "school" / "jupyterlab" / "startup.py"
+STARTUP = COURSE / "ddp_course" / "cli" / "jupyterlab" / "startup.py"
 
 
 def errors_of(client, cell):

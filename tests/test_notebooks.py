@@ -16,10 +16,10 @@ import pytest
 from conftest import COURSE, THOROUGH, mnist_folder, python, share_what_is_made_once
 
 from ddp_course import notebook
+from ddp_course.cli.execution import in_one_line
+from ddp_course.data.images import load_images
 from ddp_course.notebook import sources
 from ddp_course.ranks import gpus
-from ddp_course.scenery.images import load_images
-from ddp_course.school.execution import in_one_line
 
 NOTEBOOKS = sorted((COURSE / "lessons").glob("[0-9][0-9]_*.ipynb"))
 SHORT = [
@@ -72,7 +72,7 @@ def execute(course, path, *options):
     """Run a notebook with `ddp-course execute`; return its cells as they came out."""
     done = python(
         "-m",
-        "ddp_course.school.command",
+        "ddp_course.cli.command",
         "execute",
         path.name[:2],
         *options,
@@ -333,7 +333,7 @@ def test_a_notebook_that_fails_is_found(course):
     broken = read(path)
     broken.cells = [nbformat.v4.new_code_cell("assert 1 + 1 == 3, 'planted'")]
     nbformat.write(broken, path)
-    done = python("-m", "ddp_course.school.command", "execute", "01", timeout=PATIENCE)
+    done = python("-m", "ddp_course.cli.command", "execute", "01", timeout=PATIENCE)
     assert done.returncode == 1 and "failed: AssertionError: planted" in done.stdout
     done = python(
         "-m",
@@ -366,7 +366,7 @@ def names_for(path):
                     module = importlib.import_module(node.module)
                     if not hasattr(module, alias.name):
                         importlib.import_module(f"{node.module}.{alias.name}")
-                    names[alias.name] = getattr(module, alias.name)
+                    names[alias.asname or alias.name] = getattr(module, alias.name)
     return names
 
 

@@ -74,6 +74,6 @@ def test_a_rank_can_use_a_gpu_whatever_the_fork_server_was_told_to_import():
 @pytest.mark.parametrize("nproc", [1, 2])
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_each_notebook_runs_where_there_is_a_gpu(lesson, nproc, tmp_path):
-    command = ["-m", "ddp_course.school.command", "execute", lesson[-2:]]
+    command = ["-m", "ddp_course.cli.command", "execute", lesson[-2:]]
     done = on_the_gpus(*command, "--nproc", nproc, cwd=COURSE, timeout=800)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]

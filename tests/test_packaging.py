@@ -120,7 +120,7 @@ def test_all_name_the_same_versions_of_python():
     )
     assert (
         "(3, 11) <= sys.version_info[:2] <= (3, 13)"
-        in (COURSE / "ddp_course/school/doctor.py").read_text()
+        in (COURSE / "ddp_course/cli/doctor.py").read_text()
     )
     environment = yaml.safe_load((COURSE / "environment.yml").read_text())
     assert environment["dependencies"][0] == "python=3.12"

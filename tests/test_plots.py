@@ -28,6 +28,7 @@ from PIL import Image, ImageChops
 from tornado.websocket import websocket_connect
 
 from ddp_course import lesson02, lesson16
+from ddp_course.estimates.pipeline import schedule
 from ddp_course.notebook import plots
 from ddp_course.notebook.plots import (
     axes,
@@ -40,7 +41,6 @@ from ddp_course.notebook.plots import (
 from ddp_course.notebook.plots.collectives import name_of
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import launch
-from ddp_course.scenery.pipeline import schedule
 
 # ---- what is drawn: data as the notebooks have it ----
 

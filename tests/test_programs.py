@@ -155,7 +155,7 @@ def parsers(monkeypatch):
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_every_flag_has_a_help_that_names_its_default(path, parsers):
-    from ddp_course.scenery import images, questions  # which take long to import
+    from ddp_course.data import images, questions  # which take long to import
 
     lesson = importlib.import_module(f"ddp_course.{path.stem}")
     args = lesson.arguments()
@@ -194,7 +194,7 @@ def start(*arguments, nproc=None, **options):
     if nproc:
         return python(
             "-m",
-            "ddp_course.school.command",
+            "ddp_course.cli.command",
             "run",
             "04",
             "--nproc",
@@ -383,7 +383,13 @@ def test_an_operation_without_a_deterministic_form_gives_one_line(nproc, tmp_pat
     (tmp_path / "lesson99.py").write_text(FORBIDDEN)
     command = [tmp_path / "lesson99.py"]
     if nproc:
-        command = ["-m", "ddp_course.ranks.agent", "--nproc_per_node", nproc, *command]
+        command = [
+            "-m",
+            "ddp_course.ranks.machines.agent",
+            "--nproc_per_node",
+            nproc,
+            *command,
+        ]
     line = "lesson99.py: put_ cannot repeat its bits: leave out --deterministic"
     done = python(*command, "--deterministic", timeout=100)
     said = [row for row in done.stderr.splitlines() if "lesson99" in row]
@@ -669,7 +675,7 @@ def test_a_folder_that_cannot_be_written_to_gives_one_line(workplace):
     done = start("--data", "digits", "--out", workplace / "file" / "out")
     assert_one_line(
         done,
-        "file/out: Not a directory; make room, or choose another folder with --out",
+        "file/out: Not a directory; make room, or choose another folder",
     )
 
 
@@ -696,7 +702,7 @@ def test_a_full_disk_gives_one_line_and_loses_nothing(nproc, small_disk, workpla
     done = start(*FEW, "--out", small_disk, nproc=nproc)
     assert_one_line(
         done,
-        "model.pt: No space left on device; make room, or choose another folder with --out",
+        "model.pt: No space left on device; make room, or choose another folder",
     )
     assert (small_disk / "result.json").read_text() == "the result of last week"
     assert (small_disk / "model.pt").read_text() == "the model of last week"
@@ -758,7 +764,7 @@ def test_ctrl_c_under_torchrun_leaves_no_rank(workplace):
     command = [
         sys.executable,
         "-m",
-        "ddp_course.school.command",
+        "ddp_course.cli.command",
         "run",
         "04",
         "--nproc",
@@ -879,7 +885,7 @@ def loaded_by(*modules):
 
 def test_importing_the_course_and_its_commands_loads_no_torch():
     assert (
-        loaded_by("ddp_course", "ddp_course.school.command", "ddp_course.ranks.launch")
+        loaded_by("ddp_course", "ddp_course.cli.command", "ddp_course.ranks.launch")
         == []
     )
 

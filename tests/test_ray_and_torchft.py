@@ -23,7 +23,7 @@ from ddp_course import UsageError, lesson04
 from ddp_course.notebook import plots
 from ddp_course.notebook.plots import display
 from ddp_course.ranks.launch import launch
-from ddp_course.ranks.machines import Machines
+from ddp_course.ranks.machines.machines import Machines
 
 ON_RAY = COURSE / "clusters" / "ray" / "lesson04_on_ray.py"
 ON_TWO = COURSE / "clusters" / "ray" / "two_machines.py"

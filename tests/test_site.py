@@ -673,7 +673,7 @@ def test_a_command_of_a_program_is_followed_by_a_link_to_its_page(site):
 def test_the_reference_has_every_command_and_every_flag(site):
     import typer
 
-    from ddp_course.school.command import app
+    from ddp_course.cli.command import app
 
     text = text_of(site / "html" / "reference.html")
     for name, command in typer.main.get_command(app).commands.items():

@@ -12,8 +12,8 @@ from test_machines import needs_namespaces
 
 from ddp_course import UsageError, lesson09
 from ddp_course.ranks.launch import launch
-from ddp_course.ranks.machines import PRETENDED, Machines
-from ddp_course.ranks.slurm import INSTALL, Slurm, installed
+from ddp_course.ranks.machines.machines import PRETENDED, Machines
+from ddp_course.ranks.machines.slurm import INSTALL, Slurm, installed
 
 CONF = COURSE / "clusters" / "slurm" / "slurm.conf"
 SCRIPT = COURSE / "clusters" / "slurm" / "lesson09.sbatch"

@@ -9,8 +9,8 @@ import torch
 from conftest import COURSE, THOROUGH, python
 
 from ddp_course import lesson04, lesson07, lesson08
+from ddp_course.data.images import save_digits
 from ddp_course.ranks.launch import launch, rank_environment
-from ddp_course.scenery.images import save_digits
 
 FOLDER = COURSE / "lessons" / "standalone"
 PAIRS = {

@@ -17,8 +17,8 @@ from conftest import COLAB, COURSE, no_network, python, remember_that_there_is_n
 from filelock import FileLock
 from nbformat.sign import NotebookNotary
 
-from ddp_course import COURSE_FILE, project_folder
-from ddp_course.school import exercises, folders, start
+from ddp_course import COURSE_FILE, folders, project_folder
+from ddp_course.cli import exercises, start
 
 LESSON, EXERCISE = "lessons/04_ddp.ipynb", "exercises/04_exercise_ddp.ipynb"
 PROGRAM = "lessons/standalone/train_ddp.py"
@@ -349,7 +349,7 @@ def test_where_nothing_can_be_signed_the_copies_are_made_all_the_same(tmp_path):
     (tmp_path / "file").touch()
     environment = os.environ | {"JUPYTER_DATA_DIR": str(tmp_path / "file" / "x")}
     done = python(
-        *["-m", "ddp_course.school.command", "start", "mine"],
+        *["-m", "ddp_course.cli.command", "start", "mine"],
         cwd=tmp_path,
         env=environment,
         timeout=60,

@@ -17,8 +17,8 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from ddp_course import UsageError, runs
-from ddp_course.ranks.machines import Machines
-from ddp_course.ranks.namespaces import address
+from ddp_course.ranks.machines.machines import Machines
+from ddp_course.ranks.machines.namespaces import address
 
 PROGRAM = Path(__file__).with_name("lesson04_on_ray.py")
 

@@ -26,9 +26,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from ddp_course import UsageError, lesson01, runs
-from ddp_course.ranks.namespaces import address
-from ddp_course.scenery.images import load_images
-from ddp_course.scenery.models import ConvNet
+from ddp_course.data.images import load_images
+from ddp_course.models.convnets import ConvNet
+from ddp_course.ranks.machines.namespaces import address
 
 STORE_PORT = 29600  # of each group, on its own machine
 

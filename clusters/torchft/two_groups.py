@@ -15,7 +15,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from ddp_course import UsageError, runs
-from ddp_course.ranks.machines import Machines
+from ddp_course.ranks.machines.machines import Machines
 
 PROGRAM = Path(__file__).with_name("diloco.py")
 # The lighthouse decides before each round which groups take part: those that are there

@@ -2,6 +2,6 @@
 `checks.ex03.check_average_gradients(average_gradients)`.
 """
 
-from ddp_course.school import hints
+from ddp_course.judge import hints
 
 hints.register()  # the magic %hint in a notebook

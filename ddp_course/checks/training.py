@@ -5,7 +5,7 @@ precisely.
 import torch
 from torch import nn
 
-from ddp_course.school.judge import trying
+from ddp_course.judge.answer import trying
 
 LEARNING_RATE = 0.05
 

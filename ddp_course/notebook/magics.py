@@ -93,7 +93,7 @@ def machines(line, cell):
     """Run this cell on ranks on several machines, as `%%ranks` does on one. `machine`,
     the number of the rank's machine, is defined, too.
     """
-    from ddp_course.ranks.machines import Machines
+    from ddp_course.ranks.machines.machines import Machines
 
     options = _options(machines, line)
     try:

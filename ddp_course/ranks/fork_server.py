@@ -13,8 +13,8 @@ import threading
 from contextlib import contextmanager
 
 from ddp_course.ranks.gpus import driver_is_here
+from ddp_course.ranks.variables import PRELOAD, START_METHOD
 
-NAMES = "DDP_COURSE_PRELOAD"  # an environment variable of the server: see preload.py
 PRELOADED = [
     "ddp_course.ranks.in_fork_server",
     "torch",
@@ -51,7 +51,7 @@ def start_method():
         if "forkserver" in multiprocessing.get_all_start_methods()
         else "spawn"
     )
-    return os.environ.get("DDP_COURSE_START_METHOD") or best
+    return os.environ.get(START_METHOD) or best
 
 
 def prepare_environment():
@@ -125,7 +125,7 @@ def _spawned_apart(names):
     spawn, told = multiprocessing.util.spawnv_passfds, " ".join(names)
 
     def spawn_apart(path, arguments, descriptors):
-        first = f"import os; os.setpgid(0, 0); os.environ[{NAMES!r}] = {told!r}"
+        first = f"import os; os.setpgid(0, 0); os.environ[{PRELOAD!r}] = {told!r}"
         arguments = [*arguments[:-1], f"{first}; {arguments[-1]}"]
         return spawn(path, arguments, descriptors)
 

@@ -17,7 +17,10 @@ LAUNCH = tuple(
     str(PACKAGE / "ranks" / name)
     for name in ("launch.py", "in_each_rank.py", "endings.py")
 )
-OURS = (*LAUNCH, *(str(PACKAGE / room) for room in ("notebook", "school", "checks")))
+OURS = (
+    *LAUNCH,
+    *(str(PACKAGE / room) for room in ("notebook", "judge", "checks", "cli")),
+)
 LIBRARIES = ("<frozen", "<string>", sysconfig.get_path("stdlib"))
 
 

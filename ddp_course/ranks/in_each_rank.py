@@ -19,12 +19,12 @@ from pathlib import Path
 import cloudpickle
 
 from ddp_course.ranks import nan_note
-from ddp_course.ranks.namespaces import MACHINE, move_into
+from ddp_course.ranks.machines.namespaces import move_into
 from ddp_course.ranks.output import write_output_to
+from ddp_course.ranks.variables import MACHINE, SHUT_IN
 
 LARGEST_FILE = 64 * 2**20  # bytes, in launch_untrusted
 MOST_OPEN = 256  # files, in a sandbox
-SHUT_IN = "DDP_COURSE_SHUT_IN"  # the environment variable that says so
 
 
 def rank_main(rank, payload, folder, environments, timeout, plain=False):

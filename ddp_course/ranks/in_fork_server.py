@@ -12,7 +12,8 @@ import os
 import shutil
 import sys
 
-from ddp_course.ranks.in_each_rank import SHUT_IN, close_to_others
+from ddp_course.ranks.in_each_rank import close_to_others
+from ddp_course.ranks.variables import SHUT_IN
 
 
 def remove_socket_folder():

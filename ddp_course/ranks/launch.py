@@ -50,6 +50,8 @@ from ddp_course.ranks.fork_server import (
 from ddp_course.ranks.gpus import HIDDEN
 from ddp_course.ranks.in_each_rank import rank_main
 from ddp_course.ranks.output import Output
+from ddp_course.ranks.store import host_store, loopback_interface
+from ddp_course.ranks.variables import NETWORK
 
 __all__ = [
     "HANG_UPS",
@@ -67,7 +69,6 @@ __all__ = [
     "start_server",
 ]
 
-NETWORK = "DDP_COURSE_NETWORK"  # the environment variable with the pretend network
 # seconds after which output is shown immediately, and not only at the end of the run
 LIVE_AFTER = 3.0
 # seconds that the other ranks get, after one has failed, to report their own errors
@@ -91,7 +92,7 @@ def launch(
         "DETAIL"}.
     network: (latency, bandwidth) of a pretend network between the ranks, in seconds and
         bytes per second: see pretend_network.py.
-    machines: Machines, see machines.py; `nproc` ranks run in each of them.
+    machines: Machines, see machines/machines.py; `nproc` ranks run in each of them.
 
     The results come as a list in rank order. What the ranks print is printed by this
     process: whole lines, marked with their rank, in rank order. If the run takes longer
@@ -131,8 +132,6 @@ def rank_environment(rank, world_size, port):
     """What torchrun sets for one rank of a job on one machine, and gloo told to stay on
     the loopback interface.
     """
-    from ddp_course.ranks.environment import loopback_interface
-
     environment = {
         "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size,
         "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "ROLE_RANK": rank, "ROLE_WORLD_SIZE": world_size, "ROLE_NAME": "default",
@@ -243,8 +242,6 @@ class _Run:
     def start(self, payload, env):
         start_server()  # it imports torch while this process does
         from torch.multiprocessing import start_processes
-
-        from ddp_course.ranks.environment import host_store
 
         method = start_method()
         if method == "spawn":

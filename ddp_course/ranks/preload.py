@@ -8,8 +8,8 @@ itself. See gpus.py.
 import os
 from contextlib import suppress
 
-from ddp_course.ranks.fork_server import NAMES
 from ddp_course.ranks.gpus import asks, driver_is_here
+from ddp_course.ranks.variables import PRELOAD
 
 
 def preload(names):
@@ -19,4 +19,4 @@ def preload(names):
                 __import__(name)
 
 
-preload(os.environ.get(NAMES, "").split())
+preload(os.environ.get(PRELOAD, "").split())

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 from ddp_course import UsageError
-from ddp_course.ranks.launch import NETWORK
+from ddp_course.ranks.variables import NETWORK
 
 
 class Network(NamedTuple):

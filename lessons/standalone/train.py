@@ -1,6 +1,6 @@
 """Handwritten digits on one device: an ordinary training script, to be distributed.
 
-python -m ddp_course.scenery.images digits.pt
+python -m ddp_course.data.images digits.pt
 python train.py
 """
 

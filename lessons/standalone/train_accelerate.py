@@ -1,6 +1,6 @@
 """Handwritten digits with Accelerate: train.py after six edits.
 
-python -m ddp_course.scenery.images digits.pt
+python -m ddp_course.data.images digits.pt
 torchrun --standalone --nproc_per_node 2 train_accelerate.py
 python train_accelerate.py
 """

@@ -1,6 +1,6 @@
 """Handwritten digits with DistributedDataParallel: train.py after eight edits.
 
-python -m ddp_course.scenery.images digits.pt
+python -m ddp_course.data.images digits.pt
 torchrun --standalone --nproc_per_node 2 train_ddp.py
 python train_ddp.py
 """

@@ -1,6 +1,6 @@
 """Handwritten digits with transformers' Trainer: the loop of train.py is Trainer's.
 
-python -m ddp_course.scenery.images digits.pt
+python -m ddp_course.data.images digits.pt
 torchrun --standalone --nproc_per_node 2 train_trainer.py
 python train_trainer.py
 """

@@ -162,7 +162,7 @@ def errors_in(cells):
 
 def course_folder(folder):
     """A new course folder, as `ddp-course start` makes it."""
-    command = [sys.executable, "-m", "ddp_course.school.command", "start", str(folder)]
+    command = [sys.executable, "-m", "ddp_course.cli.command", "start", str(folder)]
     env = os.environ | {"PYTHONPATH": str(COURSE)}
     subprocess.run(command, check=True, env=env, capture_output=True, cwd=COURSE)
     return folder

@@ -23,7 +23,7 @@ from chromium import (  # noqa: F401
 from conftest import COURSE, wait_until
 from test_lab import of_its_own, serving
 
-from ddp_course.school import exercises
+from ddp_course.cli import exercises
 
 LESSONS = {path.name[:2]: path for path in sorted((COURSE / "lessons").glob("*.ipynb"))}
 CHOSEN = list(filter(None, os.environ.get("DDP_COURSE_LESSONS", "").split(",")))
@@ -81,7 +81,7 @@ def server(folder, tmp_path):
     mark = uuid.uuid4().hex
     environment = os.environ | of_its_own(tmp_path / "home") | {"DDP_COURSE_MARK": mark}
     environment["PYTHONPATH"] = str(COURSE)
-    command = [sys.executable, "-m", "ddp_course.school.command", "lab", "1"]
+    command = [sys.executable, "-m", "ddp_course.cli.command", "lab", "1"]
     (tmp_path / "home").mkdir()
     with nothing_left(mark), serving(command, folder, environment) as server:
         yield server

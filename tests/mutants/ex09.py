@@ -259,7 +259,7 @@ def its_name_only(folder):
 @wrong("newest_good", "as texts|it was refused|there is a whole checkpoint|newer one")
 def the_lessons_own(folder):
     """Lesson 9 writes all numbers with eight digits."""
-    from ddp_course.scenery import checkpoints
+    from ddp_course.checkpoints import whole as checkpoints
 
     found = reversed(checkpoints.finished(folder))
     return next(filter(checkpoints.is_whole, found), None)

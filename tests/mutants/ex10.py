@@ -432,7 +432,7 @@ def four_times_the_width():
 def lesson_tens_model(
     vocabulary, context, layers, width, heads, kv_heads, hidden, windows, ranks
 ):
-    from ddp_course.scenery.models import GPT
+    from ddp_course.models.gpt import GPT
 
     with torch.device("meta"):
         model = GPT(vocabulary, context, layers, heads, width)
@@ -612,7 +612,7 @@ def torchs_sampler(documents, context, rank, ranks, start):
     """Lesson 10's windows, with torch's sampler."""
     from torch.utils.data import DistributedSampler
 
-    from ddp_course.scenery.text import Windows
+    from ddp_course.data.text import Windows
 
     stream = torch.cat([torch.empty(0, dtype=torch.int64), *documents])[start:]
     windows = Windows(stream.numpy(), context)
@@ -622,7 +622,7 @@ def torchs_sampler(documents, context, rank, ranks, start):
 
 @wrong("deal_out", "TypeError|no len|not subscriptable", "your code raised")
 def lesson_tens_windows(documents, context, rank, ranks, start):
-    from ddp_course.scenery.text import Windows
+    from ddp_course.data.text import Windows
 
     windows = Windows(documents, context)
     return [windows[index] for index in range(rank, len(windows), ranks)]

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from ddp_course.scenery.lora import LoRALinear
+from ddp_course.models.lora import LoRALinear
 from mutants import right, wrong
 
 # ---- plan ----

@@ -6,7 +6,7 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from ddp_course.scenery import memory
+from ddp_course.estimates import memory
 from mutants import right, wrong
 
 # ---- kept_bytes ----

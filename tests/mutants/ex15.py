@@ -10,8 +10,9 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from ddp_course import UsageError, lesson15
+from ddp_course import UsageError
 from ddp_course.checks.ex15.patients import CAUSES, truths
+from ddp_course.detectors.desync import DesyncDetector, digest
 from mutants import right, wrong
 
 # as from a notebook: a rank imports nothing of this file
@@ -193,7 +194,7 @@ class ByBisection(Right):
     """Halves the steps, with the lesson's digest; returns a list."""
 
     def hash(self, tensor):
-        return lesson15.digest(tensor).item()
+        return digest(tensor).item()
 
     def check(self):
         kept, self.kept = self.kept, []
@@ -396,7 +397,7 @@ class ReturnsAText(Right):
 )
 class TheLessonsOwn:
     def __init__(self, model, optimizer):
-        self.detector = lesson15.DesyncDetector(model, optimizer, every=10**9)
+        self.detector = DesyncDetector(model, optimizer, every=10**9)
 
     def after_step(self):
         pass  # by its hook

@@ -11,7 +11,8 @@ from ddp_course.checks.ex01.watched import (
     noting_state,
     number,
 )
-from ddp_course.school.judge import Wrong, question
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 
 DIGITS = range(10)
 

@@ -5,7 +5,8 @@ import math
 import torch
 
 from ddp_course.checks.ex01.watched import told
-from ddp_course.school.judge import Wrong, question
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 
 
 def normalize_there(normalize, several):

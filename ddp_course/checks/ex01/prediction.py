@@ -10,7 +10,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from ddp_course.checks.ex01.watched import Watched
-from ddp_course.school.judge import Wrong, question, trying
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 
 
 def predictions(predict_run, runs):

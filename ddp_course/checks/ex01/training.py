@@ -17,7 +17,8 @@ from ddp_course.checks.ex01.watched import (
     number,
     told,
 )
-from ddp_course.school.judge import Wrong, question
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 
 MOMENTUM = 0.8  # so that a step made by hand, without the optimizer, is another step
 

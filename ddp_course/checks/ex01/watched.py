@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ddp_course.school.judge import Wrong
+from ddp_course.judge.verdict import Wrong
 
 
 class Watched(nn.Module):

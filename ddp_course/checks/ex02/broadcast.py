@@ -15,7 +15,8 @@ from ddp_course.checks.ex02.messages import (
     refuse_collectives,
     schedule,
 )
-from ddp_course.school.judge import Wrong, question
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 
 
 @question(

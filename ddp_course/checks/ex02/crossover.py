@@ -8,9 +8,11 @@ import torch
 import torch.distributed as dist
 
 from ddp_course import lesson02
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.watch import Watch
-from ddp_course.school.judge import Wrong, question, trying
 
 
 def predictions(crossover, cases):

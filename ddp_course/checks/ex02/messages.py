@@ -5,9 +5,10 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from ddp_course.judge.answer import trying
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.watch import Watch
-from ddp_course.school.judge import Wrong, trying
 
 ONE_TO_ONE = ("send", "recv", "recv_any_source")
 

@@ -3,8 +3,10 @@
 import operator
 from contextlib import suppress
 
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
-from ddp_course.school.judge import Wrong, question, trying
 
 
 def results_of(global_rank, node_and_local_rank, name, cases):

@@ -14,8 +14,10 @@ from ddp_course.checks.ex02.messages import (
     refuse_collectives,
     schedule,
 )
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
-from ddp_course.school.judge import Wrong, question, trying
 
 
 def scattered(ring_reduce_scatter, cases):

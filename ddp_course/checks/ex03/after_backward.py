@@ -5,9 +5,10 @@ import torch
 from ddp_course.checks.ex03.networks import Tied, equal_in_64_bits, judge_digits
 from ddp_course.checks.training import a_batch, close, gradients_of, state
 from ddp_course.checks.works import noting_works
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.watch import Watch
-from ddp_course.school.judge import Wrong, question
 
 
 def gradients_before_and_after(average_gradients, widths, seed):

@@ -9,9 +9,11 @@ from torch import nn
 from ddp_course.checks.ex03.readiness import noting_what_is_sent
 from ddp_course.checks.training import gradients_of, state
 from ddp_course.checks.works import noting_works
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.watch import Watch
-from ddp_course.school.judge import Wrong, question, trying
 
 STEPS = 60
 WIDTH = 12

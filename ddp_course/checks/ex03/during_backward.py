@@ -16,9 +16,11 @@ from ddp_course.checks.training import (
     state,
 )
 from ddp_course.checks.works import noting_works
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.watch import Watch
-from ddp_course.school.judge import Wrong, question, trying
 
 STEPS = 4
 TIED = {"first.weight", "last.weight"}

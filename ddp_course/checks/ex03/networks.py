@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ddp_course.checks.training import fill
-from ddp_course.school.judge import Wrong
+from ddp_course.judge.verdict import Wrong
 
 
 class Tied(nn.Module):

@@ -5,11 +5,13 @@ import math
 import torch
 from torch import nn
 
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.lesson02 import ring_all_reduce
 from ddp_course.lesson03 import BucketedDDP
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.watch import Watch
-from ddp_course.school.judge import Wrong, question, trying
 
 
 class Parameters(nn.Module):

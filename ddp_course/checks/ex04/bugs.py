@@ -8,8 +8,9 @@ from torch.utils.data import Dataset
 from ddp_course.checks.ex04.diary import Diary, diary_of, judge_training
 from ddp_course.checks.samples import WIDTH, Numbered, two_numbers
 from ddp_course.checks.training import equal, state, unwrapped
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
-from ddp_course.school.judge import Wrong, question
 
 # the number of a test set's first sample, larger than those of all training samples
 FIRST_TEST = 1000

@@ -12,7 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import parse_args
 from torch.distributed.run import run as torchrun
 
-from ddp_course.ranks.agent import loopback_rendezvous
+from ddp_course.ranks.machines.agent import loopback_rendezvous
 
 
 def a_run(program, watched, files, n, arguments):

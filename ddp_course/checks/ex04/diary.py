@@ -17,7 +17,7 @@ from ddp_course.checks.samples import (
     in_words,
 )
 from ddp_course.checks.training import a_look, descend, equal, state
-from ddp_course.school.judge import Wrong
+from ddp_course.judge.verdict import Wrong
 
 LEARNING_RATE = 0.1
 

@@ -11,9 +11,11 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_course.checks.ex04.diary import Diary
 from ddp_course.checks.samples import Numbered, same_as
 from ddp_course.checks.training import fill, state
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import SYMPTOMS, RankError, RankTimeout
-from ddp_course.school.judge import Wrong, question, trying
 
 
 def evaluations(evaluate, sizes, classes, seed, stop_at_wrapper=False):

@@ -6,8 +6,10 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from ddp_course.checks.ex04.diary import Diary
 from ddp_course.checks.samples import Numbered, how_often
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
-from ddp_course.school.judge import Wrong, question, trying
 
 WHAT = ["the number of steps", "the samples of the last step on each rank", "the samples that are used twice"]  # fmt: skip
 

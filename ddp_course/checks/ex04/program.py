@@ -10,7 +10,8 @@ from torch.utils.data import DistributedSampler
 
 from ddp_course.checks.ex04 import watched
 from ddp_course.checks.ex04.by_torchrun import a_run
-from ddp_course.school.judge import Wrong, question
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 
 FEATURES, CLASSES, LEARNING_RATE = 8, 3, 0.1
 

@@ -11,7 +11,9 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from ddp_course.checks.samples import an_example, how_often, in_words
-from ddp_course.school.judge import Wrong, question, trying
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 
 
 def shares(sampler_class, cases):

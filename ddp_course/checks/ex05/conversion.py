@@ -7,9 +7,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course.checks.training import close, equal, fill, state, take_steps
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.lesson05 import SyncBatchNorm
 from ddp_course.ranks.environment import process_group
-from ddp_course.school.judge import Wrong, question, trying
 
 BATCH_NORMS = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
 OPTIONS = ["num_features", "eps", "momentum", "affine", "track_running_stats"]

@@ -7,11 +7,13 @@ from functools import partial
 import torch
 
 from ddp_course.checks.works import noting_works
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.lesson05 import along_channels, sum_by_channel
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import SYMPTOMS
 from ddp_course.ranks.watch import Watch
-from ddp_course.school.judge import Wrong, question, trying
 
 # ---- parts of a batch, and what an answer did with them ----
 

@@ -6,10 +6,12 @@ import torch
 from torch import nn
 
 from ddp_course.checks.training import fill
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.lesson05 import SyncBatchNorm
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.watch import Watch
-from ddp_course.school.judge import Wrong, question, trying
 
 INPUTS = 3
 

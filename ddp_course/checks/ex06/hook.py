@@ -8,10 +8,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course.checks.ex06.watching import agree, the_likely
 from ddp_course.checks.training import Chain, a_batch, descend, gradients_of
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, RankTimeout
 from ddp_course.ranks.watch import Watch
-from ddp_course.school.judge import Wrong, question, trying
 
 DTYPES = [torch.float64, torch.float32]
 

@@ -15,9 +15,11 @@ from ddp_course.checks.ex06.watching import (
     the_likely,
 )
 from ddp_course.checks.training import Chain, a_batch
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.watch import Watch
-from ddp_course.school.judge import Wrong, question, trying
 
 
 def pairs_of(sizes, width, seed):

@@ -9,9 +9,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course.checks.training import Chain, a_batch
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.watch import Watch
-from ddp_course.school.judge import Wrong, question, trying
 
 
 class Epoch(NamedTuple):

@@ -2,7 +2,7 @@
 
 import torch
 
-from ddp_course.school.judge import Wrong
+from ddp_course.judge.verdict import Wrong
 
 
 def follow(model):

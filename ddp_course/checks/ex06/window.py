@@ -17,9 +17,11 @@ from ddp_course.checks.ex06.watching import (
     the_likely,
 )
 from ddp_course.checks.training import fill
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import SYMPTOMS, RankError, RankTimeout
-from ddp_course.school.judge import Wrong, question, trying
 
 FEATURES, CLASSES, LEARNING_RATE, MOMENTUM = 4, 3, 0.1, 0.5
 NOTHING = 2  # the place of the update in which no item of any rank has a weight

@@ -13,9 +13,11 @@ from ddp_course.checks.ex07.networks import (
 )
 from ddp_course.checks.samples import CLASSES, Numbered, same_as, two_numbers
 from ddp_course.checks.training import equal, state
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.launch import start_server
 from ddp_course.ranks.watch import Watch
-from ddp_course.school.judge import Wrong, question, trying
 
 MOST_CALLS, MOST_BYTES = 2, 64  # of collectives: how many, and each per process
 

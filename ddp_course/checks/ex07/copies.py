@@ -19,8 +19,9 @@ from ddp_course.checks.ex07.networks import (
 )
 from ddp_course.checks.samples import Numbered
 from ddp_course.checks.training import state, unwrapped
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.launch import start_server
-from ddp_course.school.judge import Wrong, question
 
 LEARNING_RATE = 0.1
 

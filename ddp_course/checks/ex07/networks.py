@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from ddp_course.checks.samples import CLASSES, WIDTH
 from ddp_course.checks.training import a_look, equal, fill, state
-from ddp_course.school.judge import Wrong
+from ddp_course.judge.verdict import Wrong
 
 # Accelerate is imported on the ranks only, so that the judging process need not wait
 # for it. The fork server imports it for the ranks, with those of its dependencies that

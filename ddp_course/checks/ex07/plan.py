@@ -10,8 +10,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ddp_course.checks.ex07.networks import PRELOADED
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.launch import start_server
-from ddp_course.school.judge import Wrong, question, trying
 
 NAMES = [
     "batches per process and epoch",

@@ -13,8 +13,10 @@ from ddp_course.checks.ex08.on_ranks import (
     a_trainer,
     settings,
 )
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.launch import start_server
-from ddp_course.school.judge import Wrong, question, trying
 
 NAMES = [
     "examples per update",

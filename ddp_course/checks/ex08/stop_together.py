@@ -18,9 +18,11 @@ from ddp_course.checks.ex08.on_ranks import (
     settings,
 )
 from ddp_course.checks.training import fill
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.launch import RankError, start_server
 from ddp_course.ranks.watch import Watch
-from ddp_course.school.judge import Wrong, question, trying
 
 EPOCH, MAX_STEPS = 5, 11  # steps
 # For each `every`: wishes in a step in which the ranks communicate, and in another one.

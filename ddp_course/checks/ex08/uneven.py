@@ -19,8 +19,10 @@ from ddp_course.checks.ex08.on_ranks import (
     settings,
 )
 from ddp_course.checks.training import fill
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.launch import RankError, start_server
-from ddp_course.school.judge import Wrong, question, trying
 
 WORDS, WIDTH, CLASSES = 7, 4, 11
 LENGTHS = range(

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import torch
 
-from ddp_course.school.judge import Wrong, question, trying
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 
 NAMES = ["shared.pt", "rank0.pt", "rank1.pt", "rank2.pt"]  # of a checkpoint's files
 

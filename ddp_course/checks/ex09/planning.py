@@ -8,8 +8,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ddp_course.scenery.models import GPT, SHAPES
-from ddp_course.school.judge import Wrong, question, trying
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
+from ddp_course.models.gpt import GPT, SHAPES
 
 CLOSE = 0.01  # names, counts of updates and the like may be left out
 

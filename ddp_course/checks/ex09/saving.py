@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError
-from ddp_course.school.judge import Wrong, question
 
 SYNCHRONOUS = getattr(os, "O_SYNC", 0) | getattr(os, "O_DSYNC", 0)
 PATIENCE = 2.5  # seconds that the other ranks have to notice that rank 0 has failed

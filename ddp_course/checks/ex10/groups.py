@@ -3,8 +3,10 @@
 import torch
 from torch import nn
 
-from ddp_course.scenery.models import GPT
-from ddp_course.school.judge import Wrong, question, trying
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
+from ddp_course.models.gpt import GPT
 
 
 class Odd(nn.Module):

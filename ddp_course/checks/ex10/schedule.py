@@ -3,7 +3,9 @@
 import math
 import random
 
-from ddp_course.school.judge import Wrong, question, trying
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 
 
 def rates_of(learning_rate, cases, seed):

@@ -5,8 +5,10 @@ from itertools import accumulate
 
 import torch
 
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.watch import memory_timeline
-from ddp_course.school.judge import Wrong, question, trying
 
 # ---- what a rank does ----
 

@@ -10,8 +10,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course.checks.differences import near, parted
 from ddp_course.checks.training import fill
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
-from ddp_course.school.judge import Wrong, question, trying
 
 END, WORDS, WIDTH, FAR = 0, 7, 4, 10**6
 

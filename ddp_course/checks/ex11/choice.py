@@ -3,7 +3,9 @@
 import torch
 from torch import nn
 
-from ddp_course.school.judge import Wrong, question, trying
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 
 
 class Packed(nn.Module):

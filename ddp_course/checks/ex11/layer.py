@@ -9,8 +9,10 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_course.checks.differences import near
 from ddp_course.checks.ex11.drawn import some, trained_of
 from ddp_course.checks.training import LEARNING_RATE, descend, fill
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
-from ddp_course.school.judge import Wrong, question, trying
 
 
 def a_layer(case):

@@ -8,10 +8,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course.checks.ex11.drawn import some, trained_of
 from ddp_course.checks.samples import two_numbers
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
+from ddp_course.models.lora import LoRALinear
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.watch import Watch, sent_in_a_ring
-from ddp_course.scenery.lora import LoRALinear
-from ddp_course.school.judge import Wrong, question, trying
 
 
 class Plan(NamedTuple):

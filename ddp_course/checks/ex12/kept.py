@@ -2,7 +2,9 @@
 
 import math
 
-from ddp_course.school.judge import Wrong, question, trying
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 
 
 def observe_kept(kept_bytes, cases):

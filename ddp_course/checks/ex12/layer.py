@@ -10,9 +10,10 @@ from ddp_course.checks.ex12.counted import (
     least_in_use,
     messages,
 )
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.watch import Watch, memory_timeline
-from ddp_course.school.judge import Wrong, question
 
 
 def layer_of(case, rank):

@@ -14,9 +14,11 @@ from ddp_course.checks.ex12.counted import (
     least_in_use,
     messages,
 )
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.watch import Watch, memory_timeline
-from ddp_course.school.judge import Wrong, question, trying
 
 # as many matrices as vectors, so that equally many parameters may be of very unequal
 # sizes, and a single matrix is a small part of them all

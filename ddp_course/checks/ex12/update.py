@@ -9,9 +9,11 @@ from torch.distributed.fsdp import fully_shard
 
 from ddp_course.checks.ex12.counted import least_in_use
 from ddp_course.checks.samples import two_numbers
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.watch import Watch, memory_timeline, sent_in_a_ring
-from ddp_course.school.judge import Wrong, question, trying
 
 
 class Update(NamedTuple):

@@ -10,10 +10,12 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_course import lesson13
+from ddp_course.checkpoints.deepspeed_configurations import MICRO
 from ddp_course.checks.ex13.installed import TIMEOUT, deepspeed_is_needed
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
-from ddp_course.scenery.configurations import MICRO
-from ddp_course.school.judge import Wrong, question, trying
 
 WIDTH = 400  # of two layers, so that a file's header is less than 2 % of the file
 OPTIMIZERS = [  # by the numbers that each keeps per parameter

@@ -4,8 +4,10 @@ import copy
 from pprint import pformat
 
 from ddp_course import UsageError
-from ddp_course.scenery.configurations import BATCH, check_batch
-from ddp_course.school.judge import Wrong, question, trying
+from ddp_course.checkpoints.deepspeed_configurations import BATCH, check_batch
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 
 RANKS = 8  # on which all of the configurations are to run
 

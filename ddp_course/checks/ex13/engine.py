@@ -6,13 +6,15 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ddp_course import lesson13
+from ddp_course.checkpoints.deepspeed_configurations import BATCH
 from ddp_course.checks.differences import parted
 from ddp_course.checks.ex13.installed import TIMEOUT, deepspeed_is_needed
 from ddp_course.checks.samples import CLASSES, WIDTH, Numbered
 from ddp_course.checks.training import fill, state
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
-from ddp_course.scenery.configurations import BATCH
-from ddp_course.school.judge import Wrong, question, trying
 
 RATE, MOMENTUM, DECAY = 0.1, 0.9, 0.2  # the notebook's loop names them
 

@@ -2,8 +2,8 @@
 
 from importlib.util import find_spec
 
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.launch import start_server
-from ddp_course.school.judge import Wrong
 
 # The ranks begin with these, where they are installed; the process that judges need not
 # wait for them.

@@ -3,7 +3,9 @@
 import operator
 from itertools import combinations
 
-from ddp_course.school.judge import Wrong, question, trying
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 
 
 def slowest(costs, sizes):

@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 from ddp_course.checks.ex14.preempted import Noted, OneProcess, data_of, near
 from ddp_course.checks.training import equal
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.launch import SYMPTOMS, RankTimeout
-from ddp_course.school.judge import Wrong
 
 MEAN_OF_MEANS = "where parts of a batch have different sizes, the mean of their means is not the mean over the batch"
 

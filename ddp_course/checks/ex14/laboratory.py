@@ -12,8 +12,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ddp_course.ranks.machines import PIPES, PRETENDED, Machines
-from ddp_course.ranks.namespaces import why_not
+from ddp_course.ranks.machines.machines import PIPES, PRETENDED, Machines
+from ddp_course.ranks.machines.namespaces import why_not
 
 PORTS = [29_700, 29_701, 29_702, 29_703]
 SPEEDS = {"lo": 0, "docker0": 40_000, "ib0": 100_000}  # Mbit/s; eth0 has 10,000

@@ -5,7 +5,9 @@ import operator
 from contextlib import suppress
 
 from ddp_course.checks.ex14 import laboratory
-from ddp_course.school.judge import Wrong, question, trying
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 
 # what may be wrong with a network that looks faster than the right one
 TRAPS = {

@@ -10,9 +10,11 @@ from contextlib import suppress
 import torch
 import torch.distributed as dist
 
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
-from ddp_course.ranks.launch import NETWORK
-from ddp_course.school.judge import Wrong, question, trying
+from ddp_course.ranks.variables import NETWORK
 
 STEPS = 3  # that are measured; the shortest counts
 

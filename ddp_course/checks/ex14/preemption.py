@@ -8,8 +8,9 @@ from collections import Counter
 from ddp_course.checks.ex14 import causes
 from ddp_course.checks.ex14.preempted import OneProcess, data_of, near, train_once
 from ddp_course.checks.training import a_look, equal
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.launch import RankError
-from ddp_course.school.judge import Wrong, question
 
 TERM, USR1 = int(signal.SIGTERM), int(signal.SIGUSR1)
 UPDATES = 19

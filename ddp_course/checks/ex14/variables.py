@@ -9,8 +9,10 @@ from itertools import groupby
 import torch
 import torch.distributed as dist
 
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
-from ddp_course.school.judge import Wrong, question, trying
 
 SAME = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"]
 NAMES = [*SAME, "MASTER_ADDR", "MASTER_PORT"]

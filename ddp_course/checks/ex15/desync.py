@@ -11,9 +11,11 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_course.checks.ex15.diagnosing import number
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.watch import Watch
-from ddp_course.school.judge import Wrong, question, trying
 
 QUIET, LOUD = 100, 2000  # bytes per rank in a check: if all agree, and if not
 

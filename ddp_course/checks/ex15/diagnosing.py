@@ -1,7 +1,8 @@
 """Question 1: rank, step and cause of five patients."""
 
 from ddp_course.checks.ex15.patients import CAUSES, PATIENTS, RANKS, STEPS, truths
-from ddp_course.school.judge import Wrong, question
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 
 
 def number(value):

@@ -4,8 +4,8 @@ import pickle
 import tempfile
 from pathlib import Path
 
-from ddp_course import lesson15
 from ddp_course.checks.ex15.patients import LIMIT, RANKS, train_with, truths
+from ddp_course.detectors.flight_record import flight_recorded
 from ddp_course.ranks.launch import RankError, launch
 
 
@@ -29,7 +29,7 @@ def examine(letter, name, watch=None):
 
 
 def on_a_rank(truth, watch, folder):
-    with lesson15.flight_recorded(folder, after=LIMIT - 1):
+    with flight_recorded(folder, after=LIMIT - 1):
         train_with(truth, watch)
 
 

@@ -1,6 +1,8 @@
 """Question 5: an analyser that tells waiting for another rank from sending."""
 
-from ddp_course.school.judge import Wrong, question, trying
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 
 KINDS = ("computing", "sending", "waiting", "idle")
 STEP, LENGTH = "the step", 120  # microseconds

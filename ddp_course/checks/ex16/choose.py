@@ -8,10 +8,12 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.lesson16 import StepProfile, exposed_seconds, take_turns
 from ddp_course.ranks.environment import process_group
-from ddp_course.ranks.launch import NETWORK
-from ddp_course.school.judge import Wrong, question, trying
+from ddp_course.ranks.variables import NETWORK
 
 TOLERANCE = 0.02  # of an update's time
 ONE_BUCKET = 10**12

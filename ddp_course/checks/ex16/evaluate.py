@@ -9,8 +9,10 @@ from ddp_course.checks.ex16.gain import in_turn, judge_gain
 from ddp_course.checks.ex16.slow import evaluate as slow_evaluate
 from ddp_course.checks.ex16.work import Work
 from ddp_course.checks.training import a_batch, fill
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
-from ddp_course.school.judge import Wrong, question, trying
 
 WIDTH, CLASSES, BATCH = 8, 5, 32
 # numbers fetched before the last batch: DataLoader draws one itself; later ones, however

@@ -2,8 +2,8 @@
 
 import statistics
 
+from ddp_course.judge.verdict import Wrong
 from ddp_course.lesson16 import take_turns, times_as_fast
-from ddp_course.school.judge import Wrong
 
 SLOW, YOURS = "the slow program", "yours"
 

@@ -10,9 +10,11 @@ from ddp_course.checks.differences import near, parted
 from ddp_course.checks.ex16.gain import in_turn, judge_gain
 from ddp_course.checks.ex16.slow import Pixels as SlowPixels
 from ddp_course.checks.ex16.work import Work
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks import watch
 from ddp_course.ranks.environment import process_group
-from ddp_course.school.judge import Wrong, question, trying
 
 BATCH = 16
 MOST = 8  # times the numbers of all images, per epoch

@@ -12,9 +12,11 @@ from ddp_course.checks.ex16.gain import in_turn, judge_gain
 from ddp_course.checks.ex16.slow import update as slow_update
 from ddp_course.checks.ex16.work import Work
 from ddp_course.checks.training import Chain, a_batch, state
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.watch import Watch
-from ddp_course.school.judge import Wrong, question, trying
 
 WIDTH, LAYERS, UPDATES = 10, 6, 2
 GRADIENT = WIDTH * WIDTH * 8  # bytes of a layer's

@@ -5,6 +5,7 @@ picture, so that no change is off its screen; so pictures are narrow enough to b
 there.
 """
 
+from ddp_course.estimates.memory import STAGES, states
 from ddp_course.notebook.plots.drawing import (
     box,
     boxes,
@@ -29,7 +30,6 @@ from ddp_course.notebook.plots.style import (
 )
 from ddp_course.notebook.plots.timelines import end_of
 from ddp_course.notebook.plots.words import count, listing, number
-from ddp_course.scenery.memory import STAGES, states
 
 WIDE = 510  # pixels
 LEFT, BAR, HIGH, ROW = 100, 330, 26, 38
@@ -43,9 +43,9 @@ COLORS = {"weights": BLUE, "gradients": ORANGE, "optimizer": GREEN}
 def memory_knob(parameters, precision="master", ranks=RANKS, at=8, gpu=80e9):
     """A slider over the number of ranks: what each rank keeps with DDP and ZeRO 1 to 3.
 
-    parameters: how many; precision: one of scenery.memory.PRECISIONS; ranks: the
+    parameters: how many; precision: one of estimates.memory.PRECISIONS; ranks: the
     slider's places; at: the one that it begins at; gpu: the bytes that a GPU has.
-    The bytes are those of scenery.memory.states, without activations.
+    The bytes are those of estimates.memory.states, without activations.
     """
     pictures = [(str(n), *memory_bars(parameters, precision, n, gpu)) for n in ranks]
     knob("number of ranks", pictures, ranks.index(at))
@@ -99,7 +99,7 @@ def pipeline_knob(steps, at=4):
     """A slider over the number of micro-batches: which stage of a pipeline works when,
     and how much of the step is the bubble.
 
-    steps: {micro-batches: {title: what scenery.pipeline.schedule returned}}; at: the
+    steps: {micro-batches: {title: what estimates.pipeline.schedule returned}}; at: the
     number that it begins at. Each step is as wide as the picture.
     """
     pictures = [(str(m), *pipeline_panels(m, of)) for m, of in steps.items()]

@@ -1,0 +1,79 @@
+"""DeepSpeed's checkpoints: whether their files are data, before DeepSpeed reads them.
+
+DeepSpeed loads them with `weights_only=False`, which runs code that is in a file.
+"""
+
+import os
+import re
+from pathlib import Path
+
+import torch.distributed as dist
+
+from ddp_course import UsageError
+from ddp_course.files import Unusable, content_of, json_of, tensors_of
+
+
+def settings_in(folder, universal):
+    """What the newest checkpoint in a folder was made with, a dict, after a look at all
+    of its files. All ranks call it together.
+
+    universal: whether it is a universal one. Raises UsageError on all ranks where there
+    is none, or where a file is damaged or holds code.
+    """
+    found, problem = None, None
+    try:
+        found = checked(folder, "latest_universal" if universal else "latest")
+    except Unusable as reason:
+        problem = f"{folder} cannot be used: {reason}"
+    except FileNotFoundError:
+        problem = f"there is no checkpoint in {folder} to --resume from"
+    problems = [None] * dist.get_world_size()
+    dist.all_gather_object(problems, problem)
+    if problem := next(filter(None, problems), None):
+        raise UsageError(problem)
+    return found
+
+
+def checked(folder, latest):
+    """The same on this rank. Raises Unusable, and FileNotFoundError where there is none.
+
+    latest: the name of the file that names the newest one.
+    """
+    if not os.path.lexists(folder / latest):
+        raise FileNotFoundError
+    name = content_of(folder / latest).decode(errors="replace")
+    # DeepSpeed takes it for a pattern, and reads it in its own way: so it must be plain
+    if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII) or not (folder / name).is_dir():
+        raise Unusable(f"{latest} names {name[:80]!r}, which is no folder there")
+    settings = json_of(folder / "settings.json")
+    if not isinstance(settings, dict):
+        raise Unusable("settings.json is none of ours")
+    for path in files_below(folder / name):
+        if path.suffix == ".pt":
+            tensors_of(path, classes_of_deepspeed())
+    return settings
+
+
+def files_below(folder):
+    """All files in a folder and in those within it. Raises Unusable where there is
+    something else, a link for one: another program may follow it.
+    """
+    found = []
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if entry.is_dir(follow_symlinks=False):
+                found += files_below(entry.path)
+            elif entry.is_file(follow_symlinks=False):
+                found.append(Path(entry.path))
+            else:
+                raise Unusable(f"{entry.name} is no file and no folder")
+    return found
+
+
+def classes_of_deepspeed():
+    """Those of which there are instances in its files."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    return [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]

@@ -1,0 +1,1 @@
+"""The command `ddp-course`: JupyterLab, course folders, hints, checking, grading."""

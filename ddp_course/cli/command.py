@@ -1,0 +1,395 @@
+"""The command `ddp-course`."""
+
+import ast
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ddp_course import UsageError, folders, project_folder
+from ddp_course.cli import checking, exercises
+from ddp_course.judge import hints
+from ddp_course.judge import progress as state
+from ddp_course.ranks.launch import prepare_environment
+
+app = typer.Typer(
+    add_completion=False,
+    help="Distributed training with PyTorch, on any machine.",
+)
+console = Console(highlight=False)
+
+
+def main():
+    """Run the command; an error of the user ends it with one line and exit code 2."""
+    prepare_environment()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # some terminals cannot print all characters
+            stream.reconfigure(errors="replace")
+    try:
+        code = app(standalone_mode=False)
+        print(end="", flush=True)
+    except BrokenPipeError:  # as of `ddp-course lessons | head -1`
+        code = 1
+    except typer.Abort:  # Ctrl-C at one of our own prompts
+        code = 130
+    except (UsageError, typer.TyperException, OSError) as error:
+        code = 2
+        print(f"ddp-course: {one_line(error)}", file=sys.stderr)
+    drop_what_cannot_be_written()
+    sys.exit(code)
+
+
+def one_line(error):
+    """An error as one line."""
+    if isinstance(error, typer.TyperException):
+        return " ".join(error.format_message().split())
+    if isinstance(error, OSError) and error.strerror:
+        return ": ".join(filter(None, [error.strerror, error.filename]))
+    return str(error)
+
+
+def drop_what_cannot_be_written():
+    """If the output is a closed pipe or a full disk, discard the unwritten output;
+    otherwise Python would try to write it again at exit, and report an error.
+    """
+    try:
+        print(end="", flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@app.callback(invoke_without_command=True)
+def where_you_are(context: typer.Context):
+    """Without a command: print the progress and the next step."""
+    if context.invoked_subcommand is None:
+        progress()
+        console.print("All commands: ddp-course --help")
+
+
+@app.command()
+def lessons():
+    """List the lessons."""
+    notebooks = folders.notebooks(folders.originals("lessons"))
+    table = Table("lesson", "what it is about", "notebook")
+    for number, program in folders.programs().items():
+        idea = ast.get_docstring(ast.parse(program.read_bytes())).splitlines()[0]
+        notebook = f"lessons/{notebooks[number].name}" if number in notebooks else ""
+        table.add_row(number, idea, notebook)
+    console.print(table)
+    console.print(
+        "ddp-course lab 02 opens a lesson, ddp-course run 02 --nproc 2 runs its program."
+    )
+
+
+@app.command()
+def start(
+    folder: Path = typer.Argument(
+        help="the folder; it is created if it does not exist"
+    ),
+):
+    """Make a course folder with copies of the lessons and exercises, or update these
+    copies. Files that you have changed are kept.
+    """
+    from ddp_course.cli import start
+
+    lines = start.tell(folder, start.start(folder))
+    print("\n".join(lines or [f"{folder} is up to date."]))
+    enter = (
+        f"cd {shlex.quote(str(folder))} && " if folder.resolve() != Path.cwd() else ""
+    )
+    print(f"Go on with: {enter}ddp-course lab")
+
+
+@app.command()
+def lab(
+    lesson: str = typer.Argument("01", help="the lesson to open"),
+    browser: bool = typer.Option(True, help="open a browser window"),
+):
+    """Open a lesson in JupyterLab, on 127.0.0.1 and with its token: your copy, in the
+    course folder that you are in, or in work/ of a checkout.
+    """
+    from ddp_course.cli import lab
+
+    raise typer.Exit(lab.lab(lesson, browser))
+
+
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+)
+def run(
+    context: typer.Context,
+    lesson: str = typer.Argument(help="its number"),
+    nproc: int = typer.Option(1, min=1, help="how many ranks, on each machine"),
+    machines: int = typer.Option(1, min=1, help="how many machines, made in this one"),
+    bandwidth: str = typer.Option(None, help="what each can send, such as 100mbit"),
+    delay: str = typer.Option(None, help="how long a packet travels, such as 1ms"),
+):
+    """Run a lesson's program as torchrun does. All other flags are the lesson's own."""
+    # before torch is imported: that takes long
+    script = folders.find(folders.programs(), lesson)
+
+    from ddp_course.cli import run
+    from ddp_course.ranks.machines.machines import Machines
+
+    if machines > 1:
+        laboratory = Machines(machines, bandwidth, delay)
+        raise typer.Exit(run.run_on(laboratory, script, nproc, context.args))
+    raise typer.Exit(run.run(script, nproc, context.args))
+
+
+@app.command()
+def execute(
+    lesson: list[str] = typer.Argument(None, help="which lessons; default: all"),
+    solutions: bool = typer.Option(
+        False,
+        "--solutions",
+        help="run the solutions' notebooks instead of the lessons'",
+    ),
+    nproc: int = typer.Option(None, min=1, help="the notebooks' nproc"),
+    data: str = typer.Option(None, help="the notebooks' data"),
+    train_samples: int = typer.Option(None, min=1, help="the notebooks' train_samples"),
+    epochs: int = typer.Option(None, min=1, help="the notebooks' epochs"),
+    store: bool = typer.Option(
+        False, "--store", help="store the outputs in lessons/, where readers see them"
+    ),
+):
+    """Run the lessons' notebooks from top to bottom with papermill, and print the
+    result of each.
+    """
+    kind = "solutions" if solutions else "lessons"
+    there = folders.notebooks(project_folder() / kind)
+    if not there:
+        raise UsageError(f"there are no {kind} here: {folders.MAKE_ONE}")
+    chosen = [folders.find(there, number) for number in lesson or there]
+    given = [("nproc", nproc), ("data", data), ("train_samples", train_samples)]
+    given.append(("epochs", epochs))
+    parameters = {name: value for name, value in given if value is not None}
+    if store and parameters:
+        names = ", ".join(parameters)
+        raise UsageError(
+            f"--store keeps the outputs that readers will see: run it without {names}"
+        )
+
+    from ddp_course.cli import execution
+
+    raise typer.Exit(execution.execute(chosen, parameters, store))
+
+
+# ---- the exercises ----
+
+LESSON = typer.Argument(None, help="its number; default: all")
+QUESTION = typer.Argument(
+    None, help="the question: its name, a part of the name, or its number"
+)
+
+
+@app.command()
+def check(lesson: str = LESSON):
+    """Check the answers in your saved exercise notebooks."""
+    raise typer.Exit(checking.check(lesson))
+
+
+@app.command()
+def progress():
+    """Show what has passed, and what is next."""
+    checking.progress()
+
+
+@app.command()
+def hint(
+    lesson: str = typer.Argument(help="its number"),
+    name: list[str] = QUESTION,
+):
+    """Print the next hint for a question, by default the first that has not passed.
+    Each hint is stronger than the last.
+    """
+    title, text = hints.next_hint(lesson, " ".join(name or []))
+    console.print(f"{title}: {text}", markup=False, soft_wrap=True)
+
+
+@app.command()
+def solution(
+    lesson: str = typer.Argument(help="its number"),
+    name: list[str] = QUESTION,
+    force: bool = typer.Option(
+        False, "--force", help="also before your own answers have passed"
+    ),
+):
+    """Show the course's answers, or the one to a question, after yours have passed."""
+    number, done = lesson.zfill(2), state.load()
+    given = {task.name: task for task in exercises.questions_of(number)}
+    if name:
+        chosen = hints.find_question(number, " ".join(name), given)
+        given = {chosen: given[chosen]}
+    missing = [
+        name for name in given if not done.get(f"{number} {name}", {}).get("passed")
+    ]
+    if missing and not force:
+        raise UsageError(
+            f"not yet passed: {', '.join(missing)}; --force shows the answers anyway"
+        )
+    for task in given.values():
+        console.print(f"# {task.name}", style="bold")
+        console.print(
+            f"{exercises.answer_of(task.cell.source)}\n", markup=False, soft_wrap=True
+        )
+
+
+@app.command()
+def reset(
+    which: str = typer.Argument(
+        help="an exercise's number, or the path of one of your copies"
+    ),
+):
+    """Restore the original of an exercise or of any other copy. Your version is kept in
+    runs/backups/.
+    """
+    from ddp_course.cli import start
+
+    path, kept = start.bring_back(which)
+    if kept:
+        print(f"Your version is kept as {os.path.relpath(kept)}")
+    print(f"{os.path.relpath(path)} is the original again.")
+
+
+@app.command()
+def grade(
+    path: Path = typer.Argument(
+        help="a notebook, a folder of them, or a folder of such folders"
+    ),
+    report: Path = typer.Option(Path("report.json"), help="the file for the report"),
+    resume: bool = typer.Option(
+        False,
+        "--resume",
+        help="keep what the report has of answers that have not changed",
+    ),
+    workers: int = typer.Option(
+        None, "-j", "--workers", min=1, help="how many answers are graded at once"
+    ),
+    weights: Path = typer.Option(
+        None, help='a JSON file with points other than 1: {"03 bucketed": 3}'
+    ),
+    table: Path = typer.Option(None, "--csv", help="a CSV file for a gradebook"),
+    feedback: Path = typer.Option(None, help="a folder for one page per submission"),
+    seed: int = typer.Option(
+        None, help="of the checks' random choices; default: drawn, and in the report"
+    ),
+    seconds: int = typer.Option(300, min=10, help="at most for one question"),
+    patience: float = typer.Option(
+        1.0, min=0.1, help="a factor for the checks' time limits, on a slow machine"
+    ),
+    memory: float = typer.Option(4.0, min=1.0, help="GB at most for one answer"),
+    attempted: bool = typer.Option(
+        False, "--attempted", help="exit with 0 if all that was attempted has passed"
+    ),
+    without_a_sandbox: bool = typer.Option(
+        False,
+        "--without-a-sandbox",
+        help="run answers with your rights: only on a machine that holds nothing of yours",
+    ),
+):
+    """Grade submissions: only their answers count. Exit code 0: all passed; 1: not all;
+    2: could not grade.
+    """
+    from ddp_course.cli.grading import rules as given
+    from ddp_course.cli.grading import run
+
+    for file in (report, table):
+        if file and not file.parent.is_dir():
+            raise UsageError(f"there is no folder {file.parent} for {file.name}")
+    earlier = run.report_in(report) if resume else {}
+    wish = workers or given.Rules.workers
+    fitting = given.workers_that_fit(wish, memory)
+    if workers and fitting < workers:
+        limit = f"{workers} with {memory:g} GB each are more than this machine has"
+        print(f"grading {fitting} at once: {limit}", file=sys.stderr)
+    chosen = {"seconds": seconds, "patience": patience, "memory": memory}
+    chosen["workers"] = fitting
+    rules = given.Rules(
+        seed=next(
+            each
+            for each in (seed, earlier.get("seed"), given.new_seed())
+            if each is not None
+        ),
+        weights=given.weights_in(weights) if weights else {},
+        sandboxed=given.must_be_shut_in(path, without_a_sandbox),
+        **chosen,
+    )
+    outcome = run.run(path, rules, earlier, report, table, feedback)
+    raise typer.Exit(run.exit_code(outcome, attempted))
+
+
+@app.command()
+def memory(
+    params: str = typer.Option(..., help="how many parameters, such as 7.5e9"),
+    ranks: str = typer.Option(..., help="how many ranks"),
+    precision: str = typer.Option(
+        "autocast", help="fp32, autocast, policy (FSDP2's), master (weights in fp32)"
+    ),
+):
+    """Estimate what each rank keeps and sends with DDP and ZeRO 1 to 3, with Adam and
+    without activations.
+    """
+    from ddp_course.estimates.memory import PRECISIONS, STAGES, sent, states
+
+    parameters = whole_number("--params", params)
+    world_size = whole_number("--ranks", ranks)
+    if precision not in PRECISIONS:
+        raise UsageError(f"--precision {precision} is none of {', '.join(PRECISIONS)}")
+    table = Table("GB per rank", "weights", "gradients", "optimizer", "sum", "sent")
+    for stage in PRECISIONS[precision].stages:
+        kept = states(parameters, world_size, stage, precision)
+        row = [*kept, sum(kept), sent(parameters, world_size, stage, precision)]
+        table.add_row(STAGES[stage], *map(in_gigabytes, row))
+    console.print(table)
+    print(f"Precision: {PRECISIONS[precision].words}.")
+    print("Sum: kept between two steps; activations come on top. Sent: per step.")
+    print("1 GB is 10^9 bytes.")
+
+
+def in_gigabytes(size):
+    return f"{size / 1e9:,.3g}" if size < 1e12 else f"{size / 1e9:,.0f}"
+
+
+def whole_number(flag, text):
+    """A whole number of at least 1, which may be written as 7.5e9. Raises UsageError
+    for anything else.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.5
+    if not 1 <= number < float("inf") or number != int(number):
+        raise UsageError(f"{flag} {text} is not a whole number from 1")
+    return int(number)
+
+
+@app.command()
+def doctor():
+    """Check the installation and this machine, run two real ranks, and name the fix for
+    each problem.
+    """
+    from ddp_course.cli.doctor import examine
+
+    problems = 0
+    for finding in examine():
+        problems += bool(finding.fix)
+        verdict = "[red]problem[/]" if finding.fix else "[green]ok[/]     "
+        console.print(
+            f"{verdict}  {finding.subject:12} {escape(finding.found)}", soft_wrap=True
+        )
+        if finding.fix:
+            console.print(
+                f"         fix          {escape(finding.fix)}", soft_wrap=True
+            )
+    console.print("Nothing is missing." if not problems else f"{problems} to fix.")
+    raise typer.Exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()

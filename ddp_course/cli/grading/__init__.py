@@ -1,0 +1,1 @@
+"""Grading: submissions are read as text, judged apart, and reported."""

@@ -1,0 +1,1 @@
+"""What is trained on: images, text, questions with answers, tokenizers and shards of tokens."""

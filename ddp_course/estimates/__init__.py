@@ -1,0 +1,1 @@
+"""Formulas for what training takes: memory, traffic, time."""

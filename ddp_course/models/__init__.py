@@ -1,0 +1,1 @@
+"""What is trained: small convolutional networks, GPT, Llama, LoRA."""

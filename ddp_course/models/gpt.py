@@ -1,0 +1,171 @@
+"""A GPT and its parts."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Attention(nn.Module):
+    """Causal self-attention with heads: a token sees itself and those before it.
+
+    Takes and returns float (batch, tokens, width). A. Vaswani et al., "Attention Is All
+    You Need", 2017.
+    """
+
+    causal = True
+
+    def __init__(self, width, heads, dropout):
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.output = nn.Linear(width, width)
+
+    def forward(self, x):
+        batch, tokens, width = x.shape
+        query, key, value = (  # each (batch, heads, tokens, width of a head)
+            part.view(batch, tokens, self.heads, -1).transpose(1, 2)
+            for part in self.query_key_value(x).chunk(3, dim=-1)
+        )
+        dropout = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=self.causal
+        )
+        return self.output(mixed.transpose(1, 2).reshape(batch, tokens, width))
+
+
+class Block(nn.Module):
+    """A layer of a GPT: attention, then two linear layers, both on a residual stream.
+
+    GELU is the exact one. GPT-2's code approximates it with tanh, which takes longer on
+    a CPU. D. Hendrycks and K. Gimpel, "Gaussian Error Linear Units (GELUs)", 2016.
+    """
+
+    def __init__(self, width, heads, dropout):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, heads, dropout)
+        self.expand, self.contract = (
+            nn.Linear(width, 4 * width),
+            nn.Linear(4 * width, width),
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        x = x + self.dropout(self.attention(self.norm1(x)))
+        hidden = F.gelu(self.expand(self.norm2(x)))
+        return x + self.dropout(self.contract(hidden))
+
+
+SHAPES = {  # of GPT; all heads are 64 wide
+    "small": {"context": 128, "layers": 4, "heads": 2, "width": 128},
+    "medium": {"context": 256, "layers": 6, "heads": 4, "width": 256},
+    "gpt2": {"context": 1024, "layers": 12, "heads": 12, "width": 768},
+}
+
+
+class Head(nn.Linear):
+    """A GPT's last layer: from features to logits, or to the loss of given targets.
+
+    A vocabulary of 50,257 tokens suits no GPU, whose matrix units work on tiles of 64
+    or 128 columns. So the matrix is padded with zeros for the product, and the logits
+    of the padding are cut off: nothing else knows of it, no checkpoint either.
+    chunked: compute the loss in pieces, never with all logits at once (torch 2.15).
+    """
+
+    chunked = False
+
+    def forward(self, features, targets=None):
+        """Features (batch, tokens, width); logits (batch, tokens, vocabulary), or with
+        targets, int64 (batch, tokens), their mean cross entropy in nats, a float32.
+        """
+        if targets is not None and self.chunked:
+            return self.chunked_loss(features.flatten(0, 1), targets.flatten())
+        if padding := -self.out_features % 128:
+            padded = F.linear(features, F.pad(self.weight, (0, 0, 0, padding)))
+            logits = padded[..., : self.out_features]
+        else:
+            logits = F.linear(features, self.weight)
+        if targets is None:
+            return logits
+        # to a compiler .float() is free, it copies nothing
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+    def chunked_loss(self, features, targets):
+        kind, weight = features.device.type, self.weight
+        if torch.is_autocast_enabled(kind):  # which does not know this function
+            dtype = torch.get_autocast_dtype(kind)
+            features, weight = features.to(dtype), weight.to(dtype)
+        # not its own mean, which adds up in bf16: there, 4096 + 10 is 4096
+        how = {"reduction": "none"}
+        how |= {"options": nn.LinearCrossEntropyOptions(acc_policy="accurate")}
+        return F.linear_cross_entropy(features, weight, targets, **how).float().mean()
+
+
+class GPT(nn.Module):
+    """A decoder-only transformer like GPT-2: pre-norm, learned positions, tied head.
+
+    Takes tokens, int64 (batch, tokens), at most `context` of them; returns logits,
+    float (batch, tokens, vocabulary). If it is given targets, too, it returns their
+    mean cross entropy in nats, so the loss is part of what DDP wraps and is compiled.
+    GPT(50257, **SHAPES["gpt2"]) is the smallest of A. Radford et al., "Language Models
+    are Unsupervised Multitask Learners", 2019: it has 124,439,808 parameters.
+    """
+
+    def __init__(
+        self, vocabulary=256, context=128, layers=4, heads=4, width=128, dropout=0.0
+    ):
+        super().__init__()
+        self.context = context
+        self.token_embedding = nn.Embedding(vocabulary, width)
+        self.position_embedding = nn.Embedding(context, width)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = Head(width, vocabulary, bias=False)
+        self.head.weight = self.token_embedding.weight
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                # as in GPT-2: smaller where 2 * layers outputs are added to one sum
+                residual = name.endswith(("attention.output.weight", "contract.weight"))
+                std = 0.02 / (2 * layers) ** 0.5 if residual else 0.02
+                nn.init.normal_(parameter, std=std)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, tokens, targets=None):
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.dropout(self.token_embedding(tokens) + self.position_embedding(places))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x), targets)
+
+    def flops_per_token(self):
+        """The floating-point operations of a training step, per token.
+
+        Per parameter of a matrix 2 in forward and 4 in backward; and for attention 12
+        per layer, width and context. A. Chowdhery et al., "PaLM", 2022, appendix B.
+        """
+        context, width = self.position_embedding.weight.shape
+        parameters = sum(parameter.numel() for parameter in self.parameters())
+        in_matrices = parameters - context * width
+        return 6 * in_matrices + 12 * len(self.blocks) * width * context
+
+    @torch.no_grad()
+    def generate(self, tokens, length, seed=0, temperature=0.8, top_k=40):
+        """Continue a list of tokens, one at a time; return it, longer by `length`.
+
+        Each token is drawn from the top_k most likely ones, after dividing the logits
+        by the temperature; top_k=1 always takes the most likely one. It has a random
+        generator of its own, so training does not depend on it.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        training, device = self.training, self.head.weight.device
+        self.eval()
+        for _ in range(length):
+            latest = torch.tensor([tokens[-self.context :]], device=device)
+            logits = self(latest)[0, -1].float().cpu() / temperature
+            likely = logits.topk(min(top_k, self.head.out_features))
+            choice = torch.multinomial(likely.values.softmax(0), 1, generator=generator)
+            tokens = [*tokens, likely.indices[choice].item()]
+        self.train(training)
+        return tokens

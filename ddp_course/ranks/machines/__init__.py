@@ -1,0 +1,1 @@
+"""Several machines inside one, and how programs are started on them."""

@@ -1,3 +1,0 @@
-"""What a learner and an instructor use: the command `ddp-course`, the doctor, progress,
-hints, exercises, grading.
-"""
