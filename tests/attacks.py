@@ -348,3 +348,98 @@ HOSTILE = [
     EXITS,
     CRASHES,
 ]
+
+
+# A process with memory and a file without a name, whose first thread can end.
+FIRST_THREAD_ENDS = """
+import ctypes, os, platform, threading, time
+
+def stay(path=None):
+    kept = bytearray(b"x") * 200_000_000
+    os.write(os.memfd_create("x") if path is None else os.open(path, 1 | 64), b"x" * 10**6)
+    for number in range(6000):
+        if path:
+            with open(path, "w") as file:
+                file.write(str(number))
+        time.sleep(0.01)
+
+def end_the_first_thread(path=None):
+    threading.Thread(target=stay, args=(path,)).start()
+    time.sleep(0.5)
+    ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)
+"""
+
+LEAVES_ONE_WHOSE_FIRST_THREAD_ENDS = f"""
+{FIRST_THREAD_ENDS}
+
+def attack():
+    if os.fork() == 0:
+        os.setsid()
+        end_the_first_thread("/tmp/alive")
+    while not os.path.exists("/tmp/alive"):
+        time.sleep(0.01)
+    time.sleep(1)
+    return 1
+
+result = attack()
+"""
+
+MANY_SOCKETS = """
+def attack():
+    import os, socket, time
+    for _ in range(60):
+        if os.fork() == 0:
+            kept = []
+            try:
+                while True:
+                    kept.append(socket.socketpair())
+            except OSError:
+                time.sleep(30)
+    time.sleep(30)
+    return 1
+
+result = attack()
+"""
+
+MANY_WATCHES = """
+def attack():
+    import os, select, time
+    files, instances = [os.eventfd(0) for _ in range(80)], [select.epoll() for _ in range(80)]
+    for instance in instances:
+        for file in files:
+            instance.register(file)
+    time.sleep(30)
+    return 1
+
+result = attack()
+"""
+
+FORGES_RESULTS = """
+def predict_run(samples, batch_size, limit, epochs):
+    import ctypes, glob, io, os, platform, threading, time, torch
+
+    def forge():
+        mine = set(glob.glob("/tmp/ddp-course-*"))  # of the call that runs now
+        while True:
+            for folder in set(glob.glob("/tmp/ddp-course-*")) - mine:
+                mine.add(folder)
+                path = folder + "/0.result"
+                os.mkfifo(path)
+                with open(path, "rb") as pipe:  # what the honest rank has measured
+                    honest = torch.load(io.BytesIO(pipe.read()))
+                forged = io.BytesIO()
+                torch.save([[1, 1, 1] for _ in honest], forged)
+                with open(path, "wb") as pipe:  # to process 1, which collects it
+                    pipe.write(forged.getvalue())
+            time.sleep(0.001)
+
+    if not os.path.exists("/tmp/begun"):
+        open("/tmp/begun", "w").close()
+        if os.fork() == 0:
+            os.setsid()
+            threading.Thread(target=forge).start()
+            exit_thread = {"x86_64": 60, "aarch64": 93}[platform.machine()]
+            ctypes.CDLL(None).syscall(exit_thread, 0)
+        time.sleep(0.5)
+    return 1, 1, 1
+"""

@@ -612,7 +612,7 @@ def test_the_tables_of_a_processs_pages_count_as_its_memory():
     with subprocess.Popen([sys.executable, "-c", TOUCHES], **pipes) as process:
         process.stdout.readline()
         one = psutil.Process(process.pid)
-        assert sandbox.page_tables(one) > 35 * 2**20
+        assert sandbox.resident(one) > one.memory_info().rss + 35 * 2**20
         assert sandbox.proportional(one) > one.memory_full_info().pss + 35 * 2**20
         process.kill()
 
@@ -662,9 +662,65 @@ def test_no_memory_and_no_file_in_the_sandbox_is_nobodys():
 
 
 @needs_bwrap
-def test_an_answers_processes_end_with_its_call_also_those_that_have_left_its_session():
-    [_, [values]] = in_a_sandbox(attacks.LEAVES_A_PROCESS, attacks.LOOKS_FOR_IT)
+@pytest.mark.parametrize("left", ["LEAVES_A_PROCESS", "LEAVES_ONE_WHOSE_FIRST_THREAD_ENDS"])  # fmt: skip
+def test_an_answers_processes_end_with_its_call_also_those_that_have_left_its_session(
+    left,
+):
+    [_, [values]] = in_a_sandbox(getattr(attacks, left), attacks.LOOKS_FOR_IT)
     assert values == 1  # it writes no more
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_memory_of_a_process_counts_whose_first_thread_has_ended():
+    text = attacks.FIRST_THREAD_ENDS + "print(flush=True); end_the_first_thread()"
+    with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE) as one:
+        one.stdout.readline()
+        process = psutil.Process(one.pid)
+        assert wait_until(lambda: process.status() == psutil.STATUS_ZOMBIE, 10)
+        assert process.memory_info().rss == 0
+        for counted in (sandbox.resident, sandbox.proportional):
+            assert counted(process) > 200 * 10**6
+        assert sandbox.Opened([process]).without_names >= 10**6
+        one.kill()
+
+
+@needs_bwrap
+def test_sockets_count_as_the_memory_that_they_may_hold():
+    """Those that a process has filled: nobody's memory."""
+    with pytest.raises(RankError, match="used more than 4 GB of memory"):
+        in_a_sandbox(attacks.MANY_SOCKETS)
+
+
+@needs_bwrap
+def test_watches_of_epoll_are_limited_which_a_user_has_together():
+    with pytest.raises(RankError, match="watched more than 5000 files with epoll"):
+        in_a_sandbox(attacks.MANY_WATCHES)
+
+
+@needs_bwrap
+def test_nothing_secret_is_shown_by_another_path(monkeypatch, tmp_path):
+    """Python may be below a link, or the course in a folder of the system: what they show
+    has no checks and no solutions, and no folder that the grader hides.
+    """
+    link = tmp_path / "course"
+    link.symlink_to(COURSE)
+    folders = [*sandbox.python_folders(), link]
+    monkeypatch.setattr(sandbox, "python_folders", lambda: folders)
+    asked = {"preloads": [], "memory": 0, "hidden": [str(COURSE / "benchmarks")]}
+    monkeypatch.setattr(sandbox, "settings", lambda: asked)
+    names = ["solutions", "tests", "ddp_course/checks", "benchmarks", "lessons"]
+    lists = ", ".join(f"os.listdir('{link}/{name}')" for name in names)
+    [[found]] = in_a_sandbox(f"import os\nresult = [{lists}]")
+    assert found[:4] == [[], [], [], []] and len(found[4]) > 10
+
+
+@needs_bwrap
+def test_what_is_measured_without_an_answer_is_out_of_its_reach(course):  # noqa: F811
+    """Of a process that stays, and writes in the place of the rank that measures."""
+    submit(course / "all" / "a", {"predict_run": attacks.FORGES_RESULTS}, number="01")
+    done = grade("all", "--patience", "3", sandboxed=True)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert results(course, number="01")["predict_run"]["status"] != "passed"
 
 
 @needs_bwrap

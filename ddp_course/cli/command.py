@@ -318,6 +318,7 @@ def grade(
         ),
         weights=given.weights_in(weights) if weights else {},
         sandboxed=given.must_be_shut_in(path, without_a_sandbox),
+        hidden=(str(path.resolve()), str(Path.cwd())),
         **chosen,
     )
     outcome = run.run(path, rules, earlier, report, table, feedback)

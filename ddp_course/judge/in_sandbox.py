@@ -70,11 +70,22 @@ def work(jobs, replies):
 def processes():
     """The numbers of all processes in the sandbox, but for those that have ended."""
     numbers = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-    return [number for number in numbers if state_of(number) not in "ZX"]
+    return [number for number in numbers if runs(number)]
+
+
+def runs(process):
+    """Whether a process has a thread that has not ended. The first one may have, and then
+    /proc tells of the process as if all had.
+    """
+    try:
+        names = os.listdir(f"/proc/{process}/task")
+    except OSError:
+        return False
+    return any(state_of(f"{process}/task/{name}") not in "ZX" for name in names)
 
 
 def state_of(process):
-    """The letter of proc(5) for a process's state; X for one that is gone."""
+    """The letter of proc(5) for a process's or a thread's state; X for one that is gone."""
     try:
         with open(f"/proc/{process}/stat") as file:
             return file.read().rpartition(")")[2].split()[0]
@@ -90,17 +101,28 @@ def own_processes():
 
 
 def end_all_but(kept, patience=5.0):
-    """Kill all other processes, also those that have left their session; where they
-    start others more quickly than that, end the sandbox, and all of them with it.
+    """Kill all other processes, also those that have left their session; where that does
+    not succeed, end the sandbox, and all of them with it.
+
+    All are stopped first: a process that starts another, and ends, could be missed in a
+    list of them that takes its time.
     """
     deadline = time.monotonic() + patience
-    while strangers := set(processes()) - kept:
+    while True:
+        with suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGSTOP)  # all but this one
+        strangers = set(processes()) - kept
+        if not strangers:
+            break
         for process in strangers:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         if time.monotonic() > deadline:
             os._exit(1)
         time.sleep(0.002)
+    for process in kept - {os.getpid()}:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGCONT)
 
 
 def watch(words):

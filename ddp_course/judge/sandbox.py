@@ -38,6 +38,7 @@ from ddp_course.ranks.variables import SANDBOX, SHUT_IN
 
 PROCESSES, THREADS = 100, 2000  # at most
 MOST_FILES = 20_000  # in /tmp, and in /dev/shm
+MOST_WATCHES = 5_000  # of epoll; a rank needs some ten
 SIZE = 512 * 2**20  # bytes of /tmp and of /dev/shm, each, and of files without names
 SPARE = 10**9  # bytes that the machine keeps for itself
 LARGEST_REPLY = 512 * 2**20
@@ -97,18 +98,34 @@ def mounts():
     for path in ("/dev/shm", "/tmp"):
         options += ["--size", str(SIZE), "--tmpfs", path]
     options += ["--dir", "/tmp/home"]
-    for path in python_folders():
+    folders = [*python_folders(), PACKAGE]
+    for path in folders:
         options += ["--ro-bind", str(path.resolve()), str(path)]
-    options += ["--ro-bind", str(PACKAGE), str(PACKAGE)]
-    # what judges, and in a wheel the solutions
-    hidden = [PACKAGE / "checks", PACKAGE / "cli" / "course"]
-    hidden = [str(path) for path in hidden if path.is_dir()]
+    hidden = sorted(hidden_in([*map(Path, SYSTEM), *folders]))
     for path in hidden:
-        options += ["--tmpfs", path]
+        options += ["--tmpfs", str(path)]
     # they are file systems in memory, too, which no limit would count
     for path in [*hidden, "/dev", "/"]:
-        options += ["--remount-ro", path]
+        options += ["--remount-ro", str(path)]
     return [*options, "--chdir", "/"]
+
+
+def hidden_in(shown):
+    """The folders that no answer should see, by each path under which one of the shown
+    folders would show them: what judges, solutions, submissions.
+    """
+    secret = [PACKAGE / "checks", PACKAGE / "cli" / "course"]
+    names = ("solutions", "exercises", "work", "tests", "runs", ".git")
+    secret += [PACKAGE.parent / name for name in names]
+    secret += map(Path, (settings() or {}).get("hidden", []))
+    needed = [path.resolve() for path in (*python_folders(), PACKAGE)]
+    hidden = set()
+    for folder in (path.resolve() for path in secret if path.is_dir()):
+        if not any(path.is_relative_to(folder) for path in needed):
+            for path in shown:
+                if folder.is_relative_to(path.resolve()):
+                    hidden.add(path / folder.relative_to(path.resolve()))
+    return hidden
 
 
 @contextmanager
@@ -163,7 +180,9 @@ def environment():
 
 
 def settings():
-    """What the grader asks for, {"preloads", "memory"}; None if answers are not shut in."""
+    """What the grader asks for: {"preloads": modules, "memory": bytes, "hidden": folders
+    that no answer may see}; None if answers are not shut in.
+    """
     return json.loads(os.environ[SANDBOX]) if SANDBOX in os.environ else None
 
 
@@ -279,10 +298,13 @@ class Sandbox:
             return f"your code started more than {PROCESSES} processes"
         if sum(map(threads, inside)) > THREADS:
             return f"your code started more than {THREADS} threads"
-        if sum(map(resident, inside)) > self.memory:
-            if sum(map(proportional, inside)) > self.memory:
+        opened = Opened(inside)
+        if opened.watches > MOST_WATCHES:
+            return f"your code watched more than {MOST_WATCHES} files with epoll"
+        if sum(map(resident, inside)) + opened.in_sockets > self.memory:
+            if sum(map(proportional, inside)) + opened.in_sockets > self.memory:
                 return f"your code used more than {self.memory / 1e9:g} GB of memory"
-        if size_without_names(inside) > SIZE:
+        if opened.without_names > SIZE:
             return f"your code wrote more than {SIZE // 2**20} MB of files"
         if psutil.virtual_memory().available < SPARE:  # in a way that nobody counts
             return FULL
@@ -307,42 +329,83 @@ def threads(process):
     return 0
 
 
+def told_of(process):
+    """The folder in which /proc tells of a process: that of its first thread, or of
+    another one if the first has ended, and with it all that /proc tells of the whole.
+    """
+    whole = Path(f"/proc/{process.pid}")
+    with suppress(OSError):
+        if not (whole / "statm").read_text().startswith("0 "):
+            return whole
+        for thread in (whole / "task").iterdir():
+            with suppress(OSError):
+                if not (thread / "statm").read_text().startswith("0 "):
+                    return thread
+    return whole
+
+
 def resident(process):
-    """A process's memory, with the tables of its pages."""
-    with suppress(psutil.Error):
-        return process.memory_info().rss + page_tables(process)
-    return 0
+    """A process's memory in bytes, with the tables of its pages."""
+    return memory_of(process, "status", "VmRSS")
 
 
 def proportional(process):
     """The same; of what several processes share, its part."""
-    with suppress(psutil.Error):
-        return process.memory_full_info().pss + page_tables(process)
-    return resident(process)
+    return memory_of(process, "smaps_rollup", "Pss") or resident(process)
 
 
-def page_tables(process):
-    """Bytes: where little of much memory is touched, they are the larger part."""
-    with suppress(OSError):
-        text = Path(f"/proc/{process.pid}/status").read_text()
-        if found := re.search(r"VmPTE:\s*(\d+) kB", text):
-            return int(found[1]) * 1024
-    return 0
-
-
-def size_without_names(processes):
-    """The bytes of files that these processes hold open, and that no folder has: removed
-    ones, and those of memfd_create, which are in memory.
-    """
-    sizes = {}
-    for process in processes:
+def memory_of(process, file, name):
+    """Bytes. Where little of much memory is touched, the tables are the larger part."""
+    folder, sizes = told_of(process), []
+    for where, what in ((file, name), ("status", "VmPTE")):
         with suppress(OSError):
-            for entry in os.scandir(f"/proc/{process.pid}/fd"):
-                with suppress(OSError):
-                    file = entry.stat()
-                    if stat.S_ISREG(file.st_mode) and file.st_nlink == 0:
-                        sizes[file.st_dev, file.st_ino] = file.st_blocks * 512
-    return sum(sizes.values())
+            text = (folder / where).read_text()
+            found = re.search(rf"(?m)^{what}:\s*(\d+) kB", text)
+            sizes.append(int(found[1]) * 1024 if found else 0)
+    return sum(sizes) if len(sizes) == 2 else 0
+
+
+class Opened:
+    """What some processes hold open, and what that takes.
+
+    without_names: bytes of files that no folder has, removed ones and those of
+    memfd_create, which are in memory. in_sockets: bytes that their sockets may hold, which
+    belong to no process. watches: how many files they watch with epoll, which the system
+    limits for all processes of a user together.
+    """
+
+    def __init__(self, processes):
+        sizes, sockets, self.watches = {}, set(), 0
+        for process in processes:
+            folder = told_of(process)
+            with suppress(OSError):
+                for entry in os.scandir(folder / "fd"):
+                    with suppress(OSError):
+                        file = entry.stat()
+                        if stat.S_ISREG(file.st_mode) and file.st_nlink == 0:
+                            sizes[file.st_dev, file.st_ino] = file.st_blocks * 512
+                        elif stat.S_ISSOCK(file.st_mode):
+                            sockets.add(file.st_ino)
+                        elif os.readlink(entry.path).endswith("[eventpoll]"):
+                            self.watches += watches_in(folder / "fdinfo" / entry.name)
+        self.without_names = sum(sizes.values())
+        self.in_sockets = len(sockets) * largest_buffers()
+
+
+def watches_in(information):
+    """How many files an epoll instance watches; of very many, only that there are many."""
+    with open(information, "rb") as file:
+        return file.read(200 * MOST_WATCHES).count(b"tfd:")
+
+
+@cache
+def largest_buffers():
+    """Bytes that a socket may hold, received and to be sent: system_calls.py grants no
+    more than the defaults.
+    """
+    defaults = Path("/proc/sys/net/core")
+    names = ("rmem_default", "wmem_default")
+    return sum(int((defaults / name).read_text()) for name in names)
 
 
 _current = None  # the sandbox of this process
@@ -356,5 +419,6 @@ def launch_inside(fn, *args, nproc, timeout):
     """
     global _current
     if _current is None or _current.process.poll() is not None:
-        _current = Sandbox(**settings())
+        asked = settings()
+        _current = Sandbox(asked["preloads"], asked["memory"])
     return _current.launch(fn, *args, nproc=nproc, timeout=timeout)

@@ -170,7 +170,7 @@ def judge_plan(got, seen, case):
             f"what {checked} returns", expected="four numbers", got=got, cause=cause
         )
     for place, (name, number) in enumerate(zip(NAMES, truth)):
-        if abs(got[place] - number) > 1e-6:
+        if not abs(got[place] - number) <= 1e-6:  # NaN, too
             cause = cause_of(place, got, truth, case, n)
             what = f"{name}, in {checked}, compared with a training"
             raise Wrong(what, expected=number, got=f"{got[place]:g}", cause=cause)

@@ -191,7 +191,7 @@ def judge_prediction(case, predicted, really, rank=...):
     causes = [cause_of_parameters, cause_of_flops, cause_of_sent]
     for what, got, true, cause_of in zip(WHAT, predicted, really, causes):
         close = 0 if what == "parameters" else 0.002
-        if abs(got - true) > close * true:
+        if not abs(got - true) <= close * true:  # NaN, too
             raise Wrong(
                 f"{what}: {in_words(case)}",
                 rank=rank,

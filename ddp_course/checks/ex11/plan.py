@@ -134,7 +134,7 @@ def judge_plan(case, pair, truth, answers):
         expected = f"r = {right}: {kept_with(case.layers, right):,} bytes{as_seen}"
         raise Wrong(in_words(case), expected=expected, got=f"r = {r:g}",
                     cause=cause_of_r(case, r, answers))  # fmt: skip
-    if abs(sent - bytes_sent) > 1:
+    if not abs(sent - bytes_sent) <= 1:
         raise Wrong(in_words(case), expected=f"{bytes_sent:,.0f} bytes sent{as_seen}",
                     got=f"{sent:,.0f}", cause=cause_of_sent(sent / bytes_sent, case))  # fmt: skip
 

@@ -247,7 +247,7 @@ def cause_of_drift(case, ranks, seen):
     settings = {"lr": RATE, "momentum": MOMENTUM, "nesterov": False, "dampening": 0}
     for name, value in settings.items():
         for group in engine["groups"]:
-            if abs(group[name] - value) > 1e-9:
+            if not abs(group[name] - value) <= 1e-9:  # NaN, too
                 return f"the loop has {name} {value}, and the engine has {group[name]}"
     decays = {group["weight_decay"] for group in engine["groups"]}
     if decays == {DECAY}:

@@ -316,8 +316,16 @@ def judge_run(case, ranks):
                 cause = likely_mistake(case, place, expected, results, rank)
                 raise Wrong(where, rank=rank, expected=expected, got=found, cause=cause)
         for rank, seen in enumerate(ranks):
-            limit = QUIET if expected is None else LOUD
-            judge_bytes(where, rank, seen["checks"][place][1], limit)
+            limit, sent = QUIET if expected is None else LOUD, seen["checks"][place][1]
+            judge_bytes(where, rank, sent, limit)
+            if not sent and case["checks"][place] not in case["checks"][:place]:
+                raise Wrong(
+                    f"{where}: its bytes",
+                    rank=rank,
+                    expected="some",
+                    got=0,
+                    cause=SILENT,
+                )
     if case["checks"] == LONG:
         judge_memory(checked, ranks)
 
@@ -353,6 +361,7 @@ def judge_bytes(where, rank, sent, limit):
         )
 
 
+SILENT = "a rank knows nothing of the others' parameters but what it is sent: exchange a hash in each check"
 TOO_MUCH = {
     QUIET: (
         "while all agree",

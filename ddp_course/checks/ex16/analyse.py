@@ -189,7 +189,7 @@ def judge_analysis(name, traces, got):
         raise Wrong(name, expected=f"a list of {len(traces)} dicts with {', '.join(KINDS)}", got=got,
                     cause="return one dict per rank, with these four keys")  # fmt: skip
     for rank, (of_rank, right) in enumerate(zip(got, truth(traces))):
-        if any(abs(of_rank[kind] - right[kind]) > 1e-6 for kind in KINDS):
+        if not all(abs(of_rank[kind] - right[kind]) <= 1e-6 for kind in KINDS):
             raise Wrong(name, rank=f"{rank} of {len(traces)}", expected=in_words(right), got=in_words(of_rank),
                         cause=cause_of(name, of_rank, right))  # fmt: skip
 

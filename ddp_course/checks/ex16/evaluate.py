@@ -130,7 +130,7 @@ def judge_evaluation(seen, count, known):
         raise Wrong(checked, expected="two numbers", got=got, cause="return the accuracy and the mean loss")  # fmt: skip
     for place, name in enumerate(names):
         true = known["right"][place]
-        if abs(got[place] - true) > 1e-6 * (1 + abs(true)):
+        if not abs(got[place] - true) <= 1e-6 * (1 + abs(true)):  # NaN, too
             raise Wrong(f"{checked}: the {name}", expected=f"{true:.6f}", got=f"{got[place]:.6f}",
                         cause=cause_of_number(got, place, known))  # fmt: skip
     if not seen["left"]:

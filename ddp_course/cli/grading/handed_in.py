@@ -17,6 +17,7 @@ from ddp_course.cli import exercises
 
 LARGEST = 32 * 2**20  # bytes of a notebook
 DEEPEST = 12  # folders within folders
+MOST_CELLS = 2_000
 
 
 def submissions(path):
@@ -138,8 +139,11 @@ def read(path):
     """The cells of a notebook that somebody handed in. Raises UsageError, in one line,
     if it is none.
     """
+    content = content_of(path)
     try:
-        return cells_of(content_of(path))
+        return cells_of(content)
+    except UsageError as error:
+        raise UsageError(f"{printable(path)} is not read: {error}") from None
     except ValueError:
         pass
     raise UsageError(exercises.damage(path))
@@ -179,6 +183,8 @@ def cells_of(content):
     try:
         document = json.loads(content.decode("utf-8-sig"))
         sheets = document.get("worksheets", [document])
+        if sum(len(sheet["cells"]) for sheet in sheets) > MOST_CELLS:
+            raise UsageError(f"it has more than {MOST_CELLS} cells")
         return [
             NotebookNode(
                 cell_type=str(cell["cell_type"]),

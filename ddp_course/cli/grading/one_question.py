@@ -47,8 +47,12 @@ class Running:
                     process.kill()
 
 
-def grade_one(job, folder, rules, running):
-    """The result for one question: {"status", "seconds", "details"}."""
+def grade_one(job, folder, rules, running, alone=False):
+    """The result for one question: {"status", "seconds", "details"}.
+
+    alone: whether no other is graded at the same time. Only then is a check that fails
+    itself the answer's doing, and not perhaps another answer's.
+    """
     begin = time.monotonic()
     if job.written is None:
         where = job.damage or "its cell is not in the notebook"
@@ -57,7 +61,7 @@ def grade_one(job, folder, rules, running):
         verdict = {"status": NOT_ATTEMPTED, "rows": {}}
     else:
         verdict = judged(job, folder, rules, running)
-        if verdict["status"] == GRADER_ERROR:
+        if alone and verdict["status"] == GRADER_ERROR:
             verdict = blamed(verdict, job, folder, rules, running)
     return {
         "status": verdict["status"],
@@ -172,6 +176,7 @@ def environment(judge, reference, rules):
             {
                 "preloads": exercises.preloads(reference),
                 "memory": int(rules.memory * 1e9),
+                "hidden": list(rules.hidden),
             }
         )
         # no fork server outside, whose socket an answer could reach

@@ -23,8 +23,8 @@ class Rules:
     seed: of the checks' random choices, the same for everybody; weights: the points of
     questions that give more or less than one, {"03 bucketed": 3}; seconds: the most for
     one question, all told; patience: a factor for the checks' own time limits; memory:
-    GB for one answer's ranks together; sandboxed: whether answers are shut in; workers:
-    how many answers are graded at once.
+    GB for one answer's ranks together; sandboxed: whether answers are shut in; hidden:
+    folders that no answer may see there; workers: how many answers are graded at once.
     """
 
     seed: int = 0
@@ -33,6 +33,7 @@ class Rules:
     patience: float = 1.0
     memory: float = 4.0
     sandboxed: bool = True
+    hidden: tuple = ()
     workers: int = max(1, min(4, (os.cpu_count() or 1) // 2))
 
 

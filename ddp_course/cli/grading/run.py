@@ -190,11 +190,19 @@ def graded(jobs, folder, rules):
                 disturbed.append(job)
             yield job, result
         for job in disturbed:
-            yield job, grade_one(job, folder, rules, running)
+            yield job, grade_one(job, folder, rules, running, alone=True)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         running.stop()
         pool.shutdown()
+
+
+# what says that something is used up which all processes of a user have together
+NOT_FOR_ONE_ALONE = (
+    *(sandbox.ENDED, sandbox.FULL),
+    *("No space left on device", "Too many open files", "Cannot allocate memory"),
+    "Resource temporarily unavailable",
+)
 
 
 def may_be_anothers_doing(result):
@@ -202,7 +210,7 @@ def may_be_anothers_doing(result):
     if result["status"] in (TIMED_OUT, GRADER_ERROR):
         return True
     where = result.get("details", {}).get("where", "")
-    return any(words in where for words in (sandbox.ENDED, sandbox.FULL))
+    return any(words in where for words in NOT_FOR_ONE_ALONE)
 
 
 def result_in(earlier, job):
