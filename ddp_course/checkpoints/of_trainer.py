@@ -5,10 +5,11 @@ import shutil
 from pathlib import Path
 from zipfile import ZipFile
 
-import torch
 import torch.distributed as dist
 import transformers  # only this line at the top: see lesson08.py
 from safetensors import safe_open
+
+from ddp_course.files import tensors_of
 
 NEEDED = ["trainer_state.json", "optimizer.pt", "scheduler.pt", "*.safetensors"]
 
@@ -74,4 +75,4 @@ def check(path):
             if file.testzip():
                 raise ValueError
         with transformers.trainer_pt_utils.safe_globals():  # as Trainer will do it
-            torch.load(path, map_location="cpu", weights_only=True)
+            tensors_of(path)
