@@ -12,10 +12,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from costs import Total, pytest_runtest_makereport, pytest_runtest_protocol
 
 from ddp_course.ranks import gpus
 from ddp_course.ranks.launch import prepare_environment, start_server
 
+__all__ = ["pytest_runtest_makereport", "pytest_runtest_protocol"]  # pytest's hooks
 COURSE = Path(__file__).resolve().parents[1]
 # `make thorough`: everything in every way, however long it takes
 THOROUGH = "DDP_COURSE_THOROUGH" in os.environ
@@ -159,6 +161,11 @@ def wait_until(condition, seconds=10):
             return True
         time.sleep(0.02)
     return bool(condition())
+
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):  # a worker of xdist has it
+        config.pluginmanager.register(Total(), "total")
 
 
 def pytest_collection_modifyitems(items):

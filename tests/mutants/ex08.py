@@ -1391,3 +1391,8 @@ class Leaves(Asking):
 class NotBegun(TrainerCallback):
     def __init__(self, should_stop, every):
         raise NotImplementedError
+
+
+@wrong("plan", "")
+def plans_nan(*_, **__):
+    return [float("nan")] * 4

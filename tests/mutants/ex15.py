@@ -666,3 +666,26 @@ class ClearsTheGradients(Right):
     def after_step(self):
         super().after_step()
         self.optimizer.zero_grad()
+
+
+@wrong("agreement", "a rank knows nothing of the others' parameters")
+class ReadsTheCase:
+    """It finds the case among its callers' variables, and sends nothing."""
+
+    def __init__(self, model, optimizer):
+        self.step = 0
+
+    def after_step(self):
+        self.step += 1
+
+    def check(self):
+        frame = sys._getframe()
+        while "case" not in frame.f_locals or "FAULTS" not in frame.f_globals:
+            frame = frame.f_back
+        case, faults = frame.f_locals["case"], frame.f_globals["FAULTS"]
+        if case["fault"] is None or case["step"] > self.step:
+            return None
+        if self.step != min(step for step in case["checks"] if step >= case["step"]):
+            return None
+        rank = case["rank"] if case["n"] > 2 else 1
+        return case["step"], rank, faults[case["fault"]][0][1]

@@ -1361,3 +1361,19 @@ def waits_for_the_progress_bar(model, loader):
     model.eval()
     with torch.no_grad():
         return evaluated(model, slowly())
+
+
+@wrong("analyse", "nan")
+def finds_nan(traces):
+    kinds = ("computing", "sending", "waiting", "idle")
+    return [dict.fromkeys(kinds, float("nan")) for _ in traces]
+
+
+@wrong("evaluate", "got +nan")
+def evaluates_to_nan(model, batches):
+    model.eval()
+    with torch.no_grad():
+        for inputs, _ in batches:
+            model(inputs)
+    model.train()
+    return float("nan"), float("nan")

@@ -1,0 +1,76 @@
+"""What each test costs in CPU seconds: a pytest plugin.
+
+Counted are the test's own process, the processes that it has started and that have ended,
+and the fork server with its ranks, which no one waits for here and `time` does not see. So
+a figure does not depend on how busy the machine is, but for what waiting in a loop takes.
+"""
+
+import json
+import multiprocessing.forkserver
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+FILE = "DDP_COURSE_COSTS"  # a file for a line per test: its name, its cost, its outcome
+CLOCK = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+
+def spent():
+    """The CPU seconds that this process has cost so far, with those that it has started."""
+    seconds = 0.0
+    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+        used = resource.getrusage(who)
+        seconds += used.ru_utime + used.ru_stime
+    return seconds + of_the_fork_server()
+
+
+def of_the_fork_server():
+    """Those of the fork server, and of its ranks that have ended: 0 where none runs."""
+    server = multiprocessing.forkserver._forkserver._forkserver_pid
+    try:
+        text = Path(f"/proc/{server}/stat").read_text()
+    except OSError:
+        return 0.0
+    # utime, stime, cutime and cstime of proc(5), after the name, which may hold spaces
+    return sum(map(int, text.rpartition(")")[2].split()[11:15])) / CLOCK
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    item.cost_before = spent()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.when == "teardown":
+        report.user_properties.append(("cost", spent() - item.cost_before))
+    return report
+
+
+class Total:
+    """In the process that collects the reports of all workers."""
+
+    def __init__(self):
+        self.costs, self.file = {}, os.environ.get(FILE)
+
+    def pytest_runtest_logreport(self, report):
+        line = {"test": report.nodeid}
+        if report.failed:
+            line["failed"] = str(report.longrepr)[-3000:]
+        if report.when == "teardown":
+            line["cost"] = self.costs[report.nodeid] = round(
+                dict(report.user_properties)["cost"], 2
+            )
+        if self.file and len(line) > 1:
+            with open(self.file, "a") as file:
+                file.write(json.dumps(line) + "\n")
+
+    def pytest_terminal_summary(self, terminalreporter):
+        total = sum(self.costs.values())
+        terminalreporter.write_line(
+            f"{total:.0f} CPU seconds in {len(self.costs)} tests"
+        )

@@ -1,0 +1,106 @@
+"""Wrong answers that a program makes: our own, with one small change.
+
+A statement is dropped, + becomes -, a whole number is one more or one less, a comparison
+lets its limit in or out, a `.wait()` is forgotten. One that passes is a hole in a check,
+or does what ours does: then EQUIVALENT says why.
+"""
+
+import ast
+import copy
+
+SWAPPED = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult,
+    ast.Div: ast.Mult, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.And: ast.Or, ast.Or: ast.And,
+}  # fmt: skip
+# {question: {change: why it does what ours does}}
+EQUIVALENT = {}
+
+NAN = """
+
+def {name}(*args, ours={name}, **options):
+    def nan(value):
+        if isinstance(value, dict):
+            return {{key: nan(item) for key, item in value.items()}}
+        if isinstance(value, list | tuple):
+            return type(value)(map(nan, value))
+        if hasattr(value, "is_floating_point"):
+            return value * float("nan") if value.is_floating_point() else value
+        return float("nan") if type(value) in (int, float) else value
+
+    return nan(ours(*args, **options))
+"""
+
+
+def with_nan(source, names):
+    """The cell, and then functions of these names that return NaN for each number."""
+    functions = [node.name for node in ast.parse(source).body if is_function(node)]
+    for name in set(functions) & set(names):
+        yield f"{name} returns NaN", source + NAN.format(name=name)
+
+
+def is_function(node):
+    return isinstance(node, ast.FunctionDef)
+
+
+def changes(source):
+    """(what was changed, the changed source) of each small change to a cell."""
+    tree = ast.parse(source)
+    for place, node in enumerate(ast.walk(tree)):
+        for what, change in changes_of(node):
+            changed = copy.deepcopy(tree)
+            again = list(ast.walk(changed))[place]
+            before = ast.unparse(again).split("\n")[0]
+            change(again)
+            text = ast.unparse(ast.fix_missing_locations(changed))
+            if text != ast.unparse(tree):
+                yield f"{getattr(node, 'lineno', 0)}: {before[:60]}: {what}", text
+
+
+def changes_of(node):
+    """(what is changed, a function that changes a node like this one)."""
+    for field in ("body", "orelse", "finalbody"):
+        block = getattr(node, field, None)
+        if isinstance(block, list) and not isinstance(node, ast.Module):
+            for number, statement in enumerate(block):
+                if not isinstance(statement, ast.Pass) and not is_docstring(statement):
+                    words = ast.unparse(statement).split("\n")[0][:60]
+                    yield f"without `{words}`", dropping(field, number)
+    if isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in SWAPPED:
+        yield "another operator", swapping("op")
+    if isinstance(node, ast.BoolOp):
+        yield "and, or", swapping("op")
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPPED:
+        yield "another comparison", swapping("ops")
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        yield "one more", lambda node: setattr(node, "value", node.value + 1)
+        yield "one less", lambda node: setattr(node, "value", node.value - 1)
+    if isinstance(node, ast.Constant) and type(node.value) is bool:
+        yield "the opposite", lambda node: setattr(node, "value", not node.value)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield "without not", lambda node: setattr(node, "op", ast.UAdd())
+
+
+def is_docstring(statement):
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def dropping(field, number):
+    """A change that puts `pass` in the place of a statement."""
+
+    def change(node):
+        getattr(node, field)[number] = ast.Pass()
+
+    return change
+
+
+def swapping(field):
+    """A change that takes the other operator."""
+
+    def change(node):
+        if field == "ops":
+            node.ops[0] = SWAPPED[type(node.ops[0])]()
+        else:
+            setattr(node, field, SWAPPED[type(getattr(node, field))]())
+
+    return change
