@@ -274,7 +274,7 @@ def test_who_has_handed_in_nothing_is_named(course, monkeypatch):  # noqa: F811
     assert list(handed_in.submissions("all/a/exercises")) == ["exercises"]
 
     passed = {"status": "passed", "seconds": 1.0, "details": {}}
-    monkeypatch.setattr(run, "grade_one", lambda *_: passed)
+    monkeypatch.setattr(run, "grade_one", lambda *_, **__: passed)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(course / "summary.md"))
     done = ddp_course("grade", "--without-a-sandbox", "all/a")
     assert done.returncode == 0, done.stderr
@@ -304,7 +304,7 @@ def test_answers_without_cell_ids_are_graded(course, monkeypatch):  # noqa: F811
     monkeypatch.setattr(
         run,
         "grade_one",
-        lambda job, *_: {"status": job.written.cell},
+        lambda job, *_, **__: {"status": job.written.cell},
     )
     *_, report = run.grade(jobs_in("a"), rules.Rules())
     answers = report["submissions"]["a"]["03"]
@@ -467,6 +467,18 @@ def test_what_is_no_file_of_a_notebook_is_told_in_one_line(kind, course):  # noq
     for job in jobs["a"]:
         assert job.written is None and job.damage.startswith(f"all/a/{name} is not ")
         assert "\n" not in job.damage
+
+
+def test_a_notebook_of_thousands_of_cells_is_not_read(course, quick):  # noqa: F811
+    submit(course / "all" / "a", {"bucketed": "right"})
+    [path] = (course / "all" / "a").glob("*.ipynb")
+    notebook = nbformat.read(path, 4)
+    notebook.cells += [nbformat.v4.new_code_cell("1") for _ in range(2000)]
+    nbformat.write(notebook, path)
+    [job, *_] = jobs_in("all")["a"]
+    assert "a is not read: it has more than 2000 cells" in job.damage.replace(
+        path.name, "a"
+    )
 
 
 def test_the_answers_that_are_graded_at_once_fit_into_the_machine(
@@ -639,7 +651,7 @@ def test_what_others_may_have_caused_gets_another_try_alone(course, monkeypatch)
     submit(course / "all" / "a", {"bucketed": "mine = 1"})
     begin, asked = {"details": {"where": f"... {sandbox.FULL}"}}, []
 
-    def grade_one(job, *_):
+    def grade_one(job, *_, **__):
         asked.append(job.task.name)
         again = asked.count(job.task.name) > 1
         return {"status": "passed"} if again else {"status": "your code raised"} | begin
@@ -650,6 +662,27 @@ def test_what_others_may_have_caused_gets_another_try_alone(course, monkeypatch)
         "passed"
     }
     assert sorted(asked) == sorted(2 * QUESTIONS)
+
+
+def test_a_check_that_fails_itself_beside_others_gets_another_try_before_anyone_is_blamed(
+    course,  # noqa: F811
+    monkeypatch,
+):
+    """Another answer may have taken what its process needed."""
+    submit(course / "all" / "a", {"bucketed": "mine = 1", "overlapped": "mine = 1"})
+    asked = []
+
+    def judged(job, *_):
+        asked.append(job.task.name)
+        again = asked.count(job.task.name) > 1
+        passes = again and job.task.name == "bucketed"
+        return {"status": "passed" if passes else "the grader's own error", "rows": {}}
+
+    monkeypatch.setattr(one_question, "judged", judged)
+    *_, report = run.grade(jobs_in("all"), rules.Rules(workers=1))
+    found = report["submissions"]["a"]["03"]
+    assert found["bucketed"]["status"] == "passed"
+    assert found["overlapped"]["status"] == "the grader's own error"  # ours fails, too
 
 
 @needs_bwrap
@@ -769,7 +802,7 @@ def quick(monkeypatch):
     """
     asked = []
 
-    def grade_one(job, _folder, rules, _running):
+    def grade_one(job, _folder, rules, _running, **_):
         asked.append((job.submission, job.task.name, rules.seed))
         passed = job.written and "right" in job.written.cell
         rows = {} if passed else {"likely cause": "a <b> | c", "got": "x\ny"}
