@@ -261,7 +261,7 @@ def attack():
     for _ in range(20):
         seen.add(pathlib.Path("/tmp/alive").read_text())
         time.sleep(0.02)
-    return len(seen)
+    return len(seen), len([name for name in os.listdir("/proc") if name.isdecimal()])
 
 result = attack()
 """

@@ -699,8 +699,10 @@ def test_no_memory_and_no_file_in_the_sandbox_is_nobodys():
 def test_an_answers_processes_end_with_its_call_also_those_that_have_left_its_session(
     left,
 ):
-    [_, [values]] = in_a_sandbox(getattr(attacks, left), attacks.LOOKS_FOR_IT)
+    [_, [found]] = in_a_sandbox(getattr(attacks, left), attacks.LOOKS_FOR_IT)
+    values, processes = found
     assert values == 1  # it writes no more
+    assert processes == 4  # the first one, multiprocessing's two, and this rank
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
