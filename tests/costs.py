@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 
 FILE = "DDP_COURSE_COSTS"  # a file for a line per test: its name, its cost, its outcome
+# of one test, but for those that are marked as dear, and without what it shares with others
+MOST = 15 if "DDP_COURSE_THOROUGH" not in os.environ else float("inf")
+CURE = "make it cheaper, or name it in tests/dear.txt, if `make test` can do without it"
 CLOCK = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
@@ -39,15 +42,27 @@ def of_the_fork_server():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    item.cost_before = spent()
+    item.costs = {"before": spent()}
     return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
+    item.costs[report.when] = spent()
+    if (
+        report.when == "call"
+        and report.passed
+        and item.get_closest_marker("dear") is None
+    ):
+        own = item.costs["call"] - item.costs["setup"]
+        if own > MOST:
+            report.outcome = "failed"
+            report.longrepr = (
+                f"it takes {own:.0f} CPU seconds, of {MOST} at most: {CURE}"
+            )
     if report.when == "teardown":
-        report.user_properties.append(("cost", spent() - item.cost_before))
+        report.user_properties.append(("cost", spent() - item.costs["before"]))
     return report
 
 

@@ -1,4 +1,4 @@
-"""A GPT as the layers of a pipeline, and stages that only sleep, to see schedules."""
+"""A pipeline's schedule, when each stage does what, and how long the stages wait."""
 
 
 def bubble(stages, micro_batches):

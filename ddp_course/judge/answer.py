@@ -1,4 +1,4 @@
-"""How an answer is judged: on real ranks, in bounded time, with a verdict in words.
+"""An answer on its way to the ranks, and what they observe of it on its way home.
 
 The learner's code never runs in the judging process. It is sent to the ranks; what they
 observe comes back as plain numbers and is compared here. An answer that exits, hangs or

@@ -1,4 +1,4 @@
-"""What the errors and the timeouts of answers usually mean."""
+"""What the errors and the timeouts of answers usually mean, in a learner's words."""
 
 import re
 

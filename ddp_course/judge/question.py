@@ -1,4 +1,6 @@
-"""A question of an exercise: called with the learner's answer, it shows a verdict."""
+"""A question of an exercise: called with the learner's answer, it judges that on real
+ranks, in bounded time, and shows a verdict in words.
+"""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""What may come home from a rank: plain values."""
+"""What may come home from a rank: plain values, and no code."""
 
 import numpy as np
 import torch

@@ -1,4 +1,6 @@
-"""A verdict on an answer, in words."""
+"""A verdict on an answer, in words: what was tried, on which rank, what came of it, and the
+likely cause.
+"""
 
 import os
 import textwrap

@@ -1,4 +1,4 @@
-"""The networks that the lessons train."""
+"""The small networks that the lessons train on images."""
 
 import torch
 from torch import nn

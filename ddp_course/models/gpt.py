@@ -1,4 +1,4 @@
-"""A GPT and its parts."""
+"""A GPT and its parts: attention, blocks, a head with its loss."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""What is graded: one answer each."""
+"""What is graded: one answer to one question, of one submission."""
 
 import hashlib
 from typing import NamedTuple

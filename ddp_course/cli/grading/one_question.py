@@ -1,4 +1,6 @@
-"""One answer is judged in a process of its own, and nothing of it is left."""
+"""One answer's verdict: from a notebook that pytest's nbval runs in a process of its own,
+of which nothing is left.
+"""
 
 import json
 import os

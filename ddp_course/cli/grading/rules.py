@@ -1,4 +1,4 @@
-"""How a grading is done."""
+"""How a grading is done: its limits, the points, and whether answers are shut in."""
 
 import math
 import os
