@@ -173,6 +173,23 @@ def analyse(traces):
 """
 
 
+def test_where_no_rank_has_begun_the_machine_is_too_busy_and_the_answer_not_wrong(
+    monkeypatch,
+):
+    tries = []
+    once = answers.Answer._once
+    monkeypatch.setattr(
+        answers.Answer, "_once", lambda *a, **k: (tries.append(1), once(*a, **k))[1]
+    )
+    # such ranks import torch, for seconds, and get half of one
+    monkeypatch.setenv("DDP_COURSE_START_METHOD", "spawn")
+    monkeypatch.setenv("DDP_COURSE_PATIENCE", "0.02")
+    verdict = ex03.check_average_gradients.judge(lambda module: None)
+    assert verdict.status == "the grader's own error" and len(tries) == 2
+    assert "this machine is too busy" in str(verdict)
+    assert "likely cause" not in str(verdict) and "for a hint" not in str(verdict)
+
+
 def test_an_answer_that_sends_code_home_runs_nothing_there():
     before = verdicts.Verdict
     verdict = ex03.check_average_gradients.judge(

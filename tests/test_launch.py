@@ -17,7 +17,7 @@ import textwrap
 import threading
 import time
 import weakref
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 
 import psutil
 import pytest
@@ -33,6 +33,7 @@ from ddp_course.ranks.launch import (
     RankError,
     RankTimeout,
     launch,
+    launch_untrusted,
     rank_environment,
     start_server,
 )
@@ -919,3 +920,41 @@ def test_parameters_that_become_nan_are_noted_with_step_and_rank(capsys):
     assert capsys.readouterr().out == said
     launch(one_step, False)
     assert capsys.readouterr().out == ""
+
+
+# ---- a machine that is busy ----
+
+
+def compute(seconds):
+    """Use so many seconds of the first CPU, which others use, too."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    while time.process_time() < seconds:
+        pass
+    return 1
+
+
+@contextmanager
+def others_on_the_first_cpu(count):
+    first = min(os.sched_getaffinity(0))
+    pin = f"import os; os.sched_setaffinity(0, {{{first}}})\nwhile True: pass"
+    others = [subprocess.Popen([sys.executable, "-c", pin]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_where_others_have_the_cpu_their_time_does_not_count_for_an_answer():
+    """A fifth of the time is enough for it alone; with eight others, it takes nine times as
+    long. A rank that waits for nothing but time gets no more of it.
+    """
+    launch_untrusted(int)
+    with others_on_the_first_cpu(8):
+        assert launch_untrusted(compute, 0.4, timeout=2) == [1]
+        begin = time.monotonic()
+        with pytest.raises(RankTimeout):
+            launch_untrusted(time.sleep, 60, timeout=2)
+        assert time.monotonic() - begin < 5

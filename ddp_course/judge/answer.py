@@ -22,13 +22,18 @@ import torch
 from ddp_course.judge import sandbox
 from ddp_course.judge.cells import run_everything, run_what_defines
 from ddp_course.judge.cleaning import remove
+from ddp_course.judge.known_errors import none_has_begun
 from ddp_course.judge.values import plain
-from ddp_course.ranks.launch import RankError, launch_untrusted
+from ddp_course.ranks.launch import RankError, RankTimeout, launch_untrusted
 from ddp_course.ranks.variables import PATIENCE
 
 
 class CannotBeSent(Exception):
     """An answer that cannot be sent to the ranks, such as one with an open file."""
+
+
+class TooBusy(Exception):
+    """The machine is: no rank has begun with the answer, which nobody can judge then."""
 
 
 class Answer:
@@ -88,6 +93,16 @@ class Answer:
         return self.apart(sizes_in, str(folder))
 
     def _launch(self, *call, nproc, timeout):
+        """Launch ranks; once more, where none of them came so far as to begin."""
+        for _ in range(2):
+            try:
+                return self._once(*call, nproc=nproc, timeout=timeout)
+            except RankTimeout as late:
+                if not none_has_begun(str(late)):
+                    raise
+        raise TooBusy
+
+    def _once(self, *call, nproc, timeout):
         timeout *= float(os.environ.get(PATIENCE, 1))
         if sandbox.settings():
             try:

@@ -24,12 +24,19 @@ def where_they_were(story):
     )
 
 
+def none_has_begun(where):
+    """Whether at a timeout all ranks were still starting."""
+    places = re.findall(PLACES, where)
+    return bool(places) and all(place == "was still starting" for place in places)
+
+
+PLACES = r"(?m)^\s*rank \d+ (.*)"
 FINISHED = "had done its part, and waited for the others"
 
 
 def cause_of_waiting(where):
     """The likely cause of a timeout, from where each rank was."""
-    places = re.findall(r"(?m)^\s*rank \d+ (.*)", where)
+    places = re.findall(PLACES, where)
     if places and all(re.search(r"\bsend\(", place) for place in places):
         return "all ranks send, and nobody receives: isend only begins to send; receive, and then wait for it"
     if places and all(re.search(r"\brecv\(", place) for place in places):

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from ddp_course.judge import progress
-from ddp_course.judge.answer import Answer, CannotBeSent
+from ddp_course.judge.answer import Answer, CannotBeSent, TooBusy
 from ddp_course.judge.known_errors import (
     KNOWN_ERRORS,
     cause_of_waiting,
@@ -36,6 +36,12 @@ from ddp_course.ranks.launch import RankError, RankTimeout
 from ddp_course.ranks.variables import SEED, VERDICT
 
 MOST_TEXT = 10_000  # characters of a row that a grader keeps
+
+
+TOO_BUSY = (
+    "twice, no rank had begun with your answer when its time was over: this machine is too "
+    "busy. Close other programs, and check again"
+)
 
 
 class Question:
@@ -94,6 +100,8 @@ class Question:
             for text, cause in KNOWN_ERRORS.items():
                 if text in error.message:
                     rows["likely cause"] = cause
+        except TooBusy:
+            status, rows = GRADER_ERROR, {"where": TOO_BUSY}
         except CannotBeSent as error:
             status, rows = RAISED, {"where": str(error)}
         except Exception:

@@ -73,6 +73,7 @@ __all__ = [
 LIVE_AFTER = 3.0
 # seconds that the other ranks get, after one has failed, to report their own errors
 GRACE = 0.3
+LONGEST = 4  # times the timeout of launch_untrusted: its end on a machine that is busy
 # Starting a process asks after all children of this one, those of other threads, too. An
 # exit code can be read only once: if two threads ask at the same moment, one of them
 # gets 255 (multiprocessing.process._cleanup, popen_forkserver.Popen.poll).
@@ -117,7 +118,9 @@ def launch_untrusted(fn, *args, nproc=1, timeout=60):
     """launch() for untrusted code: nothing that the ranks leave is ever run or
     unpickled here.
 
-    Its ranks see no GPU, so that an answer is judged alike on all machines. fn returns
+    The time does not count in which other programs have the CPU, up to LONGEST times the
+    timeout in all: how a rank ends shall not depend on what else this machine does. Its
+    ranks see no GPU, so that an answer is judged alike on all machines. fn returns
     tensors, numbers, texts, None, and lists, tuples and dicts of these.
     Raises RankError for any other value, too. No file that a rank writes, and nothing
     that it prints, may be larger than in_each_rank.LARGEST_FILE.
@@ -291,9 +294,16 @@ class _Run:
         at the timeout.
         """
         begin = time.monotonic()
-        deadline = begin + self.timeout
+        deadline, failed = begin + self.timeout, False
         running = {process.sentinel: process for process in self.processes}
-        while running and (now := time.monotonic()) < deadline:
+        while running:
+            now = time.monotonic()
+            if self.plain and now >= deadline and not failed:
+                lost = max(map(waited_for_a_cpu, running.values()))
+                lost = min(lost, (LONGEST - 1) * self.timeout)
+                deadline = max(deadline, begin + self.timeout + lost)
+            if now >= deadline:
+                break
             live = now >= begin + LIVE_AFTER
             patience = 0.2 if live else begin + LIVE_AFTER - now
             patience = min(patience, deadline - now)
@@ -304,7 +314,7 @@ class _Run:
                 with _ASKING:
                     process.join()
                 if process.exitcode != 0:
-                    deadline = min(deadline, time.monotonic() + GRACE)
+                    deadline, failed = min(deadline, time.monotonic() + GRACE), True
             if live:
                 self.output.show()
 
@@ -359,6 +369,18 @@ class _Run:
             b"in rank_main" in endings.read(stack) for stack in stacks
         ):
             time.sleep(0.01)
+
+
+def waited_for_a_cpu(process):
+    """For how many seconds a thread of this process has been ready, and had no CPU.
+
+    As Linux counts it, see its documentation of schedstat; 0.0 on other systems.
+    """
+    longest = 0
+    for file in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
+        with suppress(OSError, ValueError, IndexError):
+            longest = max(longest, int(file.read_text().split()[1]))
+    return longest / 1e9
 
 
 def _kill(process):

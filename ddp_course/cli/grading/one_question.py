@@ -18,6 +18,7 @@ import nbformat
 from ddp_course.cli import exercises
 from ddp_course.cli.grading import reports
 from ddp_course.judge.cleaning import end_those_in, remove
+from ddp_course.judge.question import TOO_BUSY
 from ddp_course.judge.verdict import (
     GRADER_ERROR,
     NOT_ATTEMPTED,
@@ -63,7 +64,8 @@ def grade_one(job, folder, rules, running, alone=False):
         verdict = {"status": NOT_ATTEMPTED, "rows": {}}
     else:
         verdict = judged(job, folder, rules, running)
-        if alone and verdict["status"] == GRADER_ERROR:
+        busy = verdict["rows"].get("where") == TOO_BUSY
+        if alone and verdict["status"] == GRADER_ERROR and not busy:
             verdict = blamed(verdict, job, folder, rules, running)
     return {
         "status": verdict["status"],
