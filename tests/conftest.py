@@ -12,12 +12,21 @@ from pathlib import Path
 
 import psutil
 import pytest
-from costs import Total, pytest_runtest_makereport, pytest_runtest_protocol
+from costs import (
+    Total,
+    pytest_runtest_makereport,
+    pytest_runtest_protocol,
+    pytest_sessionfinish,
+)
 
 from ddp_course.ranks import gpus
 from ddp_course.ranks.launch import prepare_environment, start_server
 
-__all__ = ["pytest_runtest_makereport", "pytest_runtest_protocol"]  # pytest's hooks
+__all__ = [  # pytest's hooks
+    "pytest_runtest_makereport",
+    "pytest_runtest_protocol",
+    "pytest_sessionfinish",
+]
 COURSE = Path(__file__).resolve().parents[1]
 # `make thorough`: everything in every way, however long it takes
 THOROUGH = "DDP_COURSE_THOROUGH" in os.environ

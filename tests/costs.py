@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+BUDGET = 720  # of `make test`, in all
 FILE = "DDP_COURSE_COSTS"  # a file for a line per test: its name, its cost, its outcome
 # of one test, but for those that are marked as dear, and without what it shares with others
 MOST = 15 if "DDP_COURSE_THOROUGH" not in os.environ else float("inf")
@@ -66,26 +67,35 @@ def pytest_runtest_makereport(item, call):
     return report
 
 
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):  # this is a worker of xdist
+        session.config.workeroutput["cost"] = spent()
+
+
 class Total:
     """In the process that collects the reports of all workers."""
 
     def __init__(self):
-        self.costs, self.file = {}, os.environ.get(FILE)
+        self.costs, self.of_workers, self.file = {}, 0.0, os.environ.get(FILE)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node):
+        self.of_workers += getattr(node, "workeroutput", {}).get("cost", 0.0)
 
     def pytest_runtest_logreport(self, report):
         line = {"test": report.nodeid}
         if report.failed:
             line["failed"] = str(report.longrepr)[-3000:]
         if report.when == "teardown":
-            line["cost"] = self.costs[report.nodeid] = round(
-                dict(report.user_properties)["cost"], 2
-            )
+            cost = round(dict(report.user_properties)["cost"], 2)
+            line["cost"] = self.costs[report.nodeid] = cost
         if self.file and len(line) > 1:
             with open(self.file, "a") as file:
                 file.write(json.dumps(line) + "\n")
 
     def pytest_terminal_summary(self, terminalreporter):
-        total = sum(self.costs.values())
-        terminalreporter.write_line(
-            f"{total:.0f} CPU seconds in {len(self.costs)} tests"
+        tests, whole = sum(self.costs.values()), spent() + self.of_workers
+        line = (
+            f"{whole:.0f} CPU seconds, {tests:.0f} of them in {len(self.costs)} tests"
         )
+        terminalreporter.write_line(f"{line}; make test is to take {BUDGET} at most")

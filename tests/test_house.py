@@ -202,3 +202,13 @@ def test_no_program_patches_a_library(name):
     assert "accelerate.utils.x" in list(patched(text + planted))
     planted = "\nimport sys\nsys.modules['bitsandbytes'] = None\n"
     assert "sys.modules['bitsandbytes']" in list(patched(text + planted))
+
+
+def test_the_dear_tests_are_there():
+    """A name that no test has any more would leave a dear one in `make test`."""
+    lines = (COURSE / "tests" / "dear.txt").read_text().splitlines()
+    names = [line for line in lines if not line.startswith("#")]
+    assert names == sorted(set(names))
+    for name in names:
+        file, _, function = name.partition("[")[0].partition("::")
+        assert f"def {function}(" in (COURSE / file).read_text(), name
