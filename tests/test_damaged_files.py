@@ -394,6 +394,16 @@ def test_ten_thousand_damaged_files(part, tmp_path):
             raise
 
 
+def test_a_part_of_the_tokens_without_a_file_is_refused_in_one_line(tmp_path):
+    subject = Tokens()
+    subject.make(tmp_path)
+    [path] = tmp_path.rglob(shards.MANIFEST)
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {"validation": {}}))
+    with pytest.raises(UsageError, match="is damaged: write it again"):
+        subject.read(tmp_path)
+
+
 def test_the_canary_sings_where_code_runs(tmp_path, monkeypatch):
     """The damages do harm, if a program lets them."""
     monkeypatch.setattr(torch, "load", partial(torch.load, weights_only=False))

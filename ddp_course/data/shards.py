@@ -105,6 +105,8 @@ def read_tokens(folder):
         vocabulary = manifest["vocabulary"]
         if any(path.parent != folder for each in files for path in each):
             raise ValueError
+        if not all(files):  # no file of a part
+            raise ValueError
         check_alike(list(files[0].values()) + list(files[1].values()), [0])
     except (Unusable, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UsageError(f"{folder / MANIFEST} is damaged: write it again") from None
