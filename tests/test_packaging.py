@@ -108,7 +108,7 @@ def test_make_conda_and_ci_install_with_the_same_constraints():
     commands = [
         step["run"] for step in workflow["jobs"]["test"]["steps"] if "run" in step
     ]
-    assert commands[1:] == ["make engines", "make test"]
+    assert commands[1:] == ["make engines", "make test", "make rest"]
     assert (COURSE / ".ci/run").read_text().splitlines()[-1] == "make test"
 
 
