@@ -94,7 +94,10 @@ class Total:
                 file.write(json.dumps(line) + "\n")
 
     def pytest_terminal_summary(self, terminalreporter):
-        tests, whole = sum(self.costs.values()), spent() + self.of_workers
+        tests, whole = sum(self.costs.values()), spent()
+        if self.of_workers:  # they have been waited for, and would count twice
+            used = resource.getrusage(resource.RUSAGE_SELF)
+            whole = self.of_workers + used.ru_utime + used.ru_stime
         line = (
             f"{whole:.0f} CPU seconds, {tests:.0f} of them in {len(self.costs)} tests"
         )
