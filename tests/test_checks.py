@@ -12,6 +12,7 @@ import pkgutil
 import re
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import mutants
@@ -21,7 +22,7 @@ import torch
 from conftest import COURSE, THOROUGH
 
 from ddp_course import checks
-from ddp_course.checks import ex03, ex16
+from ddp_course.checks import ex03, ex16, functions
 from ddp_course.checks.ex16 import analyse
 from ddp_course.judge import answer as answers
 from ddp_course.judge import hints
@@ -171,6 +172,52 @@ def analyse(traces):
     from ddp_course.checks.ex16.analyse import truth
     return truth(traces)
 """
+
+
+@pytest.mark.parametrize(
+    "got, expected, scale, same",
+    [
+        (2, 2, 0, True),
+        (2.0, 2, 0, False),  # a fraction is no rank
+        (True, 1, 0, False),
+        ("2", 2, 0, False),
+        (None, 2, 0, False),
+        (1.0000001, 1.0, 0, True),
+        (1.00001, 1.0, 0, False),
+        (1, 1.0, 0, True),
+        (True, 1.0, 0, False),
+        (1e-10, 0.0, 0, False),
+        (1e-10, 0.0, 1e-3, True),  # nothing, beside numbers of a thousandth
+        (float("nan"), 1.0, 1, False),
+        (float("inf"), 1.0, 1, False),
+        ([1, 2], [1, 2], 0, True),
+        ([1, 2, 3], [1, 2], 0, False),
+        ([1, 2.0], [1, 2], 0, False),
+        (3, [1, 2], 0, False),
+    ],
+)
+def test_values_agree_if_they_are_the_same_and_of_the_same_type(
+    got, expected, scale, same
+):
+    assert functions.agree(got, expected, scale) == same
+
+
+def test_of_several_mistakes_the_first_that_explains_all_results_is_told():
+    cases = [(1, 2), (0, 0), (3, 3)]
+    right = lambda a, b: a + b  # noqa: E731
+    seen = [right(*case) + 1 for case in cases]
+    explains = partial(functions.explains, right=right, cases=cases, seen=seen)
+    assert explains(lambda a, b: a + b + 1, scale=lambda case: 0)
+    assert not explains(lambda a, b: a * b + 2, scale=lambda case: 0)
+    assert explains(lambda a, b: a + b + b // b, scale=lambda case: 0)  # where it gives
+    right = [
+        functions.as_plain(np.int64(3)),
+        functions.as_plain((torch.tensor(2), 1.5)),
+    ]
+    assert repr(right) == "[3, [2, 1.5]]"
+    assert not functions.explains(
+        lambda a, b: a + b, lambda a, b: a + b, cases, [3, 0, 6], lambda case: 0
+    )  # what is right is no mistake
 
 
 def test_where_no_rank_has_begun_the_machine_is_too_busy_and_the_answer_not_wrong(
