@@ -14,7 +14,19 @@ SWAPPED = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip
 # {question: {change: why it does what ours does}}
-EQUIVALENT = {}
+EQUIVALENT = {
+    "02 broadcast": {
+        "5: have < n: another comparison": "in one more round, nobody has anyone to send to",
+    },
+    "03 overlapped": {
+        "21: self.backwards[parameter] += 1: another operator": "multiples of `every` are "
+        "multiples below 0, too",
+    },
+    "03 bucketed": {
+        "13: 0: one less": "the first parameter opens the first bucket, as with 0",
+        "15: 0: one more": "gradients have four bytes per number: no bucket has one left",
+    },
+}
 
 NAN = """
 
@@ -34,13 +46,19 @@ def {name}(*args, ours={name}, **options):
 
 def with_nan(source, names):
     """The cell, and then functions of these names that return NaN for each number."""
-    functions = [node.name for node in ast.parse(source).body if is_function(node)]
-    for name in set(functions) & set(names):
+    functions = [node for node in ast.parse(source).body if is_function(node)]
+    returning = {node.name for node in functions if returns_something(node)}
+    for name in sorted(returning & set(names)):
         yield f"{name} returns NaN", source + NAN.format(name=name)
 
 
 def is_function(node):
     return isinstance(node, ast.FunctionDef)
+
+
+def returns_something(function):
+    nodes = ast.walk(function)
+    return any(isinstance(node, ast.Return) and node.value for node in nodes)
 
 
 def changes(source):
