@@ -615,7 +615,8 @@ def test_under_torchrun_the_ranks_say_who_did_not_come(fault, workplace, tmp_pat
     assert done.returncode != 0
     lines = [line for line in done.stderr.splitlines() if line.startswith("waits.py: ")]
     assert len(lines) == 1, done.stderr
-    assert lines[0].startswith(f"waits.py: {ABSENT[fault]}")
+    said = lines[0].replace("within its timeout", "within 3 s")  # where gloo tells none
+    assert said.startswith(f"waits.py: {ABSENT[fault]}")
     assert re.search(IN_BACKWARD, lines[0])
     assert "Traceback" not in done.stderr.partition("waits.py: ")[0]
 

@@ -77,7 +77,8 @@ def compare_notes(error, in_vain):
     step, place = f"step {_steps[0] + 1}", f"rank {rank} has waited in {places[rank]}"
     if not waited:
         return f"rank {missing[0]} has left before {step}: {place}" if missing else None
-    limit = seconds(re.search(r"(\d+)\s?ms", str(error))[1])
+    told = re.search(r"(\d+)\s?ms", str(error))  # gloo does not always tell
+    limit = seconds(told[1]) if told else "its timeout"
     if missing:
         who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {missing}"
         if any(map(is_stopped, filter(None, map(process_of, missing)))):
@@ -85,8 +86,8 @@ def compare_notes(error, in_vain):
         return f"{who} did not come to {step} within {limit}: {place}"
     if len(set(places.values())) == 1:
         return f"a rank came to {step} later than within {limit}: {place}"
-    told = "; ".join(f"rank {other} in {line}" for other, line in places.items())
-    return f"the ranks wait for each other, in different places: {told}"
+    each = "; ".join(f"rank {other} in {line}" for other, line in places.items())
+    return f"the ranks wait for each other, in different places: {each}"
 
 
 def place_of(error):
