@@ -2,6 +2,7 @@
 another from being graded.
 """
 
+import dataclasses
 import json
 import os
 import platform
@@ -501,6 +502,19 @@ def test_the_answers_that_are_graded_at_once_fit_into_the_machine(
     done = ddp_course("grade", "--without-a-sandbox", "all", "-j", "8")
     assert "grading 3 at once: 8 with 4 GB each are more than" in done.stderr
     assert used[0].workers == 3
+    everything = (str(course / "all"), str(course))
+    assert used[0].hidden == everything
+    given = one_question.environment(
+        course, exercises.notebooks("solutions")["03"], used[0]
+    )
+    assert (
+        "DDP_COURSE_SANDBOX" not in given
+    )  # which --without-a-sandbox does not ask for
+    shut_in = dataclasses.replace(used[0], sandboxed=True)
+    given = one_question.environment(
+        course, exercises.notebooks("solutions")["03"], shut_in
+    )
+    assert json.loads(given["DDP_COURSE_SANDBOX"])["hidden"] == list(everything)
 
 
 def test_links_to_folders_are_left_out_and_odd_names_do_no_harm(course, capsys):  # noqa: F811
@@ -741,8 +755,14 @@ def test_nothing_secret_is_shown_by_another_path(monkeypatch, tmp_path):
     link.symlink_to(COURSE)
     folders = [*sandbox.python_folders(), link]
     monkeypatch.setattr(sandbox, "python_folders", lambda: folders)
-    asked = {"preloads": [], "memory": 0, "hidden": [str(COURSE / "benchmarks")]}
+    asked = {
+        "preloads": [],
+        "memory": 0,
+        "hidden": [str(COURSE / "benchmarks"), "/usr", "/"],
+    }
     monkeypatch.setattr(sandbox, "settings", lambda: asked)
+    # where somebody grades in a folder that Python needs
+    assert Path("/usr") not in sandbox.hidden_in([Path("/usr")])
     names = ["solutions", "tests", "ddp_course/checks", "benchmarks", "lessons"]
     lists = ", ".join(f"os.listdir('{link}/{name}')" for name in names)
     [[found]] = in_a_sandbox(f"import os\nresult = [{lists}]")

@@ -296,32 +296,31 @@ def grade(
     """Grade submissions: only their answers count. Exit code 0: all passed; 1: not all;
     2: could not grade.
     """
-    from ddp_course.cli.grading import rules as given
-    from ddp_course.cli.grading import run
+    from ddp_course.cli.grading import rules, run
 
     for file in (report, table):
         if file and not file.parent.is_dir():
             raise UsageError(f"there is no folder {file.parent} for {file.name}")
     earlier = run.report_in(report) if resume else {}
-    wish = workers or given.Rules.workers
-    fitting = given.workers_that_fit(wish, memory)
+    wish = workers or rules.Rules.workers
+    fitting = rules.workers_that_fit(wish, memory)
     if workers and fitting < workers:
         limit = f"{workers} with {memory:g} GB each are more than this machine has"
         print(f"grading {fitting} at once: {limit}", file=sys.stderr)
     chosen = {"seconds": seconds, "patience": patience, "memory": memory}
     chosen["workers"] = fitting
-    rules = given.Rules(
+    how = rules.Rules(
         seed=next(
             each
-            for each in (seed, earlier.get("seed"), given.new_seed())
+            for each in (seed, earlier.get("seed"), rules.new_seed())
             if each is not None
         ),
-        weights=given.weights_in(weights) if weights else {},
-        sandboxed=given.must_be_shut_in(path, without_a_sandbox),
+        weights=rules.weights_in(weights) if weights else {},
+        sandboxed=rules.must_be_shut_in(path, without_a_sandbox),
         hidden=(str(path.resolve()), str(Path.cwd())),
         **chosen,
     )
-    outcome = run.run(path, rules, earlier, report, table, feedback)
+    outcome = run.run(path, how, earlier, report, table, feedback)
     raise typer.Exit(run.exit_code(outcome, attempted))
 
 

@@ -119,7 +119,9 @@ def hidden_in(shown):
     names = ("solutions", "exercises", "work", "tests", "runs", ".git")
     secret += [PACKAGE.parent / name for name in names]
     secret += map(Path, (settings() or {}).get("hidden", []))
-    needed = [path.resolve() for path in (*python_folders(), PACKAGE)]
+    python = Path(os.__file__).parent  # in /usr, perhaps
+    needed = [*python_folders(), PACKAGE, python, *map(Path, SYSTEM)]
+    needed = [path.resolve() for path in needed]
     hidden = set()
     for folder in (path.resolve() for path in secret if path.is_dir()):
         if not any(path.is_relative_to(folder) for path in needed):
