@@ -2,18 +2,18 @@
 it gives is compared with what the right function gives, and each likely mistake.
 """
 
-import math
 import random
 from contextlib import suppress
 
+from ddp_course.checks.claims import agree
 from ddp_course.judge.answer import trying
 from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 
+DIGITS = 6  # to which floats must agree
 
-def check_function(
-    answer, draw, name, cases, right, mistakes, otherwise, place=0, scale=lambda case: 0
-):
+
+def check_function(answer, draw, name, cases, right, mistakes, otherwise, place=0, scale=lambda case: 0):
     """Raise Wrong unless the answer's function gives what `right` gives in all cases.
 
     cases: tuples or dicts of arguments. mistakes: {cause: function}; told is the first
@@ -26,16 +26,12 @@ def check_function(
     [seen] = answer.on_ranks(results_of, place, name, cases, seed)
     for case, got in zip(cases, seen):
         expected = as_plain(called(right, case))
-        if agree(got, expected, scale(case)):
+        if agree(got, expected, DIGITS, scale(case)):
             continue
         if got is None:
             cause = "the function ends without a return statement"
         else:
-            causes = (
-                cause
-                for cause, mistake in mistakes.items()
-                if explains(mistake, right, cases, seen, scale)
-            )
+            causes = (cause for cause, mistake in mistakes.items() if explains(mistake, right, cases, seen, scale))
             last = otherwise(case, got) if callable(otherwise) else otherwise
             cause = next(causes, last)
         words = [as_told(value) for value in (expected, got)]
@@ -81,28 +77,16 @@ def as_plain(value):
     return value
 
 
-def agree(got, expected, scale):
-    """Whether two plain values are the same, and of the same type; floats to six digits."""
-    if isinstance(expected, list):
-        fits = isinstance(got, list) and len(got) == len(expected)
-        return fits and all(agree(*pair, scale) for pair in zip(got, expected))
-    if isinstance(expected, float):
-        if type(got) not in (int, float):
-            return False
-        return math.isclose(got, expected, rel_tol=1e-6, abs_tol=1e-6 * scale)
-    return type(got) is type(expected) and got == expected
-
-
 def explains(mistake, right, cases, seen, scale):
     """Whether a mistake gives what was seen, wherever it gives anything, and is one."""
     differs = False
     for case, got in zip(cases, seen):
         with suppress(ZeroDivisionError, ValueError):
             value = as_plain(called(mistake, case))
-            if not agree(got, value, scale(case)):
+            if not agree(got, value, DIGITS, scale(case)):
                 return False
             true = as_plain(called(right, case))
-            differs = differs or not agree(true, value, scale(case))
+            differs = differs or not agree(true, value, DIGITS, scale(case))
     return differs
 
 

@@ -4,9 +4,9 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def noting_what_is_sent(parameters, watch):
+def noting_what_is_sent(parameters, log):
     """A list that gets, each time one of the parameters' gradients is ready, the bytes
-    of each all-reduce that was started before; watch: a Watch that is active.
+    of each all-reduce that was started before; log: that of a Watch which is active.
 
     An answer's hooks may run before or after this one, so an all-reduce that starts with
     this very gradient is included in some answers, and missing in others.
@@ -14,7 +14,7 @@ def noting_what_is_sent(parameters, watch):
     noted = []
 
     def gradient_is_ready(parameter):
-        sent = [entry["bytes"] for entry in watch.log if entry["name"] == "allreduce"]
+        sent = [entry["bytes"] for entry in log if entry["name"] == "allreduce"]
         noted.append(sent)
 
     hooks = [

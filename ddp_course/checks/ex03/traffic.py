@@ -138,10 +138,7 @@ def draw_case(draw, tempting, exactly=False):
 def check_traffic(answer, draw):
     """The prediction must be what is counted on real ranks."""
     for n in (3, 4):  # with two ranks, several mistakes have the same result
-        cases = [
-            draw_case(draw, IN_GENERAL),
-            draw_case(draw, IF_EXACTLY_FULL, exactly=True),
-        ]
+        cases = [draw_case(draw, IN_GENERAL), draw_case(draw, IF_EXACTLY_FULL, exactly=True)]
         predicted = answer.on_ranks(predictions, cases, nproc=n)
         counted = answer.without(measurements, cases, nproc=n)
         for rank, of_rank in enumerate(zip(predicted, counted)):
@@ -155,9 +152,7 @@ def judge_prediction(sizes, bucket_size, n, rank, predicted, counted):
     if not isinstance(predicted, list) or len(predicted) != 3:
         raise Wrong(checked, rank=where, expected="three numbers: buckets, messages, bytes", got=predicted,
                     cause="return three numbers")  # fmt: skip
-    for what, got, expected in zip(
-        ("buckets", "messages", "bytes"), predicted, counted
-    ):
+    for what, got, expected in zip(("buckets", "messages", "bytes"), predicted, counted):
         if not math.isclose(got, expected):  # 2 * (n - 1) / n is not exact
             raise Wrong(f"{checked}: {what}, predicted and counted", rank=where, expected=f"{expected}, as counted",
                         got=f"{got:.12g}", cause=CAUSES[what](sizes, bucket_size, n, predicted, counted))  # fmt: skip
@@ -196,8 +191,4 @@ def cause_of_bytes(sizes, bucket_size, n, predicted, counted):
     return next((text for value, text in looks if predicted[2] == value), otherwise)
 
 
-CAUSES = {
-    "buckets": cause_of_buckets,
-    "messages": cause_of_messages,
-    "bytes": cause_of_bytes,
-}
+CAUSES = {"buckets": cause_of_buckets, "messages": cause_of_messages, "bytes": cause_of_bytes}

@@ -1,0 +1,111 @@
+"""What a check claims, and how a claim that does not hold becomes a verdict.
+
+A check yields Claims; the first that does not hold is told. What an answer gave is
+compared with what each likely mistake would give: mistakes are data, pairs of a value and
+its cause.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from ddp_course.judge.verdict import Wrong
+
+
+class Claim(NamedTuple):
+    """`got` must agree with `expected`. Where it does not, the cause is that of the first
+    of the mistakes that agrees with it, or else `otherwise`.
+
+    what: what was tried, for the verdict. mistakes: pairs (what it gives, cause), or a
+    function that makes them when they are needed. digits: to which numbers must agree.
+    told, shown: `expected` and `got` in words, where these say more.
+    """
+
+    what: str
+    got: object
+    expected: object
+    otherwise: str
+    mistakes: object = ()
+    digits: float = 10
+    told: object = None
+    shown: object = None
+
+
+class Between(NamedTuple):
+    """In the place of an expected number: any number from low to high."""
+
+    low: float = 0.0
+    high: float = math.inf
+
+
+def hold(claims, rank=...):
+    """Raise Wrong for the first claim that does not hold. rank: '1 of 3', for its verdict."""
+    for claim in claims:
+        if not agree(claim.got, claim.expected, claim.digits):
+            raise Wrong(
+                claim.what,
+                rank=rank,
+                expected=in_words(claim.expected, claim.told),
+                got=in_words(claim.got, claim.shown),
+                cause=cause_of(claim),
+            )
+
+
+def on_every_rank(claims, of_ranks):
+    """Hold what claims(rank, of_ranks) yields, for each rank. of_ranks: what each has
+    observed. Rank 0 comes last: it is often right by accident.
+    """
+    n = len(of_ranks)
+    for rank in reversed(range(n)):
+        hold(claims(rank, of_ranks), f"{rank} of {n}")
+
+
+def cause_of(claim):
+    mistakes = claim.mistakes() if callable(claim.mistakes) else claim.mistakes
+    digits = min(claim.digits, 5)  # a mistake in 32 bits is the same mistake
+    same = (cause for value, cause in mistakes if agree(claim.got, value, digits))
+    return next(same, claim.otherwise)
+
+
+def agree(got, expected, digits=10, scale=0.0):
+    """Whether two plain values are the same and of the same type.
+
+    digits: to which numbers must agree, counted from the largest of a tensor, or from
+    `scale` where that is larger. NaN agrees with nothing.
+    """
+    if isinstance(expected, torch.Tensor):
+        return alike(got, expected, 10.0**-digits, scale)
+    if isinstance(expected, Between):
+        return is_number(got) and expected.low <= got <= expected.high
+    if isinstance(expected, range):
+        return type(got) is int and got in expected
+    if isinstance(expected, list):
+        fits = isinstance(got, list) and len(got) == len(expected)
+        return fits and all(agree(*pair, digits, scale) for pair in zip(got, expected))
+    if isinstance(expected, float):
+        allowed = 10.0**-digits
+        return is_number(got) and math.isclose(got, expected, rel_tol=allowed, abs_tol=allowed * scale)
+    return type(got) is type(expected) and got == expected
+
+
+def alike(got, expected, share, scale=0.0):
+    """Whether `got` is a tensor of this shape, whose numbers are off by at most a share of
+    the largest, or of `scale`.
+    """
+    if not isinstance(got, torch.Tensor) or got.shape != expected.shape:
+        return False
+    if not expected.numel():
+        return True
+    allowed = share * max(expected.abs().max().item(), scale, 1e-30)
+    return bool(((got.double() - expected.double()).abs() <= allowed).all())
+
+
+def is_number(value):
+    return type(value) in (int, float)
+
+
+def in_words(value, words=None):
+    if words is None:
+        return "nothing (None)" if value is None else value
+    return words
