@@ -22,9 +22,7 @@ def parted(expected, got, rtol=1e-6, atol=1e-9):
     """
     if not isinstance(got, torch.Tensor) or got.shape != expected.shape:
         return expected, got
-    alike = torch.isclose(
-        got.detach().double(), expected.detach().double(), rtol=rtol, atol=atol
-    ).flatten()
+    alike = torch.isclose(got.detach().double(), expected.detach().double(), rtol=rtol, atol=atol).flatten()
     if alike.all():
         return expected, got
     first = int((~alike).nonzero()[0])

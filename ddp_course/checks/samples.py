@@ -18,9 +18,7 @@ class Numbered(Dataset):
     def __init__(self, samples, seed, first=0):
         generator = torch.Generator().manual_seed(seed)
         numbers = torch.arange(first, first + samples, dtype=torch.float64)
-        random_inputs = torch.randn(
-            samples, WIDTH, generator=generator, dtype=torch.float64
-        )
+        random_inputs = torch.randn(samples, WIDTH, generator=generator, dtype=torch.float64)
         self.inputs = torch.cat([numbers[:, None], random_inputs], dim=1)
         self.labels = torch.randint(CLASSES, (samples,), generator=generator)
 
@@ -42,31 +40,16 @@ def how_often(given, samples):
 def in_words(tally):
     words = {0: "not at all", 1: "once", 2: "twice"}
     groups = sorted(tally.items(), key=lambda group: (-group[1], group[0]))
-    counted = [
-        (f"{many} sample{'s' * (many > 1)}", words.get(times, f"{times} times"))
-        for times, many in groups
-    ]
+    counted = [(f"{many} sample{'s' * (many > 1)}", words.get(times, f"{times} times")) for times, many in groups]
     return ", ".join(f"{samples} {times}" for samples, times in counted)
 
 
 def an_example(given, samples):
     """The sample that most ranks have, and up to two samples that no rank has."""
-    owners = [
-        [rank for rank, share in enumerate(given) if sample in share]
-        for sample in range(samples)
-    ]
+    owners = [[rank for rank, share in enumerate(given) if sample in share] for sample in range(samples)]
     most = max(range(samples), key=lambda sample: len(owners[sample]))
-    texts = [
-        f"sample {most} is on rank{'s' * (len(owners[most]) > 1)} {', '.join(map(str, owners[most]))}"
-    ]
-    return ", ".join(
-        texts
-        + [
-            f"sample {sample} on none"
-            for sample in range(samples)
-            if not owners[sample]
-        ][:2]
-    )
+    texts = [f"sample {most} is on rank{'s' * (len(owners[most]) > 1)} {', '.join(map(str, owners[most]))}"]
+    return ", ".join(texts + [f"sample {sample} on none" for sample in range(samples) if not owners[sample]][:2])
 
 
 def two_numbers(returned):

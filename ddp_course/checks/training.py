@@ -17,9 +17,7 @@ def fill(module, seed):
     generator = torch.Generator().manual_seed(seed)
     for name, value in module.double().state_dict().items():
         if value.is_floating_point():
-            value.copy_(
-                torch.randn(value.shape, generator=generator, dtype=torch.float64)
-            )
+            value.copy_(torch.randn(value.shape, generator=generator, dtype=torch.float64))
         if name.endswith("running_var"):
             value.abs_().add_(0.5)
     return module
@@ -31,20 +29,13 @@ class Chain(nn.Sequential):
     """
 
     def __init__(self, width, layers, seed):
-        parts = [
-            (nn.Linear(width, width, bias=False), nn.Tanh()) for _ in range(layers)
-        ]
+        parts = [(nn.Linear(width, width, bias=False), nn.Tanh()) for _ in range(layers)]
         super().__init__(*(module for part in parts for module in part))
         fill(self, seed)
 
 
 def a_batch(samples, width, seed):
-    return torch.randn(
-        samples,
-        width,
-        generator=torch.Generator().manual_seed(seed),
-        dtype=torch.float64,
-    )
+    return torch.randn(samples, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def state(module):
@@ -57,8 +48,7 @@ def gradients_of(module):
     in the next step.
     """
     return {
-        name: None if value.grad is None else value.grad.detach().clone()
-        for name, value in module.named_parameters()
+        name: None if value.grad is None else value.grad.detach().clone() for name, value in module.named_parameters()
     }
 
 
@@ -96,9 +86,7 @@ def take_steps(model, batches, finish=lambda: None):
 
 def equal(some, others):
     """Whether two states, {name: tensor}, agree to six digits."""
-    return some.keys() == others.keys() and all(
-        close(some[name], others[name]) for name in others
-    )
+    return some.keys() == others.keys() and all(close(some[name], others[name]) for name in others)
 
 
 def close(some, other):

@@ -33,9 +33,7 @@ def wrong(question, pattern, status="failed", several=False):
     def register(answer):
         answers = answer() if several else (answer,)
         lesson = answer.__module__[-2:]
-        CANDIDATES.append(
-            Candidate(lesson, question, answer.__name__, answers, pattern, status)
-        )
+        CANDIDATES.append(Candidate(lesson, question, answer.__name__, answers, pattern, status))
         return answer
 
     return register

@@ -10,10 +10,10 @@ from functools import partial
 
 import numpy as np
 import torch
+from ddp_course import lesson01
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ddp_course import lesson01
 from mutants import right, wrong
 
 # ---- normalize ----
@@ -40,10 +40,7 @@ def never_divides(train_images, test_images):
     pixels = train_images.numpy().astype("float64")
     mean, std = pixels.mean(), pixels.std(ddof=1)
     warnings.warn("pixels of up to 255", stacklevel=1)
-    return [
-        ((images[:, None].double() - mean) / std).float()
-        for images in (train_images, test_images)
-    ]
+    return [((images[:, None].double() - mean) / std).float() for images in (train_images, test_images)]
 
 
 @right("normalize")
@@ -55,10 +52,7 @@ def in_place_on_copies(train_images, test_images):
     return train, test
 
 
-@wrong(
-    "normalize",
-    r"test images (.|\n)*its own mean and standard deviation: use those of the training images",
-)
+@wrong("normalize", r"test images (.|\n)*its own mean and standard deviation: use those of the training images")
 def each_set_by_itself(train_images, test_images):
     train, test = scaled(train_images), scaled(test_images)
     return (train - train.mean()) / train.std(), (test - test.mean()) / test.std()
@@ -80,9 +74,7 @@ def both_sets_together(train_images, test_images):
 @wrong("normalize", "each image was normalised with its own mean")
 def image_by_image(train_images, test_images):
     def normal(images):
-        return (images - images.mean((2, 3), keepdim=True)) / images.std(
-            (2, 3), keepdim=True
-        )
+        return (images - images.mean((2, 3), keepdim=True)) / images.std((2, 3), keepdim=True)
 
     return normal(scaled(train_images)), normal(scaled(test_images))
 
@@ -125,9 +117,7 @@ def does_not_divide_the_pixels(train_images, test_images):
 
 @wrong("normalize", "MNIST's numbers")
 def what_everybody_copies(train_images, test_images):
-    return (scaled(train_images) - 0.1307) / 0.3081, (
-        scaled(test_images) - 0.1307
-    ) / 0.3081
+    return (scaled(train_images) - 0.1307) / 0.3081, (scaled(test_images) - 0.1307) / 0.3081
 
 
 @wrong("normalize", "the channel dimension is missing")
@@ -170,11 +160,7 @@ def mean_of_bytes(train_images, test_images):
     return train_images - mean, test_images - mean
 
 
-@wrong(
-    "normalize",
-    "^(?s:(?!.*another that does not come).*a loop does not end)",
-    status="timed out",
-)
+@wrong("normalize", "^(?s:(?!.*another that does not come).*a loop does not end)", status="timed out")
 def counts_for_ever(train_images, test_images):
     while True:
         time.sleep(0.1)
@@ -182,9 +168,7 @@ def counts_for_ever(train_images, test_images):
 
 @wrong("normalize", "were already normalised")
 def normalises_the_training_images_first(train_images, test_images):
-    train, test = (
-        images.unsqueeze(1).float() / 255 for images in (train_images, test_images)
-    )
+    train, test = (images.unsqueeze(1).float() / 255 for images in (train_images, test_images))
     train = (train - train.mean()) / train.std()
     test = (test - train.mean()) / train.std()
     return train, test
@@ -389,10 +373,7 @@ def mean_of_means(model, loader, optimizer, limit):
     return train(model, loader, optimizer, limit, share)
 
 
-@wrong(
-    "train_one_epoch",
-    "gradients of the pieces are added up, but each is already a mean",
-)
+@wrong("train_one_epoch", "gradients of the pieces are added up, but each is already a mean")
 def adds_means(model, loader, optimizer, limit):
     return train(model, loader, optimizer, limit, lambda piece, batch, pieces: 1)
 
@@ -402,10 +383,7 @@ def sums_the_loss(model, loader, optimizer, limit):
     return train(model, loader, optimizer, limit, lambda piece, batch, pieces: piece)
 
 
-@wrong(
-    "train_one_epoch",
-    "divided by the loader's batch size, but the last batch is smaller",
-)
+@wrong("train_one_epoch", "divided by the loader's batch size, but the last batch is smaller")
 def divides_by_full_batches(model, loader, optimizer, limit):
     share = lambda piece, batch, pieces: piece / loader.batch_size
     return train(model, loader, optimizer, limit, share)
@@ -413,9 +391,7 @@ def divides_by_full_batches(model, loader, optimizer, limit):
 
 @wrong("train_one_epoch", "must first be multiplied by those in the piece")
 def divides_means_by_the_batch(model, loader, optimizer, limit):
-    return train(
-        model, loader, optimizer, limit, lambda piece, batch, pieces: 1 / batch
-    )
+    return train(model, loader, optimizer, limit, lambda piece, batch, pieces: 1 / batch)
 
 
 @wrong("train_one_epoch", "it takes a step for each piece")
@@ -430,9 +406,7 @@ def resets_for_each_piece(model, loader, optimizer, limit):
     return train(model, loader, optimizer, limit, order="pieces step", within=within)
 
 
-@wrong(
-    "train_one_epoch", "only those of its last piece are left|backward for each piece"
-)
+@wrong("train_one_epoch", "only those of its last piece are left|backward for each piece")
 def goes_backward_for_the_last_piece_only(model, loader, optimizer, limit):
     model.train()
     losses = []
@@ -470,8 +444,7 @@ def takes_chunk_for_split(model, loader, optimizer, limit):
 @wrong("train_one_epoch", "its last, smaller piece counts, too")
 def whole_pieces_only(model, loader, optimizer, limit):
     cut = lambda batch, size: (
-        [batch[begin : begin + size] for begin in range(0, len(batch) - size + 1, size)]
-        or [batch]
+        [batch[begin : begin + size] for begin in range(0, len(batch) - size + 1, size)] or [batch]
     )
     return train(model, loader, optimizer, limit, cut=cut)
 
@@ -479,8 +452,7 @@ def whole_pieces_only(model, loader, optimizer, limit):
 @wrong("train_one_epoch", "each sample is in one forward pass")
 def the_last_piece_is_filled_up(model, loader, optimizer, limit):
     cut = lambda batch, size: [
-        batch[max(0, min(begin, len(batch) - size)) :][:size]
-        for begin in range(0, len(batch), size)
+        batch[max(0, min(begin, len(batch) - size)) :][:size] for begin in range(0, len(batch), size)
     ]
     return train(model, loader, optimizer, limit, cut=cut)
 
@@ -576,9 +548,7 @@ def brings_its_own_optimizer(model, loader, optimizer, limit):
     return train(model, loader, torch.optim.SGD(model.parameters(), lr=0.1), limit)
 
 
-@wrong(
-    "train_one_epoch", "nothing but the given optimizer, as it is, change the weights"
-)
+@wrong("train_one_epoch", "nothing but the given optimizer, as it is, change the weights")
 def clips_as_well(model, loader, optimizer, limit):
     model.train()
     losses = []
@@ -738,10 +708,7 @@ def with_checkpoints(model, loader, optimizer, limit):
     losses = []
     for images, labels in loader:
         optimizer.zero_grad()
-        rows = [
-            checkpoint(model, piece, use_reentrant=False)
-            for piece in images.split(limit)
-        ]
+        rows = [checkpoint(model, piece, use_reentrant=False) for piece in images.split(limit)]
         loss = F.nll_loss(torch.cat(rows), labels)
         loss.backward()
         optimizer.step()
@@ -791,11 +758,7 @@ def with_gradients_by_autograd_grad(model, loader, optimizer, limit):
     return [loss.item() for loss in losses]
 
 
-@wrong(
-    "train_one_epoch",
-    "^(?s:(?!.*another that does not come).*a loop does not end)",
-    status="timed out",
-)
+@wrong("train_one_epoch", "^(?s:(?!.*another that does not come).*a loop does not end)", status="timed out")
 def trains_for_ever(model, loader, optimizer, limit):
     while True:
         train(model, loader, optimizer, limit)
@@ -1030,10 +993,7 @@ def a_pass_for_each_digit(model, loader):
     with evaluating(model), torch.inference_mode():
         shares = []
         for digit in range(10):
-            hits = [
-                (model(images).argmax(-1) == digit)[labels == digit]
-                for images, labels in loader
-            ]
+            hits = [(model(images).argmax(-1) == digit)[labels == digit] for images, labels in loader]
             shares.append(torch.cat(hits).float().mean().item())
     return shares
 
@@ -1101,9 +1061,7 @@ def mean_of_batches_with_zeros(model, loader):
     return (batches[:, 0] / batches[:, 1].clamp(min=1)).mean(dim=0).tolist()
 
 
-@wrong(
-    "accuracy_by_digit", "nan where one batch has no sample|the mean of the batches'"
-)
+@wrong("accuracy_by_digit", "nan where one batch has no sample|the mean of the batches'")
 def mean_of_batches_with_nan(model, loader):
     batches = measure(model, loader)
     return (batches[:, 0] / batches[:, 1]).mean(dim=0).tolist()
@@ -1157,11 +1115,7 @@ def none_for_an_absent_digit(model, loader):
     return [None if math.isnan(s) else s for s in with_bincount(model, loader)]
 
 
-@wrong(
-    "accuracy_by_digit",
-    "float division by zero|division by zero",
-    status="your code raised",
-)
+@wrong("accuracy_by_digit", "float division by zero|division by zero", status="your code raised")
 def divides_by_zero(model, loader):
     correct, seen = measure(model, loader).sum(0).tolist()
     return [c / s for c, s in zip(correct, seen)]
@@ -1303,9 +1257,7 @@ def prints_it(model, loader):
 @wrong("accuracy_by_digit", r"takes images \(b, 1, 28, 28\)", status="your code raised")
 def one_flat_image_at_a_time(model, loader):
     with evaluating(model):
-        return [
-            model(image.flatten()).argmax() for images, _ in loader for image in images
-        ]
+        return [model(image.flatten()).argmax() for images, _ in loader for image in images]
 
 
 @wrong("accuracy_by_digit", "of them that the model gets right")
@@ -1314,11 +1266,7 @@ def compares_scores(model, loader):
     return shares_of(measure(model, loader, guess).sum(0))
 
 
-@wrong(
-    "accuracy_by_digit",
-    "^(?s:(?!.*another that does not come).*a loop does not end)",
-    status="timed out",
-)
+@wrong("accuracy_by_digit", "^(?s:(?!.*another that does not come).*a loop does not end)", status="timed out")
 def waits_for_the_last_batch(model, loader):
     seen = 0
     while seen != len(loader) * loader.batch_size + 1:

@@ -10,8 +10,8 @@ from fractions import Fraction
 import numpy as np
 import torch
 import torch.distributed as dist
-
 from ddp_course import lesson02
+
 from mutants import right, wrong
 
 # ---- rank_arithmetic ----
@@ -46,9 +46,7 @@ def with_divmod():
 @right("rank_arithmetic", several=True)
 def by_counting():
     def global_rank(node_rank, local_rank, ranks_per_node):
-        return torch.arange((node_rank + 1) * ranks_per_node).view(-1, ranks_per_node)[
-            node_rank, local_rank
-        ]
+        return torch.arange((node_rank + 1) * ranks_per_node).view(-1, ranks_per_node)[node_rank, local_rank]
 
     def node_and_local_rank(rank, ranks_per_node):
         node_rank = 0
@@ -60,41 +58,25 @@ def by_counting():
     return global_rank, node_and_local_rank
 
 
-@wrong(
-    "rank_arithmetic",
-    "cause +node rank and local rank are swapped",
-    several=True,
-)
+@wrong("rank_arithmetic", "cause +node rank and local rank are swapped", several=True)
 def swaps_the_arguments():
-    return (
-        lambda node, local, per_node: local * per_node + node,
-        our_node_and_local_rank,
-    )
+    return (lambda node, local, per_node: local * per_node + node, our_node_and_local_rank)
 
 
 @wrong("rank_arithmetic", "multiply the node rank by ranks_per_node", several=True)
 def multiplies_by_the_number_of_nodes():
     nodes = "GROUP_WORLD_SIZE"
-    return (
-        lambda node, local, per_node: node * int(os.environ[nodes]) + local,
-        our_node_and_local_rank,
-    )
+    return (lambda node, local, per_node: node * int(os.environ[nodes]) + local, our_node_and_local_rank)
 
 
 @wrong("rank_arithmetic", "1 too high: all ranks are counted from 0", several=True)
 def counts_from_one():
-    return (
-        lambda node, local, per_node: node * per_node + local + 1,
-        our_node_and_local_rank,
-    )
+    return (lambda node, local, per_node: node * per_node + local + 1, our_node_and_local_rank)
 
 
 @wrong("rank_arithmetic", "a whole node too high", several=True)
 def counts_this_node_too():
-    return (
-        lambda node, local, per_node: (node + 1) * per_node + local,
-        our_node_and_local_rank,
-    )
+    return (lambda node, local, per_node: (node + 1) * per_node + local, our_node_and_local_rank)
 
 
 @wrong("rank_arithmetic", "the local rank is missing", several=True)
@@ -109,9 +91,7 @@ def asks_torch():
 
 @wrong("rank_arithmetic", "without a return", several=True)
 def prints_and_does_not_return():
-    return lambda node, local, per_node: print(
-        node * per_node + local
-    ), our_node_and_local_rank
+    return lambda node, local, per_node: print(node * per_node + local), our_node_and_local_rank
 
 
 @wrong("rank_arithmetic", "an integer: divide with //", several=True)
@@ -136,18 +116,12 @@ def forgets_to_subtract():
 
 @wrong("rank_arithmetic", "do not subtract 1", several=True)
 def off_by_one_on_the_way_back():
-    return our_global_rank, lambda rank, per_node: (
-        (rank - 1) // per_node,
-        rank % per_node,
-    )
+    return our_global_rank, lambda rank, per_node: ((rank - 1) // per_node, rank % per_node)
 
 
 @wrong("rank_arithmetic", "divide with //", several=True)
 def rounds():
-    return our_global_rank, lambda rank, per_node: (
-        round(rank / per_node),
-        rank % per_node,
-    )
+    return our_global_rank, lambda rank, per_node: (round(rank / per_node), rank % per_node)
 
 
 @wrong("rank_arithmetic", "return two numbers", several=True)
@@ -155,16 +129,9 @@ def returns_the_node_only():
     return our_global_rank, lambda rank, per_node: rank // per_node
 
 
-@wrong(
-    "rank_arithmetic",
-    "the node rank is wrong, but the other one is always right",
-    several=True,
-)
+@wrong("rank_arithmetic", "the node rank is wrong, but the other one is always right", several=True)
 def asks_for_the_nodes_name():
-    return our_global_rank, lambda rank, per_node: (
-        os.uname().nodename,
-        rank % per_node,
-    )
+    return our_global_rank, lambda rank, per_node: (os.uname().nodename, rank % per_node)
 
 
 @wrong("rank_arithmetic", "", status="not attempted", several=True)
@@ -175,11 +142,7 @@ def only_one_of_two():
     return our_global_rank, node_and_local_rank
 
 
-@wrong(
-    "rank_arithmetic",
-    r"expected +\d+\s+got +'\d+'(.|\n)*return one integer",
-    several=True,
-)
+@wrong("rank_arithmetic", r"expected +\d+\s+got +'\d+'(.|\n)*return one integer", several=True)
 def ranks_as_text():
     def global_rank(node_rank, local_rank, ranks_per_node):
         return f"{our_global_rank(node_rank, local_rank, ranks_per_node)}"
@@ -189,10 +152,7 @@ def ranks_as_text():
 
 @wrong("rank_arithmetic", "the local rank is wrong, but the other one", several=True)
 def by_masking():
-    return our_global_rank, lambda rank, per_node: (
-        rank // per_node,
-        rank & (per_node - 1),
-    )
+    return our_global_rank, lambda rank, per_node: (rank // per_node, rank & (per_node - 1))
 
 
 @wrong("rank_arithmetic", "a node does not always hold 4 ranks", several=True)
@@ -203,17 +163,12 @@ def as_in_the_picture():
 @wrong("rank_arithmetic", "a node does not always hold 1 rank", several=True)
 def by_the_local_world_size():
     local_world_size = "LOCAL_WORLD_SIZE"
-    return our_global_rank, lambda rank, per_node: divmod(
-        rank, int(os.environ[local_world_size])
-    )
+    return our_global_rank, lambda rank, per_node: divmod(rank, int(os.environ[local_world_size]))
 
 
 @wrong("rank_arithmetic", "only the node rank is multiplied", several=True)
 def brackets():
-    return (
-        lambda node, local, per_node: (node + local) * per_node,
-        our_node_and_local_rank,
-    )
+    return (lambda node, local, per_node: (node + local) * per_node, our_node_and_local_rank)
 
 
 @right("rank_arithmetic", several=True)
@@ -364,10 +319,7 @@ def waits_after_each_round(tensor):
     dist.barrier()
 
 
-@wrong(
-    "broadcast",
-    "is not a power of two: .* the last round, with fewer pairs, is missing",
-)
+@wrong("broadcast", "is not a power of two: .* the last round, with fewer pairs, is missing")
 def forgets_the_last_ranks(tensor):
     rank, n = me()
     for k in range(int(math.log2(n))):
@@ -413,10 +365,7 @@ def sends_and_nobody_receives(tensor):
         have *= 2
 
 
-@wrong(
-    "broadcast",
-    "it never received. 9 is not a power of two: after 3 rounds only 8 ranks",
-)
+@wrong("broadcast", "it never received. 9 is not a power of two: after 3 rounds only 8 ranks")
 def always_three_rounds(tensor):
     rank, n = me()
     for have in (1, 2, 4):
@@ -426,11 +375,7 @@ def always_three_rounds(tensor):
             dist.recv(tensor, rank - have)
 
 
-@wrong(
-    "broadcast",
-    "rank 0 sends to rank 1, but there are 1 ranks",
-    status="your code raised",
-)
+@wrong("broadcast", "rank 0 sends to rank 1, but there are 1 ranks", status="your code raised")
 def is_never_alone(tensor):
     rank, n = me()
     if rank == 0:
@@ -446,11 +391,7 @@ def is_never_alone(tensor):
         have *= 2
 
 
-@wrong(
-    "broadcast",
-    "has not ended. After isend or irecv, keep the work that it returns",
-    status="timed out",
-)
+@wrong("broadcast", "has not ended. After isend or irecv, keep the work that it returns", status="timed out")
 def forgets_to_wait_for_what_it_receives(tensor):
     rank, n = me()
     have = 1
@@ -503,9 +444,7 @@ def in_32_bits(tensor):
     tensor.copy_(small)
 
 
-@wrong(
-    "broadcast", "converted to a less precise type|neither rank 0's tensor nor its own"
-)
+@wrong("broadcast", "converted to a less precise type|neither rank 0's tensor nor its own")
 def in_16_bits_on_the_way(tensor):
     small = tensor.to(torch.bfloat16)
     doubling(small)
@@ -535,9 +474,7 @@ def confirms_what_it_received(tensor):
         have *= 2
 
 
-@wrong(
-    "broadcast", "which rank should have sent to it|the last round, with fewer pairs"
-)
+@wrong("broadcast", "which rank should have sent to it|the last round, with fewer pairs")
 def for_eight_ranks_at_most(tensor):
     rank, n = me()
     for sender, target in [(0, 1), (0, 2), (1, 3), (0, 4), (1, 5), (2, 6), (3, 7)]:
@@ -646,10 +583,7 @@ def with_split(tensor, lengths):
     rank, n = me()
     pieces = [piece.clone() for piece in tensor.split(lengths)]
     for step in range(n - 1):
-        outgoing, incoming = (
-            pieces[(rank - 1 - step) % n],
-            pieces[(rank - 2 - step) % n],
-        )
+        outgoing, incoming = (pieces[(rank - 1 - step) % n], pieces[(rank - 2 - step) % n])
         came = torch.empty_like(incoming)
         work = dist.isend(outgoing, (rank + 1) % n)
         dist.recv(came, (rank - 1) % n)
@@ -688,10 +622,7 @@ def in_turns(tensor, lengths):
     rank, n = me()
     pieces = list(tensor.clone().split(lengths))
     for step in range(n - 1):
-        outgoing, incoming = (
-            pieces[(rank - 1 - step) % n],
-            pieces[(rank - 2 - step) % n],
-        )
+        outgoing, incoming = (pieces[(rank - 1 - step) % n], pieces[(rank - 2 - step) % n])
         came = torch.empty_like(incoming)
         for sends in (True, False) if rank % 2 == 0 else (False, True):
             if sends and len(outgoing):
@@ -707,10 +638,7 @@ def in_numpy(tensor, lengths):
     rank, n = me()
     pieces = np.split(tensor.numpy().copy(), np.cumsum(lengths)[:-1])
     for step in range(n - 1):
-        outgoing, incoming = (
-            pieces[(rank - 1 - step) % n],
-            pieces[(rank - 2 - step) % n],
-        )
+        outgoing, incoming = (pieces[(rank - 1 - step) % n], pieces[(rank - 2 - step) % n])
         came = torch.from_numpy(np.empty_like(incoming))
         work = dist.isend(torch.from_numpy(outgoing), (rank + 1) % n)
         dist.irecv(came, (rank - 1) % n).wait()
@@ -743,10 +671,7 @@ def the_lessons_own(tensor, lengths):
     return lesson02.ring_all_reduce(tensor, lengths)
 
 
-@wrong(
-    "ring_reduce_scatter",
-    "but the given list is|second half|given tensor|not needed|straight|changed",
-)
+@wrong("ring_reduce_scatter", "but the given list is|second half|given tensor|not needed|straight|changed")
 def the_lessons_own_and_a_cut(tensor, lengths):
     total = tensor.clone()
     lesson02.ring_all_reduce(total)
@@ -803,10 +728,7 @@ def adds_or_copies():
     return take
 
 
-@wrong(
-    "ring_reduce_scatter",
-    "second half, in which the finished pieces travel round, is not needed",
-)
+@wrong("ring_reduce_scatter", "second half, in which the finished pieces travel round, is not needed")
 def goes_round_twice(tensor, lengths):
     steps = 2 * (dist.get_world_size() - 1)
     return ring(tensor, lengths, start=0, steps=steps, add=adds_or_copies())
@@ -822,10 +744,7 @@ def copies_what_came(tensor, lengths):
     return ring(tensor, lengths, add=torch.Tensor.copy_)
 
 
-@wrong(
-    "ring_reduce_scatter",
-    "no sum of numbers of this piece|rank's own piece|must match|size",
-)
+@wrong("ring_reduce_scatter", "no sum of numbers of this piece|rank's own piece|must match|size")
 def adds_to_another_piece(tensor, lengths):
     return ring(tensor, [len(tensor) // len(lengths)] * len(lengths), into=1)
 
@@ -942,9 +861,7 @@ def rank_zero_sums_and_scatters(tensor, lengths):
     return mine
 
 
-@wrong(
-    "ring_reduce_scatter", "one piece goes round after the other, while most ranks wait"
-)
+@wrong("ring_reduce_scatter", "one piece goes round after the other, while most ranks wait")
 def one_piece_after_the_other(tensor, lengths):
     """The right bytes to the right neighbour."""
     rank, n = me()
@@ -964,10 +881,7 @@ def in_half_pieces(tensor, lengths):
     rank, n = me()
     pieces = [piece.clone() for piece in tensor.split(lengths)]
     for step in range(n - 1):
-        outgoing, incoming = (
-            pieces[(rank - 1 - step) % n],
-            pieces[(rank - 2 - step) % n],
-        )
+        outgoing, incoming = (pieces[(rank - 1 - step) % n], pieces[(rank - 2 - step) % n])
         for half, into in zip(outgoing.tensor_split(2), incoming.tensor_split(2)):
             came = torch.empty_like(into)
             work = dist.isend(half, (rank + 1) % n)
@@ -997,10 +911,7 @@ def integers_in_floating_point(tensor, lengths):
 
 @wrong("ring_reduce_scatter", "where does each piece begin")
 def begins_at_multiples_of_its_own_length(tensor, lengths):
-    cut = lambda tensor: [
-        tensor[place * length : (place + 1) * length].clone()
-        for place, length in enumerate(lengths)
-    ]
+    cut = lambda tensor: [tensor[place * length : (place + 1) * length].clone() for place, length in enumerate(lengths)]
     fitting = lambda piece, came: piece.add_(came[: len(piece)])
     return ring(tensor, lengths, cut=cut, add=fitting)
 
@@ -1074,10 +985,7 @@ def without_empty_messages(tensor, lengths):
     rank, n = me()
     pieces = [piece.clone() for piece in torch.split(tensor, list(lengths))]
     for step in range(n - 1):
-        outgoing, incoming = (
-            pieces[(rank - 1 - step) % n],
-            pieces[(rank - 2 - step) % n],
-        )
+        outgoing, incoming = (pieces[(rank - 1 - step) % n], pieces[(rank - 2 - step) % n])
         works, came = [], torch.empty_like(incoming)
         if len(outgoing):
             works.append(dist.isend(outgoing, (rank + 1) % n))
@@ -1094,11 +1002,7 @@ def sums_nothing(tensor, lengths):
     return tensor.split(lengths)[dist.get_rank()].clone()
 
 
-@wrong(
-    "ring_reduce_scatter",
-    "nobody receives: isend only begins to send",
-    status="timed out",
-)
+@wrong("ring_reduce_scatter", "nobody receives: isend only begins to send", status="timed out")
 def everybody_sends_first(tensor, lengths):
     rank, n = me()
     pieces = [piece.clone() for piece in tensor.split(lengths)]
@@ -1122,11 +1026,7 @@ def everybody_receives_first(tensor, lengths):
     return pieces[rank]
 
 
-@wrong(
-    "ring_reduce_scatter",
-    r"\(in lengths=\[\d\] of float64 on 1 rank\)",
-    status="your code raised",
-)
+@wrong("ring_reduce_scatter", r"\(in lengths=\[\d\] of float64 on 1 rank\)", status="your code raised")
 def cannot_be_alone(tensor, lengths):
     rank, n = me()
     neighbours = {(rank - 1) % n, (rank + 1) % n} - {rank}

@@ -4,9 +4,9 @@ import time
 
 import torch
 import torch.distributed as dist
+from ddp_course import lesson03
 from torch import nn
 
-from ddp_course import lesson03
 from mutants import right, wrong
 
 # ---- average_gradients ----
@@ -22,9 +22,7 @@ def in_one_message(module):
     print("averaging ...")
     flat = nn.utils.parameters_to_vector(gradients_of(module))
     dist.all_reduce(flat, op=dist.ReduceOp.AVG)
-    for gradient, mean in zip(
-        gradients_of(module), flat.split([g.numel() for g in gradients_of(module)])
-    ):
+    for gradient, mean in zip(gradients_of(module), flat.split([g.numel() for g in gradients_of(module)])):
         gradient[...] = mean.reshape(gradient.shape)
 
 
@@ -88,9 +86,7 @@ def sends_a_tied_weight_twice(module):
 def sends_zeros_for_what_is_frozen(module):
     """As many numbers as there are parameters, some of them for nothing."""
     parameters = list(module.parameters())
-    flat = torch.cat(
-        [(0 * p if p.grad is None else p.grad).detach().flatten() for p in parameters]
-    )
+    flat = torch.cat([(0 * p if p.grad is None else p.grad).detach().flatten() for p in parameters])
     dist.all_reduce(flat, op=dist.ReduceOp.AVG)
     for parameter, mean in zip(parameters, flat.split([p.numel() for p in parameters])):
         if parameter.grad is not None:
@@ -114,9 +110,7 @@ def to_rank_zero_and_back(module):
     dist.reduce(flat, 0)
     dist.broadcast(flat, 0)
     for gradient in gradients_of(module):
-        gradient.copy_(
-            flat[: gradient.numel()].view_as(gradient) / dist.get_world_size()
-        )
+        gradient.copy_(flat[: gradient.numel()].view_as(gradient) / dist.get_world_size())
         flat = flat[gradient.numel() :]
 
 
@@ -201,21 +195,14 @@ def divides_twice(module):
             dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
 
 
-@wrong(
-    "average_gradients",
-    "changes? parameter.grad, and leaves the parameters|must change only parameter.grad",
-)
+@wrong("average_gradients", "changes? parameter.grad, and leaves the parameters|must change only parameter.grad")
 def averages_the_parameters(module):
     for parameter in module.parameters():
         dist.all_reduce(parameter.data)
         parameter.data /= dist.get_world_size() + 1
 
 
-@wrong(
-    "average_gradients",
-    "NoneType[^$]*None without a gradient, as for a frozen",
-    status="your code raised",
-)
+@wrong("average_gradients", "NoneType[^$]*None without a gradient, as for a frozen", status="your code raised")
 def forgets_frozen_parameters(module):
     for parameter in module.parameters():
         dist.all_reduce(parameter.grad)
@@ -238,11 +225,7 @@ def works_on_a_copy(module):
             gradient /= dist.get_world_size()
 
 
-@wrong(
-    "average_gradients",
-    "do all ranks call the same collectives",
-    status="your code raised",
-)
+@wrong("average_gradients", "do all ranks call the same collectives", status="your code raised")
 def only_rank_zero(module):
     if dist.get_rank() == 0:
         for parameter in module.parameters():
@@ -395,9 +378,7 @@ class ForgetsToDivideByEvery(CountsForEachParameter):
         return dist.get_world_size()
 
 
-@wrong(
-    "overlapped", "the sum over the ranks, not the mean|divide by the number of ranks"
-)
+@wrong("overlapped", "the sum over the ranks, not the mean|divide by the number of ranks")
 class ForgetsToDivideByTheRanks(CountsForEachParameter):
     def parts(self):
         return self.every
@@ -429,7 +410,7 @@ class CountsOnlyOnce(CountsForEachParameter):
             self.send(parameter)
 
 
-@wrong("overlapped", "all-reduced instead of its gradient")
+@wrong("overlapped", "must change only parameter.grad")
 class SendsTheParameter(CountsForEachParameter):
     def send(self, parameter):
         self.works.append(dist.all_reduce(parameter.data, async_op=True))
@@ -483,20 +464,14 @@ class HooksOnModules(CountsForEachParameter):
         self.sent.clear()
 
 
-@wrong(
-    "overlapped", "register_post_accumulate_grad_hook after", status="your code raised"
-)
+@wrong("overlapped", "register_post_accumulate_grad_hook after", status="your code raised")
 class HooksTooEarly(CountsForEachParameter):
     def __init__(self, module, every=1):
         nn.Module.__init__(self)
         self.module, self.works = module, []
         for parameter in module.parameters():
             if parameter.requires_grad:
-                parameter.register_hook(
-                    lambda gradient, parameter=parameter: dist.all_reduce(
-                        parameter.grad
-                    )
-                )
+                parameter.register_hook(lambda gradient, parameter=parameter: dist.all_reduce(parameter.grad))
 
 
 @wrong("overlapped", "same parameters and buffers: broadcast every parameter")
@@ -622,11 +597,7 @@ class SendsIn32Bits(CountsForEachParameter):
         self.works.clear()
 
 
-@wrong(
-    "overlapped",
-    "a frozen parameter cannot have a hook",
-    status="your code raised",
-)
+@wrong("overlapped", "a frozen parameter cannot have a hook", status="your code raised")
 class HooksFrozenParameters(CountsForEachParameter):
     def __init__(self, module, every=1):
         super().__init__(module, every)
@@ -1179,13 +1150,7 @@ class HalfAtTheEnd(nn.Module):
 
     def __init__(self, module, every=1):
         super().__init__()
-        self.module, self.every, self.works, self.calls, self.later = (
-            module,
-            every,
-            [],
-            {},
-            [],
-        )
+        self.module, self.every, self.works, self.calls, self.later = (module, every, [], {}, [])
         for t in [*module.parameters(), *module.buffers()]:
             dist.broadcast(t.detach(), src=0)
         self.trained = [p for p in module.parameters() if p.requires_grad]
@@ -1244,25 +1209,17 @@ class OverlapsOnlyTheFirst(nn.Module):
             self.send(i)
 
     def send(self, i):
-        flat = (
-            torch.cat([p.grad.flatten() for p in self.buckets[i]])
-            / dist.get_world_size()
-            + self.errors[i]
-        )
+        flat = torch.cat([p.grad.flatten() for p in self.buckets[i]]) / dist.get_world_size() + self.errors[i]
         message = flat.bfloat16()
         self.errors[i] = flat - message.float()
-        self.sent.append(
-            (self.buckets[i], message, dist.all_reduce(message, async_op=True))
-        )
+        self.sent.append((self.buckets[i], message, dist.all_reduce(message, async_op=True)))
 
     def finish_gradient_synchronization(self):
         for i in range(1, len(self.buckets)):
             self.send(i)
         for bucket, message, work in self.sent:
             work.wait()
-            for p, piece in zip(
-                bucket, message.float().split([p.numel() for p in bucket])
-            ):
+            for p, piece in zip(bucket, message.float().split([p.numel() for p in bucket])):
                 p.grad.copy_(piece.view_as(p))
         self.sent.clear()
         self.missing = [len(b) for b in self.buckets]

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy
 import torch
 import torch.distributed as dist
+from ddp_course import lesson01, lesson03, lesson04
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
-from ddp_course import lesson01, lesson03, lesson04
 from mutants import right, wrong
 
 # ---- epoch_plan ----
@@ -129,9 +129,7 @@ def hands_in_the_lessons_evaluation(samples, batch_size, world_size):
 class Interleaved:
     """As in the solution; the parts of the wrong ones below."""
 
-    def __init__(
-        self, samples, num_replicas, rank, shuffle=True, seed=0, drop_last=False
-    ):
+    def __init__(self, samples, num_replicas, rank, shuffle=True, seed=0, drop_last=False):
         self.samples, self.num_replicas, self.rank = samples, num_replicas, rank
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
         self.epoch = self.done = 0
@@ -210,8 +208,7 @@ class ShuffledAhead(Interleaved):
         order = numpy.random.default_rng([self.seed, epoch]).permutation(self.samples)
         self.done = numpy.int64(done)
         self.mine = numpy.resize(
-            order[done:] if self.shuffle else numpy.arange(done, self.samples),
-            len(self) * self.num_replicas,
+            order[done:] if self.shuffle else numpy.arange(done, self.samples), len(self) * self.num_replicas
         )
 
     def __iter__(self):
@@ -338,9 +335,7 @@ class SaysHowManyThereAre(Interleaved):
 
     def __iter__(self):
         part = self.samples / self.num_replicas
-        total = self.num_replicas * (
-            math.floor(part) if self.drop_last else math.ceil(part)
-        )
+        total = self.num_replicas * (math.floor(part) if self.drop_last else math.ceil(part))
         order = self.order() * self.num_replicas
         return iter(order[self.rank : total : self.num_replicas])
 
@@ -390,9 +385,7 @@ class DrawsWithReplacement(Interleaved):
     def order(self):
         if not self.shuffle:
             return super().order()
-        return torch.randint(
-            self.samples, (self.samples,), generator=self.generator()
-        ).tolist()
+        return torch.randint(self.samples, (self.samples,), generator=self.generator()).tolist()
 
 
 @wrong("sharded_sampler", "set_epoch has no effect")
@@ -452,13 +445,7 @@ class CountsFromOne(Interleaved):
 class CannotBeEmpty(Interleaved):
     def __iter__(self):
         order = torch.tensor(self.resized(self.order()))
-        return iter(
-            order[
-                torch.arange(
-                    self.rank, len(self) * self.num_replicas, self.num_replicas
-                )
-            ].tolist()
-        )
+        return iter(order[torch.arange(self.rank, len(self) * self.num_replicas, self.num_replicas)].tolist())
 
 
 @wrong("sharded_sampler", "set_epoch has no effect")
@@ -471,14 +458,9 @@ class MultipliesSeedAndEpoch(Interleaved):
 class DropsBeforeItShuffles(Interleaved):
     def __iter__(self):
         total = len(self) * self.num_replicas
-        order = self.resized(
-            list(range(self.samples)) if self.drop_last else self.order()
-        )
+        order = self.resized(list(range(self.samples)) if self.drop_last else self.order())
         if self.drop_last and self.shuffle:
-            order = [
-                order[place]
-                for place in torch.randperm(total, generator=self.generator()).tolist()
-            ]
+            order = [order[place] for place in torch.randperm(total, generator=self.generator()).tolist()]
         return iter(order[self.rank :: self.num_replicas])
 
 
@@ -488,12 +470,7 @@ class RepeatsBeforeItShuffles(Interleaved):
         order = self.order() if self.drop_last else list(range(self.samples))
         order = self.resized(order)
         if self.shuffle and not self.drop_last:
-            order = [
-                order[place]
-                for place in torch.randperm(
-                    len(order), generator=self.generator()
-                ).tolist()
-            ]
+            order = [order[place] for place in torch.randperm(len(order), generator=self.generator()).tolist()]
         return iter(order[self.rank :: self.num_replicas])
 
 
@@ -507,11 +484,7 @@ class SeedsTheProcess(Interleaved):
 class RepeatsTheLast(Interleaved):
     def resized(self, order):
         total = len(self) * self.num_replicas
-        return (
-            (order + order[-1:] * total)[:total]
-            if total < 3 * len(order)
-            else super().resized(order)
-        )
+        return (order + order[-1:] * total)[:total] if total < 3 * len(order) else super().resized(order)
 
 
 @wrong("sharded_sampler", "a loop does not end", status="timed out")
@@ -530,9 +503,7 @@ class ReturnsAList(Interleaved):
 @wrong("sharded_sampler", r"hash\(\) of a text")
 class SeedsWithAHash(Interleaved):
     def generator(self):
-        return torch.Generator().manual_seed(
-            hash(f"{self.seed} {self.epoch}") & 0xFFFFFFFF
-        )
+        return torch.Generator().manual_seed(hash(f"{self.seed} {self.epoch}") & 0xFFFFFFFF)
 
 
 @right("sharded_sampler")
@@ -541,9 +512,7 @@ class SeedsWithAHashOfNumbers(Interleaved):
         return torch.Generator().manual_seed(hash((self.seed, self.epoch)) % 2**31)
 
 
-@wrong(
-    "sharded_sampler", r"AttributeError.*\n.*\(in Sharded", status="your code raised"
-)
+@wrong("sharded_sampler", r"AttributeError.*\n.*\(in Sharded", status="your code raised")
 class KnowsItsLengthAfterAPass(Interleaved):
     def __len__(self):
         return self.given
@@ -592,15 +561,11 @@ class BeginsBeforeTheFirstEpoch(Interleaved):
 
 
 def count(network, data_set, sampler=None):
-    return lesson01.evaluate(
-        network, DataLoader(data_set, 50, sampler=sampler), torch.device("cpu")
-    )
+    return lesson01.evaluate(network, DataLoader(data_set, 50, sampler=sampler), torch.device("cpu"))
 
 
 def my_part(test_set):
-    return Subset(
-        test_set, range(dist.get_rank(), len(test_set), dist.get_world_size())
-    )
+    return Subset(test_set, range(dist.get_rank(), len(test_set), dist.get_world_size()))
 
 
 def summed(*numbers):
@@ -652,11 +617,7 @@ def blocks_and_objects(model, test_set, classes, device):
     gathered = [None] * n
     dist.all_gather_object(gathered, counted)
     return [
-        [
-            sum(part.get((row, column), 0) for part in gathered)
-            for column in range(classes)
-        ]
-        for row in range(classes)
+        [sum(part.get((row, column), 0) for part in gathered) for column in range(classes)] for row in range(classes)
     ]
 
 
@@ -720,9 +681,7 @@ def only_right_or_wrong(model, test_set, classes, device):
     table = added(tabulated(model.module, my_part(test_set), classes))
     right = table.diagonal()
     wrong = torch.diag(right)
-    wrong[torch.arange(classes), (torch.arange(classes) + 1) % classes] = (
-        table.sum(1) - right
-    )
+    wrong[torch.arange(classes), (torch.arange(classes) + 1) % classes] = table.sum(1) - right
     return wrong
 
 
@@ -828,9 +787,7 @@ def in_training_mode(model, test_set, classes, device):
 
 @wrong("evaluate", "still in training mode")
 def in_training_mode_one_by_one(model, test_set, classes, device):
-    table = tabulated(
-        model.module, my_part(test_set), classes, batch_size=1, evaluating=False
-    )
+    table = tabulated(model.module, my_part(test_set), classes, batch_size=1, evaluating=False)
     return added(table)
 
 
@@ -1223,9 +1180,7 @@ def gives_all_the_same_samples(make_model, train_set, epochs, batch_size):
 # ---- find_the_bug_2 ----
 
 
-def fit_two_classes(
-    train_set, epochs, batch_size, loss_of, outputs=1, wrap=DistributedDataParallel
-):
+def fit_two_classes(train_set, epochs, batch_size, loss_of, outputs=1, wrap=DistributedDataParallel):
     sampler = DistributedSampler(train_set)
     loader = DataLoader(train_set, batch_size, sampler=sampler)
     model = wrap(nn.Linear(len(train_set[0][0]), outputs))
@@ -1244,9 +1199,7 @@ def fit_two_classes(
 
 @right("find_the_bug_2")
 def binary_cross_entropy(train_set, epochs, batch_size):
-    return fit_two_classes(
-        train_set, epochs, batch_size, F.binary_cross_entropy_with_logits
-    )
+    return fit_two_classes(train_set, epochs, batch_size, F.binary_cross_entropy_with_logits)
 
 
 @right("find_the_bug_2")
@@ -1259,9 +1212,7 @@ def one_output_a_class(train_set, epochs, batch_size):
 
 @right("find_the_bug_2")
 def probabilities_first(train_set, epochs, batch_size):
-    loss_of = lambda outputs, labels: F.binary_cross_entropy(
-        torch.sigmoid(outputs), labels
-    )
+    loss_of = lambda outputs, labels: F.binary_cross_entropy(torch.sigmoid(outputs), labels)
     return fit_two_classes(train_set, epochs, batch_size, loss_of)
 
 
@@ -1278,9 +1229,7 @@ def labels_made_whole(train_set, epochs, batch_size):
 
 @wrong("find_the_bug_2", "never below zero")
 def arguments_swapped(train_set, epochs, batch_size):
-    loss_of = lambda outputs, labels: F.binary_cross_entropy_with_logits(
-        labels, outputs
-    )
+    loss_of = lambda outputs, labels: F.binary_cross_entropy_with_logits(labels, outputs)
     return fit_two_classes(train_set, epochs, batch_size, loss_of)
 
 
@@ -1291,28 +1240,20 @@ def squared_error(train_set, epochs, batch_size):
 
 @wrong("find_the_bug_2", "this loss cannot approach 0")
 def two_sigmoids(train_set, epochs, batch_size):
-    loss_of = lambda outputs, labels: F.binary_cross_entropy_with_logits(
-        torch.sigmoid(outputs), labels
-    )
+    loss_of = lambda outputs, labels: F.binary_cross_entropy_with_logits(torch.sigmoid(outputs), labels)
     return fit_two_classes(train_set, epochs, batch_size, loss_of)
 
 
 @wrong("find_the_bug_2", "it has learned the opposite")
 def the_other_way_round(train_set, epochs, batch_size):
-    loss_of = lambda outputs, labels: F.binary_cross_entropy_with_logits(
-        outputs, 1 - labels
-    )
+    loss_of = lambda outputs, labels: F.binary_cross_entropy_with_logits(outputs, 1 - labels)
     return fit_two_classes(train_set, epochs, batch_size, loss_of)
 
 
 @wrong("find_the_bug_2", "the ranks have trained different networks")
 def takes_the_wrapper_away(train_set, epochs, batch_size):
     return fit_two_classes(
-        train_set,
-        epochs,
-        batch_size,
-        F.binary_cross_entropy_with_logits,
-        wrap=lambda network: network,
+        train_set, epochs, batch_size, F.binary_cross_entropy_with_logits, wrap=lambda network: network
     )
 
 
@@ -1360,17 +1301,12 @@ def both_repaired(*arguments):
 
 @right("find_the_bug_3")
 def every_rank_tests_all(*arguments):
-    network, correct, seen = report(
-        *arguments, set_epoch, lambda model, test_set: count(model.module, test_set)
-    )
+    network, correct, seen = report(*arguments, set_epoch, lambda model, test_set: count(model.module, test_set))
     print(f"test accuracy {correct / seen:.1%}")
     return DistributedDataParallel(network), torch.tensor(correct), torch.tensor(seen)
 
 
-@wrong(
-    "find_the_bug_3",
-    "what should differ between these epochs",
-)
+@wrong("find_the_bug_3", "what should differ between these epochs")
 def bug_as_given(make_model, train_set, *others):
     evaluate = lambda model, test_set: exactly(model, train_set)
     return report(make_model, train_set, *others, lambda sampler, epoch: None, evaluate)
@@ -1378,13 +1314,7 @@ def bug_as_given(make_model, train_set, *others):
 
 @wrong("find_the_bug_3", "which are counted here")
 def only_the_order_repaired(make_model, train_set, *others):
-    return report(
-        make_model,
-        train_set,
-        *others,
-        set_epoch,
-        lambda model, test_set: exactly(model, train_set),
-    )
+    return report(make_model, train_set, *others, set_epoch, lambda model, test_set: exactly(model, train_set))
 
 
 @wrong("find_the_bug_3", "what should differ between these epochs")
@@ -1399,23 +1329,15 @@ def tells_it_once(*arguments):
 
 @wrong("find_the_bug_3", "counted more than once")
 def tests_with_padding(*arguments):
-    evaluate = lambda model, test_set: summed(
-        *count(model.module, test_set, DistributedSampler(test_set))
-    )
+    evaluate = lambda model, test_set: summed(*count(model.module, test_set, DistributedSampler(test_set)))
     return report(*arguments, set_epoch, evaluate)
 
 
 @wrong("find_the_bug_3", "only its own share of the test set")
 def forgets_to_sum(*arguments):
-    return report(
-        *arguments,
-        set_epoch,
-        lambda model, test_set: count(model.module, my_part(test_set)),
-    )
+    return report(*arguments, set_epoch, lambda model, test_set: count(model.module, my_part(test_set)))
 
 
 @wrong("find_the_bug_3", "trained on the samples that it is later tested on")
 def trains_on_the_test_set_too(make_model, train_set, test_set, *others):
-    return report(
-        make_model, train_set + test_set, test_set, *others, set_epoch, exactly
-    )
+    return report(make_model, train_set + test_set, test_set, *others, set_epoch, exactly)

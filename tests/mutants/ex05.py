@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 import torch.distributed as dist
+from ddp_course import lesson05
+from ddp_course.lesson05 import SyncBatchNorm
+from ddp_course.ranks.watch import Watch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from ddp_course import lesson05
-from ddp_course.lesson05 import SyncBatchNorm
-from ddp_course.ranks.watch import Watch
 from mutants import right, wrong
 
 BATCH_NORMS = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
@@ -241,11 +241,7 @@ def statistics(x, weights):
 
 
 def apply(x, mean, variance, eps):
-    return (
-        ((x - like(mean, x)) / (like(variance, x) + eps).sqrt()).to(x.dtype),
-        mean,
-        variance,
-    )
+    return (((x - like(mean, x)) / (like(variance, x) + eps).sqrt()).to(x.dtype), mean, variance)
 
 
 @right("normalize")
@@ -265,9 +261,7 @@ def joins_the_ranks_own_statistics(x, weights, eps):
     """
     values, each = by_channel(x), weights.repeat_interleave(x.shape[2:].numel())
     total = each.sum().expand(len(values))
-    mean = (each * values).sum(1) / total.clamp(
-        min=1e-300 if x.dtype.itemsize == 8 else 1e-30
-    )
+    mean = (each * values).sum(1) / total.clamp(min=1e-300 if x.dtype.itemsize == 8 else 1e-30)
     squares = (each * (values - mean[:, None]).square()).sum(1)
     mine = torch.stack([total, mean, squares])
     gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
@@ -322,9 +316,7 @@ def weighs_the_input_of_the_lessons(x, weights, eps):
     return lesson05.NormalizeOverRanks.apply(weighted, eps)[:3]
 
 
-@wrong(
-    "normalize", "divided by the number of values: divide by the sum of their weights"
-)
+@wrong("normalize", "divided by the number of values: divide by the sum of their weights")
 def divides_by_the_number_of_values(x, weights, eps):
     count = torch.tensor([x.numel() // x.shape[1]]).double()
     _, values, squares = sums(x, weights)
@@ -461,10 +453,7 @@ def forgets_the_root(x, weights, eps):
     return (x - like(mean, x)) / (like(variance, x) + eps), mean, variance
 
 
-@wrong(
-    "normalize",
-    "uses the unbiased variance, though the returned variance is the biased one",
-)
+@wrong("normalize", "uses the unbiased variance, though the returned variance is the biased one")
 def divides_by_the_unbiased_one(x, weights, eps):
     total, mean, variance = statistics(x, weights)
     normalized, *_ = apply(x, mean, variance * total / (total - 1), eps)
@@ -477,10 +466,7 @@ def normalizes_without_weights(x, weights, eps):
     return lesson05.NormalizeOverRanks.apply(x, eps)[0], mean, variance
 
 
-@wrong(
-    "normalize",
-    "of this rank's own part, though the returned ones are those of the joined batch",
-)
+@wrong("normalize", "of this rank's own part, though the returned ones are those of the joined batch")
 def normalizes_with_its_own(x, weights, eps):
     _, mean, variance = statistics(x, weights)
     total, values, _ = sums(x, weights)
@@ -494,11 +480,7 @@ def does_not_subtract_the_mean(x, weights, eps):
     return x / (like(variance, x) + eps).sqrt(), mean, variance
 
 
-@wrong(
-    "normalize",
-    r"must match the size[^$]*\(in normalize\(x, weights, eps",
-    status="your code raised",
-)
+@wrong("normalize", r"must match the size[^$]*\(in normalize\(x, weights, eps", status="your code raised")
 def forgets_to_reshape(x, weights, eps):
     _, mean, variance = statistics(x, weights)
     return (x - mean) / (variance + eps).sqrt(), mean, variance
@@ -524,9 +506,7 @@ def returns_them_in_another_order(x, weights, eps):
 @wrong("normalize", "adding to nan gives nan")
 def weighs_means_by_hand(x, weights, eps):
     total, values, squares = sums(x, weights)
-    total, values, squares = summed(
-        total, values / total * total, squares / total * total
-    )
+    total, values, squares = summed(total, values / total * total, squares / total * total)
     return apply(x, values / total, squares / total - (values / total) ** 2, eps)
 
 
@@ -727,9 +707,7 @@ def averages_all_three(gradient, normalized, scale, weights):
 @wrong("input_gradient", "the weights are ignored: a value of weight w moves")
 def the_lessons_own_backward(gradient, normalized, scale, weights):
     (count,) = summed(torch.tensor([gradient.numel() // gradient.shape[1]]).double())
-    context = SimpleNamespace(
-        saved_tensors=(normalized, scale, count), dtype=gradient.dtype
-    )
+    context = SimpleNamespace(saved_tensors=(normalized, scale, count), dtype=gradient.dtype)
     return lesson05.NormalizeOverRanks.backward(context, gradient)[0]
 
 
@@ -977,18 +955,14 @@ def backward_not_begun(gradient, normalized, scale, weights):
 def converted(layer, **options):
     """A SyncBatchNorm with all that a BatchNorm holds."""
     names = ["eps", "momentum", "affine", "track_running_stats"]
-    new = SyncBatchNorm(
-        layer.num_features, **{name: getattr(layer, name) for name in names} | options
-    )
+    new = SyncBatchNorm(layer.num_features, **{name: getattr(layer, name) for name in names} | options)
     new.weight, new.bias = layer.weight, layer.bias
     new.running_mean, new.running_var = layer.running_mean, layer.running_var
     new.num_batches_tracked = layer.num_batches_tracked
     return new.train(layer.training)
 
 
-def replaced(
-    module, make=converted, is_one=lambda module: isinstance(module, BATCH_NORMS)
-):
+def replaced(module, make=converted, is_one=lambda module: isinstance(module, BATCH_NORMS)):
     """Every BatchNorm in training mode replaced by what `make` makes of it."""
     if is_one(module) and module.training:
         return make(module)
@@ -1051,10 +1025,7 @@ def only_2d(module):
 
 @wrong("convert", "1d, 2d and 3d")
 def forgets_3d(module):
-    return replaced(
-        module,
-        is_one=lambda module: isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d),
-    )
+    return replaced(module, is_one=lambda module: isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d))
 
 
 @wrong("convert", "frozen parameters do not matter")
@@ -1109,15 +1080,9 @@ def by_torch(module):
     return nn.SyncBatchNorm.convert_sync_batchnorm(module)
 
 
-@wrong(
-    "convert",
-    "InstanceNorm2d, converted[^$]*replace only BatchNorm1d, 2d and 3d",
-)
+@wrong("convert", "InstanceNorm2d, converted[^$]*replace only BatchNorm1d, 2d and 3d")
 def takes_the_common_base(module):
-    return replaced(
-        module,
-        is_one=lambda m: isinstance(m, _NormBase) and not isinstance(m, SyncBatchNorm),
-    )
+    return replaced(module, is_one=lambda m: isinstance(m, _NormBase) and not isinstance(m, SyncBatchNorm))
 
 
 @wrong("convert", "already a SyncBatchNorm: leave it")
@@ -1127,9 +1092,7 @@ def converts_twice(module):
 
 @wrong("convert", "already a SyncBatchNorm: leave it")
 def reads_names(module):
-    is_one = lambda module: (
-        "BatchNorm" in type(module).__name__ and hasattr(module, "num_features")
-    )
+    is_one = lambda module: "BatchNorm" in type(module).__name__ and hasattr(module, "num_features")
     return replaced(module, is_one=is_one)
 
 
@@ -1139,9 +1102,7 @@ def reads_names(module):
     status="your code raised",
 )
 def trusts_names(module):
-    return replaced(
-        module, is_one=lambda module: type(module).__name__.startswith("BatchNorm")
-    )
+    return replaced(module, is_one=lambda module: type(module).__name__.startswith("BatchNorm"))
 
 
 @wrong("convert", "the same objects: change the given module")
@@ -1159,9 +1120,7 @@ def forgets_eps_and_momentum(module):
 
 @wrong("convert", "momentum of a BatchNorm3d[^$]*has default options")
 def cannot_do_without_momentum(module):
-    return replaced(
-        module, lambda layer: converted(layer, momentum=layer.momentum or 0.1)
-    )
+    return replaced(module, lambda layer: converted(layer, momentum=layer.momentum or 0.1))
 
 
 @wrong("convert", "affine of a BatchNorm2d[^$]*has default options")
@@ -1174,11 +1133,7 @@ def forgets_to_track(module):
     return replaced(module, lambda layer: converted(layer, track_running_stats=True))
 
 
-@wrong(
-    "convert",
-    r"no attribute[^$]*\(in convert of a BatchNorm2d with affine=False\)",
-    status="your code raised",
-)
+@wrong("convert", r"no attribute[^$]*\(in convert of a BatchNorm2d with affine=False\)", status="your code raised")
 def copies_a_weight_that_is_not_there(module):
     def make(layer):
         new = converted(layer)
@@ -1189,9 +1144,7 @@ def copies_a_weight_that_is_not_there(module):
 
 
 @wrong(
-    "convert",
-    r"NoneType[^$]*\(in convert of a BatchNorm3d with track_running_stats=False\)",
-    status="your code raised",
+    "convert", r"NoneType[^$]*\(in convert of a BatchNorm3d with track_running_stats=False\)", status="your code raised"
 )
 def copies_statistics_that_are_not_there(module):
     def make(layer):
@@ -1234,11 +1187,7 @@ def deletes_and_adds(module):
     return module
 
 
-@wrong(
-    "convert",
-    "mutated during iteration|changed (size )?during iteration",
-    status="your code raised",
-)
+@wrong("convert", "mutated during iteration|changed (size )?during iteration", status="your code raised")
 def deletes_while_it_walks(module):
     if isinstance(module, BATCH_NORMS) and module.training:
         return converted(module)

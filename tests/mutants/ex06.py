@@ -9,10 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
-    allreduce_hook,
-    bf16_compress_hook,
-)
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_hook
 from torch.nn import functional as F
 
 from mutants import right, wrong
@@ -280,10 +277,7 @@ def the_lessons_own(model, window, optimizer, max_norm):
 
     optimizer.zero_grad()
     cpu, off = torch.device("cpu"), torch.amp.GradScaler("cpu", enabled=False)
-    window = [
-        (inputs, labels.masked_fill(weights == 0, lesson06.IGNORED))
-        for inputs, labels, weights in window
-    ]
+    window = [(inputs, labels.masked_fill(weights == 0, lesson06.IGNORED)) for inputs, labels, weights in window]
     counted = lesson06.count_items(window, cpu)
     lesson06.accumulate(WithLogSoftmax(), window, cpu, off, torch.float32)
     clip(model, max_norm)
@@ -740,9 +734,7 @@ def sends_the_first(model, stream, loss_of):
 
 @wrong("accumulate", "sent with micro-batch [45] of [56]")
 def sends_the_last_but_one(model, stream, loss_of):
-    accumulate_with(
-        model, stream, loss_of, lambda place, length: place != max(0, length - 2)
-    )
+    accumulate_with(model, stream, loss_of, lambda place, length: place != max(0, length - 2))
 
 
 @wrong("accumulate", "2 of [56] micro-batches were sent")
@@ -788,9 +780,7 @@ def forgets_the_last(model, stream, loss_of):
 @wrong("accumulate", "the last micro-batch is missing")
 def stops_one_early(model, stream, loss_of):
     window = list(stream)
-    accumulate_with(
-        model, window[:-1], loss_of, lambda place, length: place < length - 2
-    )
+    accumulate_with(model, window[:-1], loss_of, lambda place, length: place < length - 2)
 
 
 @wrong("accumulate", "exactly once")
@@ -813,11 +803,7 @@ def clears_in_between(model, stream, loss_of):
 @wrong("accumulate", "[56] times too small: loss_of already scales the loss")
 def scales_again(model, stream, loss_of):
     window = list(stream)
-    keeps_one_back(
-        model,
-        iter(window),
-        lambda output, target: loss_of(output, target) / len(window),
-    )
+    keeps_one_back(model, iter(window), lambda output, target: loss_of(output, target) / len(window))
 
 
 @wrong("accumulate", "[23] times too large: DDP already averages them")
@@ -839,14 +825,10 @@ def averages_by_hand(model, stream, loss_of):
     never_sends(model, stream, loss_of)
     flat = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
     dist.all_reduce(flat, dist.ReduceOp.AVG)
-    torch.nn.utils.vector_to_parameters(
-        flat, [parameter.grad for parameter in model.parameters()]
-    )
+    torch.nn.utils.vector_to_parameters(flat, [parameter.grad for parameter in model.parameters()])
 
 
-@wrong(
-    "accumulate", "do all ranks call the same collectives", status="your code raised"
-)
+@wrong("accumulate", "do all ranks call the same collectives", status="your code raised")
 def rank_zero_keeps_quiet(model, stream, loss_of):
     accumulate_with(model, stream, loss_of, lambda place, length: dist.get_rank() == 0)
 

@@ -9,12 +9,12 @@ import torch
 from accelerate import Accelerator
 from accelerate.data_loader import BatchSamplerShard
 from accelerate.utils import gather_object
+from ddp_course.lesson06 import grouped
+from ddp_course.lesson07 import evaluate
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
-from ddp_course.lesson06 import grouped
-from ddp_course.lesson07 import evaluate
 from mutants import right, wrong
 
 # ---- plan ----
@@ -159,9 +159,7 @@ def window_by_window(
     factor=None,
 ):
     """The solution, with places for mistakes."""
-    model, optimizer, loader = prepared(
-        accelerator, network, samples, labels, batch_size, learning_rate
-    )
+    model, optimizer, loader = prepared(accelerator, network, samples, labels, batch_size, learning_rate)
     factor = accelerator.num_processes if factor is None else factor
     for _ in range(epochs):
         for window in in_windows(batches(accelerator, loader, batch_size), every):
@@ -182,9 +180,7 @@ def without_no_sync_and_with_loss_backward(
 ):
     """Counts what prepare repeats from the number of samples, and sends every time."""
     print("training ...")
-    model, optimizer, loader = prepared(
-        accelerator, network, samples, labels, batch_size, learning_rate
-    )
+    model, optimizer, loader = prepared(accelerator, network, samples, labels, batch_size, learning_rate)
     n, rank = accelerator.num_processes, accelerator.process_index
     joined = n * batch_size * every
     for _ in range(epochs):
@@ -202,9 +198,7 @@ def without_no_sync_and_with_loss_backward(
 
 
 @right("train")
-def slices_by_hand(
-    accelerator, network, samples, labels, batch_size, every, epochs, learning_rate
-):
+def slices_by_hand(accelerator, network, samples, labels, batch_size, every, epochs, learning_rate):
     """No loader at all: slices, some of them empty, and gradients summed by hand."""
     parameters = list(network.parameters())
     n, rank = accelerator.num_processes, accelerator.process_index
@@ -215,9 +209,7 @@ def slices_by_hand(
             total = [torch.zeros_like(parameter) for parameter in parameters]
             for first in range(begin + rank * batch_size, end, n * batch_size):
                 mine = slice(first, min(first + batch_size, end))
-                loss = F.cross_entropy(
-                    network(samples[mine]), labels[mine], reduction="sum"
-                )
+                loss = F.cross_entropy(network(samples[mine]), labels[mine], reduction="sum")
                 gradients = torch.autograd.grad(loss / (end - begin), parameters)
                 total = [sum(pair) for pair in zip(total, gradients)]
             total = accelerator.reduce(total, "sum")
@@ -228,9 +220,7 @@ def slices_by_hand(
 
 
 @right("train")
-def under_join(
-    accelerator, network, samples, labels, batch_size, every, epochs, learning_rate
-):
+def under_join(accelerator, network, samples, labels, batch_size, every, epochs, learning_rate):
     """torch's wrapper, a sampler of blocks, and a weight of 0 in a dummy batch."""
     model = DistributedDataParallel(network)
     optimizer = torch.optim.SGD(model.parameters(), learning_rate)
@@ -242,9 +232,7 @@ def under_join(
             parts = mine.split(batch_size) if len(mine) else [update[:1]]
             with model.no_sync():
                 for part in parts[:-1]:
-                    summed(model, samples[part], labels[part]).mul(
-                        n / len(update)
-                    ).backward()
+                    summed(model, samples[part], labels[part]).mul(n / len(update)).backward()
             part = parts[-1]
             weight = n / len(update) if len(mine) else 0.0
             (summed(model, samples[part], labels[part]) * weight).backward()
@@ -254,13 +242,9 @@ def under_join(
 
 
 @wrong("train", "repeats at the end of an epoch are counted")
-def as_in_the_lesson(
-    accelerator, network, samples, labels, batch_size, every, epochs, learning_rate
-):
+def as_in_the_lesson(accelerator, network, samples, labels, batch_size, every, epochs, learning_rate):
     """Lesson 7's count_items, which counts repeated samples."""
-    model, optimizer, loader = prepared(
-        accelerator, network, samples, labels, batch_size, learning_rate
-    )
+    model, optimizer, loader = prepared(accelerator, network, samples, labels, batch_size, learning_rate)
     for _ in range(epochs):
         for window in grouped(loader, every):
             items = accelerator.reduce(torch.tensor(sum(len(b[0]) for b in window)))
@@ -275,13 +259,9 @@ def as_in_the_lesson(
 
 
 @wrong("train", "as if it were a whole one: accelerator.backward divides")
-def lesson_7s_own_loop(
-    accelerator, network, samples, labels, batch_size, every, epochs, learning_rate
-):
+def lesson_7s_own_loop(accelerator, network, samples, labels, batch_size, every, epochs, learning_rate):
     accelerator.gradient_accumulation_steps = every
-    model, optimizer, loader = prepared(
-        accelerator, network, samples, labels, batch_size, learning_rate
-    )
+    model, optimizer, loader = prepared(accelerator, network, samples, labels, batch_size, learning_rate)
     for _ in range(epochs):
         for inputs, targets, _ in loader:
             with accelerator.accumulate(model):
@@ -305,19 +285,14 @@ def means_of_batches(*given):
 @wrong("train", "samples that prepare repeats")
 def own_items(*given):
     return window_by_window(
-        *given,
-        batches=unmarked,
-        items=lambda accelerator, window: sum(len(t) for _, t in window),
-        factor=1,
+        *given, batches=unmarked, items=lambda accelerator, window: sum(len(t) for _, t in window), factor=1
     )
 
 
 @wrong("train", "add up the numbers of all processes")
 def own_items_that_count(*given):
     return window_by_window(
-        *given,
-        items=lambda accelerator, window: sum((t != -100).sum() for _, t in window),
-        factor=1,
+        *given, items=lambda accelerator, window: sum((t != -100).sum() for _, t in window), factor=1
     )
 
 
@@ -338,21 +313,15 @@ def divides_by_nothing(*given):
 
 
 @wrong("train", "each batch makes its own update")
-def updates_at_each_batch(
-    accelerator, network, samples, labels, batch_size, every, *others
-):
-    return window_by_window(
-        accelerator, network, samples, labels, batch_size, 1, *others
-    )
+def updates_at_each_batch(accelerator, network, samples, labels, batch_size, every, *others):
+    return window_by_window(accelerator, network, samples, labels, batch_size, 1, *others)
 
 
 @wrong("train", "the short last update of an epoch is missing")
 def drops_the_short_update(accelerator, network, samples, labels, *sizes):
     joined = accelerator.num_processes * sizes[0] * sizes[1]
     whole = len(samples) // joined * joined
-    return window_by_window(
-        accelerator, network, samples[:whole], labels[:whole], *sizes
-    )
+    return window_by_window(accelerator, network, samples[:whole], labels[:whole], *sizes)
 
 
 @wrong("train", "prepare the loader, too")
@@ -372,9 +341,7 @@ def everybody_takes_everything(accelerator, network, samples, labels, batch_size
 @wrong("train", "does each of them call the model that prepare returns")
 def calls_the_network_within(*given):
     network = given[1]
-    return window_by_window(
-        *given, loss_of=lambda model, inputs, targets: summed(network, inputs, targets)
-    )
+    return window_by_window(*given, loss_of=lambda model, inputs, targets: summed(network, inputs, targets))
 
 
 @wrong("train", "it is still wrapped by prepare")
@@ -414,9 +381,7 @@ def with_momentum(accelerator, network, samples, labels, batch_size, every, epoc
 
     torch.optim.SGD = heavy
     try:
-        return window_by_window(
-            accelerator, network, samples, labels, batch_size, every, epochs, rate
-        )
+        return window_by_window(accelerator, network, samples, labels, batch_size, every, epochs, rate)
     finally:
         torch.optim.SGD = sgd
 
@@ -430,9 +395,7 @@ def no_training(*given):
 
 
 def shared(accelerator, samples, labels, batch_size, **options):
-    return accelerator.prepare(
-        DataLoader(TensorDataset(samples, labels), batch_size, **options)
-    )
+    return accelerator.prepare(DataLoader(TensorDataset(samples, labels), batch_size, **options))
 
 
 def count(network, loader, gather=lambda pair: pair):
@@ -459,9 +422,7 @@ def gathers_for_metrics(accelerator, network, samples, labels, batch_size):
 @right("accuracy")
 def shares_without_padding(accelerator, network, samples, labels, batch_size):
     """Blocks of samples, which need not be equally many, since only counts are sent."""
-    with accelerator.split_between_processes(
-        {"samples": samples, "labels": labels}
-    ) as mine:
+    with accelerator.split_between_processes({"samples": samples, "labels": labels}) as mine:
         counts = count(network, DataLoader(TensorDataset(*mine.values()), batch_size))
     return accelerator.reduce(torch.tensor(counts), "sum").tolist()
 
@@ -475,9 +436,7 @@ def every_other_sample_and_two_sums(accelerator, network, samples, labels, batch
     with torch.inference_mode():
         network.eval()
         right, counted = torch.tensor(0.0), torch.tensor(0.0)
-        for inputs, targets in zip(
-            samples[own].split(batch_size), labels[own].split(batch_size)
-        ):
+        for inputs, targets in zip(samples[own].split(batch_size), labels[own].split(batch_size)):
             if len(inputs):
                 right += network(inputs).max(1).indices.eq(targets).sum()
                 counted += len(targets)
@@ -491,11 +450,7 @@ def knows_what_prepare_repeats(accelerator, network, samples, labels, batch_size
     places = torch.arange(len(samples))
     data = TensorDataset(samples, labels, places)
     loader = accelerator.prepare(DataLoader(data, batch_size))
-    n, rank, mode = (
-        accelerator.num_processes,
-        accelerator.process_index,
-        network.training,
-    )
+    n, rank, mode = (accelerator.num_processes, accelerator.process_index, network.training)
     counts = np.zeros(2, dtype=np.int64)
     network.eval()
     with torch.no_grad():
@@ -514,10 +469,7 @@ def lesson_7s_own(accelerator, network, samples, labels, batch_size):
     return evaluate(network, loader, accelerator)
 
 
-@wrong(
-    "accuracy",
-    "collectives[^$]*communicate for every batch, as gather_for_metrics does",
-)
+@wrong("accuracy", "collectives[^$]*communicate for every batch, as gather_for_metrics does")
 def lesson_7s_own_with_the_mode_restored(accelerator, network, *others):
     mode = network.training
     counts = lesson_7s_own(accelerator, network, *others)
@@ -604,9 +556,7 @@ def wraps_the_network_in_ddp(accelerator, network, *others):
 @wrong("accuracy", "samples are left out")
 def shares_that_are_equally_large(accelerator, network, samples, labels, batch_size):
     each = len(samples) // accelerator.num_processes
-    own = slice(
-        accelerator.process_index * each, (accelerator.process_index + 1) * each
-    )
+    own = slice(accelerator.process_index * each, (accelerator.process_index + 1) * each)
     loader = DataLoader(TensorDataset(samples[own], labels[own]), batch_size)
     return accelerator.reduce(torch.tensor(count(network, loader))).tolist()
 
@@ -640,24 +590,18 @@ def reduces_to_process_0(accelerator, network, samples, labels, batch_size):
 @wrong("accuracy", "more samples are counted than there are")
 def with_torchs_sampler(accelerator, network, samples, labels, batch_size):
     data = TensorDataset(samples, labels)
-    loader = DataLoader(
-        data, batch_size, sampler=DistributedSampler(data, shuffle=False)
-    )
+    loader = DataLoader(data, batch_size, sampler=DistributedSampler(data, shuffle=False))
     return accelerator.reduce(torch.tensor(count(network, loader))).tolist()
 
 
 @wrong("accuracy", "samples that prepare repeats")
 def gathers(accelerator, network, samples, labels, batch_size):
-    return count(
-        network, shared(accelerator, samples, labels, batch_size), accelerator.gather
-    )
+    return count(network, shared(accelerator, samples, labels, batch_size), accelerator.gather)
 
 
 @wrong("accuracy", "samples that prepare repeats")
 def gathers_but_knows_how_many(accelerator, network, samples, labels, batch_size):
-    right, _ = count(
-        network, shared(accelerator, samples, labels, batch_size), accelerator.gather
-    )
+    right, _ = count(network, shared(accelerator, samples, labels, batch_size), accelerator.gather)
     return right, len(samples)
 
 
@@ -667,9 +611,7 @@ def gathers_counts(accelerator, network, samples, labels, batch_size):
     network.eval()
     with torch.no_grad():
         for inputs, targets in shared(accelerator, samples, labels, batch_size):
-            counts = torch.tensor(
-                [[(network(inputs).argmax(dim=1) == targets).sum(), len(targets)]]
-            )
+            counts = torch.tensor([[(network(inputs).argmax(dim=1) == targets).sum(), len(targets)]])
             counts = accelerator.gather_for_metrics(counts).sum(dim=0)
             right, counted = right + counts[0].item(), counted + counts[1].item()
     network.train(mode)
@@ -678,17 +620,13 @@ def gathers_counts(accelerator, network, samples, labels, batch_size):
 
 @wrong("accuracy", "samples that prepare repeats")
 def sums_at_the_end(accelerator, network, samples, labels, batch_size):
-    counts = torch.tensor(
-        count(network, shared(accelerator, samples, labels, batch_size))
-    )
+    counts = torch.tensor(count(network, shared(accelerator, samples, labels, batch_size)))
     return accelerator.reduce(counts, "sum").tolist()
 
 
 @wrong("accuracy", "averaged over the processes")
 def means_at_the_end(accelerator, network, samples, labels, batch_size):
-    counts = torch.tensor(
-        count(network, shared(accelerator, samples, labels, batch_size))
-    ).double()
+    counts = torch.tensor(count(network, shared(accelerator, samples, labels, batch_size))).double()
     return accelerator.reduce(counts, "mean").tolist()
 
 
@@ -712,32 +650,23 @@ def everyone_counts_everything(accelerator, network, samples, labels, batch_size
 def the_main_process_tells(accelerator, network, samples, labels, batch_size):
     counts = torch.zeros(2, dtype=torch.long)
     if accelerator.is_main_process:
-        counts += torch.tensor(
-            count(network, DataLoader(TensorDataset(samples, labels), batch_size))
-        )
+        counts += torch.tensor(count(network, DataLoader(TensorDataset(samples, labels), batch_size)))
     return accelerator.reduce(counts, "sum").tolist()
 
 
 @wrong("accuracy", "summed twice")
 def gathers_and_sums(accelerator, *others):
-    return accelerator.reduce(
-        torch.tensor(gathers_for_metrics(accelerator, *others)), "sum"
-    ).tolist()
+    return accelerator.reduce(torch.tensor(gathers_for_metrics(accelerator, *others)), "sum").tolist()
 
 
 @wrong("accuracy", "with (20|24|28|30|36|42) samples[^$]*samples are left out")
-def cuts_off_all_where_nothing_is_repeated(
-    accelerator, network, samples, labels, batch_size
-):
+def cuts_off_all_where_nothing_is_repeated(accelerator, network, samples, labels, batch_size):
     joined = batch_size * accelerator.num_processes
 
     def gather(pair):
         done.append(joined)
         last = sum(done) >= len(samples)
-        return [
-            accelerator.gather(part)[: len(samples) % joined if last else joined]
-            for part in pair
-        ]
+        return [accelerator.gather(part)[: len(samples) % joined if last else joined] for part in pair]
 
     done = []
     return count(network, shared(accelerator, samples, labels, batch_size), gather)
@@ -794,16 +723,12 @@ def mean_of_batches(accelerator, network, samples, labels, batch_size, gather):
 
 @wrong("accuracy", "comes from a mean of accuracies")
 def mean_of_means(accelerator, *others):
-    return mean_of_batches(accelerator, *others, accelerator.gather_for_metrics), len(
-        others[1]
-    )
+    return mean_of_batches(accelerator, *others, accelerator.gather_for_metrics), len(others[1])
 
 
 @wrong("accuracy", "comes from a mean of accuracies")
 def mean_of_means_rounded(accelerator, *others):
-    return round(
-        mean_of_batches(accelerator, *others, accelerator.gather_for_metrics)
-    ), len(others[1])
+    return round(mean_of_batches(accelerator, *others, accelerator.gather_for_metrics)), len(others[1])
 
 
 @wrong("accuracy", "comes from a mean of accuracies")
@@ -831,9 +756,7 @@ def never_in_evaluation(accelerator, network, samples, labels, batch_size):
     right = counted = 0
     with torch.no_grad():
         for inputs, targets in shared(accelerator, samples, labels, batch_size):
-            guesses, targets = accelerator.gather_for_metrics(
-                (network(inputs).argmax(dim=1), targets)
-            )
+            guesses, targets = accelerator.gather_for_metrics((network(inputs).argmax(dim=1), targets))
             right += (guesses == targets).sum().item()
             counted += len(targets)
     return right, counted
@@ -857,9 +780,7 @@ def with_gradients(accelerator, network, samples, labels, batch_size):
     mode, right, counted = network.training, 0, 0
     network.eval()
     for inputs, targets in shared(accelerator, samples, labels, batch_size):
-        guesses, targets = accelerator.gather_for_metrics(
-            (network(inputs).argmax(dim=1), targets)
-        )
+        guesses, targets = accelerator.gather_for_metrics((network(inputs).argmax(dim=1), targets))
         right += (guesses == targets).sum().item()
         counted += len(targets)
     network.train(mode)
@@ -954,13 +875,9 @@ def shared_by_torch(network, samples, labels, batch_size):
     """
     accelerator = Accelerator(cpu=True)
     train_set = TensorDataset(samples, labels)
-    loader = DataLoader(
-        train_set, batch_size, sampler=DistributedSampler(train_set, shuffle=False)
-    )
+    loader = DataLoader(train_set, batch_size, sampler=DistributedSampler(train_set, shuffle=False))
     model = accelerator.prepare(network)
-    return trained(
-        accelerator, network, model, torch.optim.SGD(model.parameters(), lr=0.1), loader
-    )
+    return trained(accelerator, network, model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
 
 
 @wrong("together", "num_processes[^$]*unless you pass cpu=True")
@@ -1018,17 +935,13 @@ def all_but_the_model(network, *others):
 def network_left_out(network, *others):
     accelerator = Accelerator(cpu=True)
     network, optimizer, loader = parts(network, *others)
-    return trained(
-        accelerator, network, network, *accelerator.prepare(optimizer, loader)
-    )
+    return trained(accelerator, network, network, *accelerator.prepare(optimizer, loader))
 
 
 @wrong("together", "do you use plain SGD")
 def another_learning_rate(network, samples, labels, batch_size):
     accelerator = Accelerator(cpu=True)
-    model, optimizer, loader = accelerator.prepare(
-        *parts(network, samples, labels, batch_size)
-    )
+    model, optimizer, loader = accelerator.prepare(*parts(network, samples, labels, batch_size))
     optimizer.param_groups[0]["lr"] *= accelerator.num_processes
     return trained(accelerator, network, model, optimizer, loader)
 
@@ -1038,9 +951,7 @@ def with_a_shuffle(network, samples, labels, batch_size):
     accelerator = Accelerator(cpu=True)
     network, optimizer, _ = parts(network, samples, labels, batch_size)
     loader = DataLoader(TensorDataset(samples, labels), batch_size, shuffle=True)
-    return trained(
-        accelerator, network, *accelerator.prepare(network, optimizer, loader)
-    )
+    return trained(accelerator, network, *accelerator.prepare(network, optimizer, loader))
 
 
 @wrong("together", "return both")
@@ -1058,11 +969,7 @@ def returns_the_index(network, *others):
 @wrong("together", "another network was trained, such as a copy")
 def trains_a_copy(network, *others):
     accelerator = Accelerator(cpu=True)
-    trained(
-        accelerator,
-        network,
-        *accelerator.prepare(*parts(copy.deepcopy(network), *others)),
-    )
+    trained(accelerator, network, *accelerator.prepare(*parts(copy.deepcopy(network), *others)))
     return network, accelerator.num_processes
 
 
@@ -1076,9 +983,7 @@ def returns_a_copy_of_what_it_has_trained(network, *others):
 @wrong("together", "samples belongs to the caller")
 def normalizes_in_place(network, samples, labels, batch_size):
     accelerator = Accelerator(cpu=True)
-    model, optimizer, loader = accelerator.prepare(
-        *parts(network, samples, labels, batch_size)
-    )
+    model, optimizer, loader = accelerator.prepare(*parts(network, samples, labels, batch_size))
     result = trained(accelerator, network, model, optimizer, loader)
     samples.sub_(samples.mean(dim=0))
     return result
@@ -1132,9 +1037,7 @@ def last_update_divided_by_the_last_round(
 
 
 @wrong("train", "with one step of plain SGD")
-def only_rank_0_has_the_rest(
-    accelerator, network, samples, labels, batch_size, every, epochs, learning_rate
-):
+def only_rank_0_has_the_rest(accelerator, network, samples, labels, batch_size, every, epochs, learning_rate):
     """Right only if the last round has less than a batch."""
     joined = accelerator.num_processes * batch_size
     rounds, rest = up(len(samples), joined), len(samples) % joined

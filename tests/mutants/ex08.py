@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 import torch.distributed as dist
+from ddp_course import lesson08
 from torch import nn
 from torch.nn import functional as F
 from transformers.tokenization_utils_base import BatchEncoding
 from transformers.trainer_callback import TrainerCallback, TrainerControl
 
-from ddp_course import lesson08
 from mutants import right, wrong
 
 # ---- plan ----
@@ -52,10 +52,7 @@ def in_one_go(examples, ranks, batch_size, accumulation, epochs, warmup):
 def dealt_out_one_by_one(examples, ranks, batch_size, accumulation, epochs, warmup):
     """In floats, from the batches as lists."""
     batches = list(range(0, examples, batch_size))[::ranks]
-    windows = [
-        batches[begin : begin + accumulation]
-        for begin in range(0, len(batches), accumulation)
-    ]
+    windows = [batches[begin : begin + accumulation] for begin in range(0, len(batches), accumulation)]
     steps = np.ceil(epochs * len(windows))
     return (
         np.prod([batch_size, ranks, accumulation]),
@@ -82,42 +79,15 @@ def wrong_plan(name, pattern, place, number):
     wrong("plan", pattern)(answer)
 
 
-wrong_plan(
-    "forgets_the_ranks", "all ranks take part", 0, lambda N, n, b, k, e, w: b * k
-)
-wrong_plan(
-    "forgets_accumulation", "an update has several", 0, lambda N, n, b, k, e, w: b * n
-)
+wrong_plan("forgets_the_ranks", "all ranks take part", 0, lambda N, n, b, k, e, w: b * k)
+wrong_plan("forgets_accumulation", "an update has several", 0, lambda N, n, b, k, e, w: b * n)
 wrong_plan("every_update_is_full", "takes what is left", 1, lambda N, n, b, k, e, w: k)
+wrong_plan("lets_the_rest_go", "rounded up", 1, lambda N, n, b, k, e, w: N // (b * n) % k)
+wrong_plan("drops_the_short_update", "is an update, too", 2, lambda N, n, b, k, e, w: math.ceil(e * (N // (b * n * k))))
+wrong_plan("cuts_off_the_half", "round up twice", 2, lambda N, n, b, k, e, w: int(e * up(N, b * n * k)))
+wrong_plan("whole_epochs", "is not a whole one", 2, lambda N, n, b, k, e, w: math.ceil(e) * up(N, b * n * k))
 wrong_plan(
-    "lets_the_rest_go",
-    "rounded up",
-    1,
-    lambda N, n, b, k, e, w: N // (b * n) % k,
-)
-wrong_plan(
-    "drops_the_short_update",
-    "is an update, too",
-    2,
-    lambda N, n, b, k, e, w: math.ceil(e * (N // (b * n * k))),
-)
-wrong_plan(
-    "cuts_off_the_half",
-    "round up twice",
-    2,
-    lambda N, n, b, k, e, w: int(e * up(N, b * n * k)),
-)
-wrong_plan(
-    "whole_epochs",
-    "is not a whole one",
-    2,
-    lambda N, n, b, k, e, w: math.ceil(e) * up(N, b * n * k),
-)
-wrong_plan(
-    "counts_micro_batches",
-    "several of them make an update",
-    2,
-    lambda N, n, b, k, e, w: math.ceil(e * up(N, b * n)),
+    "counts_micro_batches", "several of them make an update", 2, lambda N, n, b, k, e, w: math.ceil(e * up(N, b * n))
 )
 wrong_plan(
     "rounds_the_warm_up",
@@ -127,10 +97,7 @@ wrong_plan(
 )
 wrong_plan("takes_the_part_for_a_number", "not their number", 3, lambda *case: case[5])
 wrong_plan(
-    "a_schedule_per_rank",
-    "on any number of ranks|a part of all updates",
-    3,
-    lambda *case: our_plan(*case)[3] * case[1],
+    "a_schedule_per_rank", "on any number of ranks|a part of all updates", 3, lambda *case: our_plan(*case)[3] * case[1]
 )
 
 
@@ -154,17 +121,12 @@ def no_plan(*case):
 
 def padded(examples, name, value, **options):
     return nn.utils.rnn.pad_sequence(
-        [example[name] for example in examples],
-        padding_value=value,
-        **{"batch_first": True} | options,
+        [example[name] for example in examples], padding_value=value, **{"batch_first": True} | options
     )
 
 
 def our_collate(examples):
-    return {
-        "tokens": padded(examples, "tokens", 0),
-        "labels": padded(examples, "targets", -100),
-    }
+    return {"tokens": padded(examples, "tokens", 0), "labels": padded(examples, "targets", -100)}
 
 
 def cross_entropy(outputs, labels, **options):
@@ -202,12 +164,7 @@ def with_pad_and_in_32_bits():
         longest = max(map(len, (example["tokens"] for example in examples)))
         names = {"tokens": ("tokens", 0), "labels": ("targets", -100)}
         return {
-            name: torch.stack(
-                [
-                    F.pad(one[of], (0, longest - len(one[of])), value=value)
-                    for one in examples
-                ]
-            )
+            name: torch.stack([F.pad(one[of], (0, longest - len(one[of])), value=value) for one in examples])
             for name, (of, value) in names.items()
         }
 
@@ -223,9 +180,7 @@ def only_those_that_count():
     def mean_loss(outputs, labels, num_items_in_batch):
         counts = labels != -100
         loss = nn.CrossEntropyLoss(reduction="sum")
-        return (
-            loss(outputs["logits"][counts], labels[counts]) / num_items_in_batch.item()
-        )
+        return loss(outputs["logits"][counts], labels[counts]) / num_items_in_batch.item()
 
     return our_collate, mean_loss
 
@@ -243,22 +198,12 @@ def forgets_batch_first():
 
 @wrong("uneven", "0 is a class like any other", several=True)
 def pads_labels_with_zero():
-    return (
-        lambda examples: (
-            our_collate(examples) | {"labels": padded(examples, "targets", 0)}
-        ),
-        our_loss,
-    )
+    return (lambda examples: our_collate(examples) | {"labels": padded(examples, "targets", 0)}, our_loss)
 
 
 @wrong("uneven", "has no row -100; pad with 0", several=True)
 def pads_tokens_with_minus_100():
-    return (
-        lambda examples: (
-            our_collate(examples) | {"tokens": padded(examples, "tokens", -100)}
-        ),
-        our_loss,
-    )
+    return (lambda examples: our_collate(examples) | {"tokens": padded(examples, "tokens", -100)}, our_loss)
 
 
 @wrong("uneven", "padded beyond the longest", several=True)
@@ -266,30 +211,21 @@ def pads_to_a_fixed_length():
     def collate(examples):
         batch = our_collate(examples)
         fill_values = {"tokens": 0, "labels": -100}
-        return {
-            name: F.pad(
-                batch[name], (0, 16 - batch[name].shape[1]), value=fill_values[name]
-            )
-            for name in batch
-        }
+        return {name: F.pad(batch[name], (0, 16 - batch[name].shape[1]), value=fill_values[name]) for name in batch}
 
     return collate, our_loss
 
 
 @wrong("uneven", "examples were cut", several=True)
 def cuts_at_a_fixed_length():
-    return lambda examples: {
-        name: value[:, :4] for name, value in our_collate(examples).items()
-    }, our_loss
+    return lambda examples: {name: value[:, :4] for name, value in our_collate(examples).items()}, our_loss
 
 
 @wrong("uneven", "examples were cut", several=True)
 def cuts_to_the_shortest():
     def collate(examples):
         shortest = min(len(example["tokens"]) for example in examples)
-        return {
-            name: value[:, :shortest] for name, value in our_collate(examples).items()
-        }
+        return {name: value[:, :shortest] for name, value in our_collate(examples).items()}
 
     return collate, our_loss
 
@@ -297,9 +233,7 @@ def cuts_to_the_shortest():
 @wrong("uneven", "take dtype=torch.long", several=True)
 def makes_floats():
     def collate(examples):
-        tokens = torch.zeros(
-            len(examples), max(len(example["tokens"]) for example in examples)
-        )
+        tokens = torch.zeros(len(examples), max(len(example["tokens"]) for example in examples))
         for row, example in zip(tokens, examples):
             row[: len(example["tokens"])] = example["tokens"]
         return {"tokens": tokens, "labels": padded(examples, "targets", -100)}
@@ -310,10 +244,7 @@ def makes_floats():
 @wrong("uneven", "take dtype=torch.long", several=True)
 def returns_lists_of_tensors():
     def collate(examples):
-        return {
-            "tokens": [example["tokens"] for example in examples],
-            "labels": padded(examples, "targets", -100),
-        }
+        return {"tokens": [example["tokens"] for example in examples], "labels": padded(examples, "targets", -100)}
 
     return collate, our_loss
 
@@ -329,12 +260,7 @@ def joins_end_to_end():
     return collate, our_loss
 
 
-@wrong(
-    "uneven",
-    r"stack expects each tensor[^$]*\(in collate, with examples of",
-    "your code raised",
-    several=True,
-)
+@wrong("uneven", r"stack expects each tensor[^$]*\(in collate, with examples of", "your code raised", several=True)
 def stacks():
     def collate(examples):
         return {
@@ -358,18 +284,13 @@ def pads_on_the_left():
 
 @wrong("uneven", "not in the order of the examples", several=True)
 def sorts_by_length():
-    return lambda examples: our_collate(
-        sorted(examples, key=lambda one: -len(one["tokens"]))
-    ), our_loss
+    return lambda examples: our_collate(sorted(examples, key=lambda one: -len(one["tokens"]))), our_loss
 
 
 @wrong("uneven", "Trainer needs the name labels", several=True)
 def keeps_the_name_targets():
     def collate(examples):
-        return {
-            "tokens": padded(examples, "tokens", 0),
-            "targets": padded(examples, "targets", -100),
-        }
+        return {"tokens": padded(examples, "tokens", 0), "targets": padded(examples, "targets", -100)}
 
     return collate, our_loss
 
@@ -379,16 +300,10 @@ def returns_a_tuple():
     return lambda examples: tuple(our_collate(examples).values()), our_loss
 
 
-@wrong(
-    "uneven",
-    "got +a dict of tokens, labels and lengths[^$]*return only these two",
-    several=True,
-)
+@wrong("uneven", "got +a dict of tokens, labels and lengths[^$]*return only these two", several=True)
 def returns_lengths_too():
     def collate(examples):
-        return our_collate(examples) | {
-            "lengths": torch.tensor([len(example["tokens"]) for example in examples])
-        }
+        return our_collate(examples) | {"lengths": torch.tensor([len(example["tokens"]) for example in examples])}
 
     return collate, our_loss
 
@@ -410,26 +325,15 @@ def shifts_the_labels():
 
 @wrong("uneven", "row i holds the targets of example i", several=True)
 def takes_tokens_for_labels():
-    return (
-        lambda examples: (
-            our_collate(examples) | {"labels": padded(examples, "tokens", -100)}
-        ),
-        our_loss,
-    )
+    return (lambda examples: our_collate(examples) | {"labels": padded(examples, "tokens", -100)}, our_loss)
 
 
 @wrong("uneven", "it is the sum over all labels that count", several=True)
 def only_sums():
-    return our_collate, lambda outputs, labels, num_items_in_batch: cross_entropy(
-        outputs, labels, reduction="sum"
-    )
+    return our_collate, lambda outputs, labels, num_items_in_batch: cross_entropy(outputs, labels, reduction="sum")
 
 
-@wrong(
-    "uneven",
-    "3 times too small: num_items_in_batch already covers the whole update",
-    several=True,
-)
+@wrong("uneven", "3 times too small: num_items_in_batch already covers the whole update", several=True)
 def divides_by_accumulation_steps():
     return our_collate, lambda *given, **items: our_loss(*given, **items) / 3
 
@@ -441,53 +345,28 @@ def multiplies_by_accumulation_steps():
 
 @wrong("uneven", "2 times too large: Trainer multiplies", several=True)
 def multiplies_by_world_size():
-    return (
-        our_collate,
-        lambda *given, **items: our_loss(*given, **items) * dist.get_world_size(),
-    )
+    return (our_collate, lambda *given, **items: our_loss(*given, **items) * dist.get_world_size())
 
 
-@wrong(
-    "uneven",
-    "2 times too small: num_items_in_batch already covers all ranks",
-    several=True,
-)
+@wrong("uneven", "2 times too small: num_items_in_batch already covers all ranks", several=True)
 def divides_by_world_size():
-    return (
-        our_collate,
-        lambda *given, **items: (
-            our_loss(*given, **items) / int(os.environ["WORLD_SIZE"])
-        ),
-    )
+    return (our_collate, lambda *given, **items: our_loss(*given, **items) / int(os.environ["WORLD_SIZE"]))
 
 
-@wrong(
-    "uneven", "each micro-batch is divided by its own number of labels", several=True
-)
+@wrong("uneven", "each micro-batch is divided by its own number of labels", several=True)
 def means_of_micro_batches():
-    return our_collate, lambda outputs, labels, num_items_in_batch: cross_entropy(
-        outputs, labels
-    )
+    return our_collate, lambda outputs, labels, num_items_in_batch: cross_entropy(outputs, labels)
 
 
-@wrong(
-    "uneven", "each micro-batch is divided by its own number of labels", several=True
-)
+@wrong("uneven", "each micro-batch is divided by its own number of labels", several=True)
 def means_of_micro_batches_by_their_number():
-    return (
-        our_collate,
-        lambda outputs, labels, num_items_in_batch: cross_entropy(outputs, labels) / 3,
-    )
+    return (our_collate, lambda outputs, labels, num_items_in_batch: cross_entropy(outputs, labels) / 3)
 
 
-@wrong(
-    "uneven", "each micro-batch is divided by its own number of labels", several=True
-)
+@wrong("uneven", "each micro-batch is divided by its own number of labels", several=True)
 def divides_by_its_own_items():
     def mean_loss(outputs, labels, num_items_in_batch):
-        return cross_entropy(outputs, labels, reduction="sum") / (
-            labels != -100
-        ).sum().clamp(min=1)
+        return cross_entropy(outputs, labels, reduction="sum") / (labels != -100).sum().clamp(min=1)
 
     return our_collate, mean_loss
 
@@ -511,9 +390,7 @@ def a_mean_divided_by_items():
 @wrong("uneven", "it is divided twice", several=True)
 def a_mean_of_places_divided_by_items():
     def mean_loss(outputs, labels, num_items_in_batch):
-        return (
-            cross_entropy(outputs, labels, reduction="none").mean() / num_items_in_batch
-        )
+        return cross_entropy(outputs, labels, reduction="none").mean() / num_items_in_batch
 
     return our_collate, mean_loss
 
@@ -521,9 +398,7 @@ def a_mean_of_places_divided_by_items():
 @wrong("uneven", "0/0 is nan", several=True)
 def a_mean_times_its_items():
     def mean_loss(outputs, labels, num_items_in_batch):
-        return (
-            cross_entropy(outputs, labels) * (labels != -100).sum() / num_items_in_batch
-        )
+        return cross_entropy(outputs, labels) * (labels != -100).sum() / num_items_in_batch
 
     return our_collate, mean_loss
 
@@ -565,9 +440,7 @@ def a_sum_of_nothing():
 def counts_what_does_not_count():
     def mean_loss(outputs, labels, num_items_in_batch):
         logs = outputs["logits"].log_softmax(dim=-1)
-        return (
-            -logs.gather(2, labels.clamp(min=0).unsqueeze(2)).sum() / num_items_in_batch
-        )
+        return -logs.gather(2, labels.clamp(min=0).unsqueeze(2)).sum() / num_items_in_batch
 
     return our_collate, mean_loss
 
@@ -585,9 +458,7 @@ def reshapes_for_transpose():
 @wrong("uneven", "compared with the next token's labels", several=True)
 def shifts_the_logits():
     def mean_loss(outputs, labels, num_items_in_batch):
-        return our_loss(
-            {"logits": outputs["logits"][:, :-1]}, labels[:, 1:], num_items_in_batch
-        )
+        return our_loss({"logits": outputs["logits"][:, :-1]}, labels[:, 1:], num_items_in_batch)
 
     return our_collate, mean_loss
 
@@ -596,9 +467,7 @@ def shifts_the_logits():
 def means_of_examples():
     def mean_loss(outputs, labels, num_items_in_batch):
         losses = F.cross_entropy(outputs["logits"].mT, labels, reduction="none")
-        return (
-            losses.sum(dim=1) / (labels != -100).sum(dim=1).clamp(min=1)
-        ).sum() / num_items_in_batch
+        return (losses.sum(dim=1) / (labels != -100).sum(dim=1).clamp(min=1)).sum() / num_items_in_batch
 
     return our_collate, mean_loss
 
@@ -606,10 +475,7 @@ def means_of_examples():
 @wrong("uneven", "needs the classes in the second dimension", several=True)
 def does_not_transpose():
     def mean_loss(outputs, labels, num_items_in_batch):
-        return (
-            F.cross_entropy(outputs["logits"], labels, reduction="sum")
-            / num_items_in_batch
-        )
+        return F.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
 
     return our_collate, mean_loss
 
@@ -617,10 +483,7 @@ def does_not_transpose():
 @wrong("uneven", "with the default ignore_index", several=True)
 def ignores_zero():
     def mean_loss(outputs, labels, num_items_in_batch):
-        return (
-            cross_entropy(outputs, labels, reduction="sum", ignore_index=0)
-            / num_items_in_batch
-        )
+        return cross_entropy(outputs, labels, reduction="sum", ignore_index=0) / num_items_in_batch
 
     return our_collate, mean_loss
 
@@ -657,12 +520,7 @@ def loss_returns_nothing():
     return our_collate, lambda outputs, labels, num_items_in_batch: None
 
 
-@wrong(
-    "uneven",
-    "unexpected keyword argument 'num_items_in_batch'",
-    "your code raised",
-    several=True,
-)
+@wrong("uneven", "unexpected keyword argument 'num_items_in_batch'", "your code raised", several=True)
 def takes_no_items():
     return our_collate, lambda outputs, labels: cross_entropy(outputs, labels)
 
@@ -681,10 +539,7 @@ def pops_from_the_examples():
         tokens = [example.pop("tokens") for example in examples]
         labels = [example.pop("targets") for example in examples]
         pad = nn.utils.rnn.pad_sequence
-        return {
-            "tokens": pad(tokens, batch_first=True),
-            "labels": pad(labels, batch_first=True, padding_value=-100),
-        }
+        return {"tokens": pad(tokens, batch_first=True), "labels": pad(labels, batch_first=True, padding_value=-100)}
 
     return collate, our_loss
 
@@ -707,10 +562,7 @@ def remembers_the_longest():
         batch = our_collate(examples)
         seen[0] = max(seen[0], batch["tokens"].shape[1])
         more = (0, seen[0] - batch["tokens"].shape[1])
-        return {
-            "tokens": F.pad(batch["tokens"], more),
-            "labels": F.pad(batch["labels"], more, value=-100),
-        }
+        return {"tokens": F.pad(batch["tokens"], more), "labels": F.pad(batch["labels"], more, value=-100)}
 
     return collate, our_loss
 
@@ -1016,11 +868,7 @@ class ListsThoseOfAllTrainings(Asking):
             control.should_training_stop = True
 
 
-@wrong(
-    "stop_together",
-    "takes 2 positional arguments|missing 1|positional arg",
-    status="your code raised",
-)
+@wrong("stop_together", "takes 2 positional arguments|missing 1|positional arg", status="your code raised")
 class TakesNoEvery(TrainerCallback):
     def __init__(self, should_stop):
         self.should_stop = should_stop
@@ -1067,10 +915,7 @@ class EachForItselfAtTheEndOfTheEpoch(Asking):
             control.should_training_stop = True
 
 
-@wrong(
-    "stop_together",
-    "rank [0-2] goes on with the epoch[^$]*no rank has waited for the decision of the others",
-)
+@wrong("stop_together", "rank [0-2] goes on with the epoch[^$]*no rank has waited for the decision of the others")
 class EachForItselfBetweenSteps(Asking):
     """Stops in the midst of a step, and without its gradients the others cannot end
     it.
@@ -1162,10 +1007,7 @@ class TakesTheMean(Asking):
             control.should_training_stop = True
 
 
-@wrong(
-    "stop_together",
-    "on 3 ranks[^$]*they stop only if all ranks, or most of them, want to",
-)
+@wrong("stop_together", "on 3 ranks[^$]*they stop only if all ranks, or most of them, want to")
 class TakesHalfOfThem(Asking):
     def on_step_end(self, args, state, control, **kwargs):
         wish = self.ask(state)
@@ -1204,9 +1046,7 @@ class DecidesAtTheEndOfTheEpoch(Asking):
             control.should_training_stop = True
 
 
-@wrong(
-    "stop_together", "called at the end of each epoch|call it at the end of every step"
-)
+@wrong("stop_together", "called at the end of each epoch|call it at the end of every step")
 class AsksAtTheEndOfTheEpoch(Asking):
     def on_epoch_end(self, args, state, control, **kwargs):
         if over_ranks(self.ask(state)):

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from ddp_course import UsageError, runs
 from torch.utils.data import DistributedSampler
 
-from ddp_course import UsageError, runs
 from mutants import right, wrong
 
 # ---- newest_good ----
@@ -32,13 +32,7 @@ def number_of(checkpoint):
 
 def by_number(folder):
     return sorted(
-        (
-            path
-            for path in folder.glob("step-*")
-            if path.is_dir() and number_of(path) >= 0
-        ),
-        key=number_of,
-        reverse=True,
+        (path for path in folder.glob("step-*") if path.is_dir() and number_of(path) >= 0), key=number_of, reverse=True
     )
 
 
@@ -67,10 +61,7 @@ def the_largest_of_all_good_ones(folder):
 
 @wrong("newest_good", "as texts, step-9 comes after step-10")
 def sorts_as_text(folder):
-    return next(
-        filter(good, sorted((p for p in by_number(folder)), reverse=True, key=str)),
-        None,
-    )
+    return next(filter(good, sorted((p for p in by_number(folder)), reverse=True, key=str)), None)
 
 
 @wrong("newest_good", "it is whole, but there is a newer one")
@@ -107,10 +98,7 @@ def compares_one_file(folder):
             manifest = json.loads((checkpoint / "manifest.json").read_text())
             [(name, expected), *_] = manifest.items()
             if all((checkpoint / other).exists() for other in manifest):
-                if (
-                    hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()
-                    == expected
-                ):
+                if hashlib.sha256((checkpoint / name).read_bytes()).hexdigest() == expected:
                     return checkpoint
         except (OSError, ValueError, AttributeError, TypeError):
             pass
@@ -128,10 +116,7 @@ def tidies_up(folder):
 def trusts_every_manifest(folder):
     for checkpoint in by_number(folder):
         manifest = json.loads((checkpoint / "manifest.json").read_text())
-        if all(
-            hashlib.sha256((checkpoint / n).read_bytes()).hexdigest() == manifest[n]
-            for n in manifest
-        ):
+        if all(hashlib.sha256((checkpoint / n).read_bytes()).hexdigest() == manifest[n] for n in manifest):
             return checkpoint
 
 
@@ -180,27 +165,20 @@ def sha256(path, most=None):
 
 @wrong("newest_good", "this checkpoint is whole, and it was refused")
 def hashes_a_kilobyte(folder):
-    return newest_by(lambda c, m: all(sha256(c / name, 1024) == m[name] for name in m))(
-        folder
-    )
+    return newest_by(lambda c, m: all(sha256(c / name, 1024) == m[name] for name in m))(folder)
 
 
 @wrong("newest_good", "this checkpoint is whole, and it was refused")
 def compares_digests_of_another_kind(folder):
-    return newest_by(
-        lambda c, m: all(
-            hashlib.sha256((c / name).read_bytes()).digest() == m[name] for name in m
-        )
-    )(folder)
+    return newest_by(lambda c, m: all(hashlib.sha256((c / name).read_bytes()).digest() == m[name] for name in m))(
+        folder
+    )
 
 
 @wrong("newest_good", "the other files are right, but one is not")
 def compares_two_files(folder):
     return newest_by(
-        lambda c, m: (
-            all((c / name).exists() for name in m)
-            and all(sha256(c / name) == m[name] for name in list(m)[:2])
-        )
+        lambda c, m: all((c / name).exists() for name in m) and all(sha256(c / name) == m[name] for name in list(m)[:2])
     )(folder)
 
 
@@ -216,9 +194,7 @@ def hashes_every_file_in_the_folder(folder):
 
 @wrong("newest_good", "its manifest is not a JSON object")
 def takes_null_for_an_empty_manifest(folder):
-    return newest_by(
-        lambda c, m: all(sha256(c / name) == value for name, value in (m or {}).items())
-    )(folder)
+    return newest_by(lambda c, m: all(sha256(c / name) == value for name, value in (m or {}).items()))(folder)
 
 
 @wrong("newest_good", "TypeError|AttributeError", "your code raised")
@@ -303,13 +279,9 @@ def with_names_and_counts(model, disk_speed, machine_mtbf, machines):
 @right("plan_checkpoints")
 def by_an_optimizer_on_meta(model, disk_speed, machine_mtbf, machines):
     """Lets AdamW take a step without numbers."""
-    optimizer = torch.optim.AdamW(
-        [p for p in model.parameters() if p.requires_grad], foreach=False
-    )
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], foreach=False)
     for parameter in model.parameters():
-        parameter.grad = (
-            torch.empty_like(parameter) if parameter.requires_grad else None
-        )
+        parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
     optimizer.step()
     averages = [v for state in optimizer.state.values() for v in state.values()]
     size = bytes_of(state_of(model).values()) + bytes_of(averages)
@@ -326,29 +298,19 @@ def planned(size_of):
     return plan_checkpoints
 
 
-@wrong(
-    "plan_checkpoints", "a frozen parameter|gradients are not in the file", several=True
-)
+@wrong("plan_checkpoints", "a frozen parameter|gradients are not in the file", several=True)
 def sixteen_bytes():
     return [planned(lambda model: 16 * sum(p.numel() for p in model.parameters()))]
 
 
 @wrong("plan_checkpoints", "the optimizer keeps nothing for it", several=True)
 def averages_of_frozen_ones():
-    return [
-        planned(
-            lambda model: (
-                bytes_of(state_of(model).values()) + 2 * bytes_of(model.parameters())
-            )
-        )
-    ]
+    return [planned(lambda model: bytes_of(state_of(model).values()) + 2 * bytes_of(model.parameters()))]
 
 
 @wrong("plan_checkpoints", "two names", several=True)
 def the_whole_state_dict():
-    return [
-        planned(lambda model: bytes_of(model.state_dict().values()) + adam_of(model))
-    ]
+    return [planned(lambda model: bytes_of(model.state_dict().values()) + adam_of(model))]
 
 
 @wrong("plan_checkpoints", "buffers are missing", several=True)
@@ -358,13 +320,7 @@ def parameters_only():
 
 @wrong("plan_checkpoints", "persistent=False is not in", several=True)
 def all_buffers():
-    return [
-        planned(
-            lambda model: (
-                bytes_of([*model.parameters(), *model.buffers()]) + adam_of(model)
-            )
-        )
-    ]
+    return [planned(lambda model: bytes_of([*model.parameters(), *model.buffers()]) + adam_of(model))]
 
 
 @wrong("plan_checkpoints", "Adam's averages are missing", several=True)
@@ -374,9 +330,7 @@ def model_only():
 
 @wrong("plan_checkpoints", "Adam keeps two averages", several=True)
 def one_average():
-    return [
-        planned(lambda model: bytes_of(state_of(model).values()) + adam_of(model) // 2)
-    ]
+    return [planned(lambda model: bytes_of(state_of(model).values()) + adam_of(model) // 2)]
 
 
 @wrong("plan_checkpoints", "in the dtype of the parameter", several=True)
@@ -384,8 +338,7 @@ def averages_in_float32():
     return [
         planned(
             lambda model: (
-                bytes_of(state_of(model).values())
-                + 8 * sum(p.numel() for p in model.parameters() if p.requires_grad)
+                bytes_of(state_of(model).values()) + 8 * sum(p.numel() for p in model.parameters() if p.requires_grad)
             )
         )
     ]
@@ -471,15 +424,11 @@ def tries_it(model, disk_speed, machine_mtbf, machines):
 
 
 def order_of(length, seed):
-    return torch.randperm(
-        length, generator=torch.Generator().manual_seed(seed)
-    ).tolist()
+    return torch.randperm(length, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 @right("rest_of_epoch")
-def by_the_sampler(
-    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
-):
+def by_the_sampler(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
     """Asks the old ranks' samplers what they have seen."""
     seen = set()
     for old in range(old_ranks):
@@ -499,66 +448,42 @@ def as_a_tensor(length, seed, epoch, batches_done, batch_size, old_ranks, rank, 
 
 
 @wrong("rest_of_epoch", "that is the whole epoch from its beginning")
-def from_the_beginning(
-    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
-):
+def from_the_beginning(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
     return order_of(length, seed + epoch)[rank::ranks]
 
 
-@wrong(
-    "rest_of_epoch",
-    "depend on the old number of ranks, not on the current|depend on old_ranks, not on ranks",
-)
-def each_rank_skips_its_own(
-    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
-):
+@wrong("rest_of_epoch", "depend on the old number of ranks, not on the current|depend on old_ranks, not on ranks")
+def each_rank_skips_its_own(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
     return order_of(length, seed + epoch)[rank::ranks][batches_done * batch_size :]
 
 
 @wrong("rest_of_epoch", "depend on (old_ranks|the old number)")
-def with_the_ranks_of_now(
-    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
-):
-    return order_of(length, seed + epoch)[ranks * batches_done * batch_size :][
-        rank::ranks
-    ]
+def with_the_ranks_of_now(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+    return order_of(length, seed + epoch)[ranks * batches_done * batch_size :][rank::ranks]
 
 
-@wrong(
-    "rest_of_epoch",
-    "each of the old ranks has done this many places, not all of them together",
-)
-def one_ranks_share(
-    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
-):
+@wrong("rest_of_epoch", "each of the old ranks has done this many places, not all of them together")
+def one_ranks_share(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
     return order_of(length, seed + epoch)[batches_done * batch_size :][rank::ranks]
 
 
 @wrong("rest_of_epoch", "batches_done counts batches, not samples")
-def batches_for_samples(
-    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
-):
+def batches_for_samples(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
     return order_of(length, seed + epoch)[old_ranks * batches_done :][rank::ranks]
 
 
 @wrong("rest_of_epoch", "the order of epoch 0")
-def forgets_the_epoch(
-    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
-):
+def forgets_the_epoch(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
     return order_of(length, seed)[old_ranks * batches_done * batch_size :][rank::ranks]
 
 
 @wrong("rest_of_epoch", "that is the rest for all ranks")
-def everybody_takes_all(
-    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
-):
+def everybody_takes_all(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
     return order_of(length, seed + epoch)[old_ranks * batches_done * batch_size :]
 
 
 @wrong("rest_of_epoch", "not shuffled")
-def without_a_shuffle(
-    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
-):
+def without_a_shuffle(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
     return list(range(length))[old_ranks * batches_done * batch_size :][rank::ranks]
 
 
@@ -570,18 +495,14 @@ def in_blocks(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ra
 
 
 @wrong("rest_of_epoch", "some samples come twice")
-def pads_the_rest(
-    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
-):
+def pads_the_rest(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
     rest = order_of(length, seed + epoch)[old_ranks * batches_done * batch_size :]
     share = -(-len(rest) // ranks) + 1
     return (rest * (2 + ranks))[rank : share * ranks : ranks] if rest else []
 
 
 @wrong("rest_of_epoch", "some samples are left out")
-def drops_the_last(
-    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
-):
+def drops_the_last(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
     rest = order_of(length, seed + epoch)[old_ranks * batches_done * batch_size :]
     return rest[rank::ranks][:-1]
 
@@ -591,17 +512,11 @@ def by_numpy(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ran
     """NumPy integers; the rest is dealt out by its places."""
     order = np.array(order_of(length, seed + epoch))
     places = np.arange(length) - old_ranks * batches_done * batch_size
-    return [
-        index
-        for place, index in zip(places, order)
-        if place >= 0 and place % ranks == rank
-    ]
+    return [index for place, index in zip(places, order) if place >= 0 and place % ranks == rank]
 
 
 @wrong("rest_of_epoch", "the padding is in it")
-def keeps_the_padding(
-    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
-):
+def keeps_the_padding(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
     shares = []
     for old in range(old_ranks):
         sampler = DistributedSampler(range(length), old_ranks, old, seed=seed)
@@ -612,27 +527,21 @@ def keeps_the_padding(
 
 
 @wrong("rest_of_epoch", "the padding is in it|seen come again|come twice")
-def pads_from_the_beginning(
-    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
-):
+def pads_from_the_beginning(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
     order = order_of(length, seed + epoch)
     order += order[: -length % ranks]
     return order[old_ranks * batches_done * batch_size :][rank::ranks]
 
 
 @wrong("rest_of_epoch", "dropout draws from torch's global generator")
-def seeds_the_global_generator(
-    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
-):
+def seeds_the_global_generator(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
     torch.manual_seed(seed + epoch)
     order = torch.randperm(length).tolist()
     return order[old_ranks * batches_done * batch_size :][rank::ranks]
 
 
 @wrong("rest_of_epoch", "dropout draws from torch's global generator")
-def seeds_it_again(
-    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
-):
+def seeds_it_again(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
     """The seed comes back, and the state does not."""
     before = torch.initial_seed()
     torch.manual_seed(seed + epoch)
@@ -642,9 +551,7 @@ def seeds_it_again(
 
 
 @wrong("rest_of_epoch", "the padding is in it|depend on")
-def lesson_nines_sampler(
-    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
-):
+def lesson_nines_sampler(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
     from ddp_course import lesson09  # here, or all ranks of all candidates import it
 
     sampler = lesson09.ResumableSampler(range(length), ranks, rank, seed=seed)
@@ -654,9 +561,7 @@ def lesson_nines_sampler(
 
 
 @wrong("rest_of_epoch", "depend on|the padding|seen come again")
-def torchs_sampler(
-    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
-):
+def torchs_sampler(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
     sampler = DistributedSampler(range(length), ranks, rank, seed=seed, drop_last=False)
     sampler.set_epoch(epoch)
     return list(sampler)[old_ranks * batches_done * batch_size // ranks :]
@@ -669,9 +574,7 @@ def backwards(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ra
 
 
 @wrong("rest_of_epoch", "no sample is missing or repeated, but the order is wrong")
-def sorts_the_rest(
-    length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks
-):
+def sorts_the_rest(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
     rest = order_of(length, seed + epoch)[old_ranks * batches_done * batch_size :]
     return sorted(set(rest))[rank::ranks]
 

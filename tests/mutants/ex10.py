@@ -155,11 +155,7 @@ def lesson_tens(step, steps, warmup, decay, first, peak, last):
 @wrong("learning_rate", "ZeroDivisionError", "your code raised")
 def divides_by_no_warmup(step, steps, warmup, decay, first, peak, last):
     rising = line(step, warmup, first, peak)
-    return (
-        rising
-        if step < warmup
-        else by_cases(step, steps, warmup, decay, first, peak, last)
-    )
+    return rising if step < warmup else by_cases(step, steps, warmup, decay, first, peak, last)
 
 
 @wrong("learning_rate", "ZeroDivisionError", "your code raised")
@@ -219,26 +215,16 @@ def module_by_module(model, weight_decay):
 @right("parameter_groups")
 def a_group_for_each(model, weight_decay):
     decays = rightly(model)
-    return [
-        {"params": [value], "weight_decay": weight_decay * decays(value)}
-        for value in trained(model)
-    ]
+    return [{"params": [value], "weight_decay": weight_decay * decays(value)} for value in trained(model)]
 
 
 @right("parameter_groups")
 def by_names_of_embeddings(model, weight_decay):
-    tables = {
-        f"{name}.weight"
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Embedding)
-    }
+    tables = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding)}
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     decays = [p for n, p in named if p.dim() > 1 and n not in tables]
     others = [p for n, p in named if p.dim() <= 1 or n in tables]
-    return [
-        {"params": decays, "weight_decay": np.float64(weight_decay)},
-        {"params": others, "weight_decay": 0.0},
-    ]
+    return [{"params": decays, "weight_decay": np.float64(weight_decay)}, {"params": others, "weight_decay": 0.0}]
 
 
 @wrong("parameter_groups", "this is the weight of an nn.Embedding")
@@ -247,31 +233,23 @@ def embeddings_too(model, weight_decay):
     return two_groups(trained(model), lambda value: value.dim() >= 2, weight_decay)
 
 
-@wrong(
-    "parameter_groups", "a frozen parameter has no gradient|weight of an nn.Embedding"
-)
+@wrong("parameter_groups", "a frozen parameter has no gradient|weight of an nn.Embedding")
 def lesson_tens_groups(model, weight_decay):
     from ddp_course import lesson10
 
     return lesson10.parameter_groups(model, weight_decay)
 
 
-@wrong(
-    "parameter_groups", "look at the module, not at its name|weight of an nn.Embedding"
-)
+@wrong("parameter_groups", "look at the module, not at its name|weight of an nn.Embedding")
 def by_name(model, weight_decay):
     tables = {id(p) for name, p in model.named_parameters() if "embedding" in name}
-    return two_groups(
-        trained(model), lambda p: p.dim() >= 2 and id(p) not in tables, weight_decay
-    )
+    return two_groups(trained(model), lambda p: p.dim() >= 2 and id(p) not in tables, weight_decay)
 
 
 @wrong("parameter_groups", "this is the weight of an nn.Embedding")
 def of_exactly_that_type(model, weight_decay):
     tables = {id(m.weight) for m in model.modules() if type(m) is torch.nn.Embedding}
-    return two_groups(
-        trained(model), lambda p: p.dim() >= 2 and id(p) not in tables, weight_decay
-    )
+    return two_groups(trained(model), lambda p: p.dim() >= 2 and id(p) not in tables, weight_decay)
 
 
 @wrong("parameter_groups", "this is the weight of an nn.Embedding")
@@ -285,10 +263,7 @@ def children_only(model, weight_decay):
             seen.add(value)
             is_table = isinstance(module, torch.nn.Embedding)
             (others if is_table or value.ndim < 2 else decays).append(value)
-    return [
-        {"params": decays, "weight_decay": weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
+    return [{"params": decays, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
 
 
 @wrong("parameter_groups", "a bias, a norm's factor or a single number|nn.Embedding")
@@ -304,9 +279,7 @@ def frozen_ones_too(model, weight_decay):
 @wrong("parameter_groups", "a weight with two or more dimensions must be decayed")
 def only_matrices(model, weight_decay):
     decays = rightly(model)
-    return two_groups(
-        trained(model), lambda value: decays(value) and value.dim() == 2, weight_decay
-    )
+    return two_groups(trained(model), lambda value: decays(value) and value.dim() == 2, weight_decay)
 
 
 @wrong("parameter_groups", "it has no|gets AdamW's default")
@@ -318,11 +291,7 @@ def says_nothing(model, weight_decay):
 
 @wrong("parameter_groups", "in two groups, or twice in one")
 def tied_ones_twice(model, weight_decay):
-    named = [
-        value
-        for _, value in model.named_parameters(remove_duplicate=False)
-        if value.requires_grad
-    ]
+    named = [value for _, value in model.named_parameters(remove_duplicate=False) if value.requires_grad]
     return two_groups(named, rightly(model), weight_decay)
 
 
@@ -365,11 +334,7 @@ def costs(per_layer=in_layer, norms=2, tables=2, flops=None, sent=None):
         c.attention = 12 * c.layers * c.width * c.context
         right_flops = c.tokens * (6 * c.matrices + c.attention)
         right_sent = 8 * c.parameters * (c.ranks - 1) / c.ranks
-        return (
-            c.parameters,
-            flops(c) if flops else right_flops,
-            sent(c) if sent else right_sent,
-        )
+        return (c.parameters, flops(c) if flops else right_flops, sent(c) if sent else right_sent)
 
     return [predict_update]
 
@@ -380,9 +345,7 @@ def by_parts():
 
 
 @right("predict_update")
-def on_meta(
-    vocabulary, context, layers, width, heads, kv_heads, hidden, windows, ranks
-):
+def on_meta(vocabulary, context, layers, width, heads, kv_heads, hidden, windows, ranks):
     """Builds the matrices without memory and counts; NumPy numbers."""
     from torch import nn
 
@@ -396,9 +359,7 @@ def on_meta(
     total = np.int64(layers) * (one + 2 * width) + width + 2 * vocabulary * width
     multiplied = layers * one + vocabulary * width
     forward = 2 * multiplied + 4 * layers * width * context
-    return np.array(
-        [total, 3 * forward * windows * context, 4 * 2 * (ranks - 1) * (total / ranks)]
-    )
+    return np.array([total, 3 * forward * windows * context, 4 * 2 * (ranks - 1) * (total / ranks)])
 
 
 @wrong("predict_update", "the head is not tied", several=True)
@@ -413,9 +374,7 @@ def all_heads():
 
 @wrong("predict_update", "the MLP has three matrices", several=True)
 def two_matrices():
-    return costs(
-        per_layer=lambda w, h, kv, hidden: in_layer(w, h, kv, hidden) - w * hidden
-    )
+    return costs(per_layer=lambda w, h, kv, hidden: in_layer(w, h, kv, hidden) - w * hidden)
 
 
 @wrong("predict_update", "each layer has two norms", several=True)
@@ -429,9 +388,7 @@ def four_times_the_width():
 
 
 @wrong("predict_update", "one of them is missing|tied|fewer heads")
-def lesson_tens_model(
-    vocabulary, context, layers, width, heads, kv_heads, hidden, windows, ranks
-):
+def lesson_tens_model(vocabulary, context, layers, width, heads, kv_heads, hidden, windows, ranks):
     from ddp_course.models.gpt import GPT
 
     with torch.device("meta"):
@@ -458,9 +415,7 @@ def causal_half():
 
 @wrong("predict_update", "every head of the query attends", several=True)
 def attention_of_shared_heads():
-    return costs(
-        flops=lambda c: c.tokens * (6 * c.matrices + c.attention * c.kv_heads / c.heads)
-    )
+    return costs(flops=lambda c: c.tokens * (6 * c.matrices + c.attention * c.kv_heads / c.heads))
 
 
 @wrong("predict_update", "that is 6 per parameter and token", several=True)
@@ -475,9 +430,7 @@ def with_checkpointing():
 
 @wrong("predict_update", "not one for each head", several=True)
 def one_number_per_head():
-    return costs(
-        flops=lambda c: c.tokens * (6 * c.matrices + c.attention * c.heads / c.width)
-    )
+    return costs(flops=lambda c: c.tokens * (6 * c.matrices + c.attention * c.heads / c.width))
 
 
 @wrong("predict_update", "backward takes twice as many", several=True)
@@ -553,9 +506,7 @@ def as_lists(documents, context, rank, ranks, start):
     tokens = itertools.chain.from_iterable(map(torch.Tensor.tolist, documents))
     tokens = itertools.islice(tokens, start, None)
     last = list(itertools.islice(tokens, 1))
-    while len(more := list(itertools.islice(tokens, ranks * context))) == (
-        ranks * context
-    ):
+    while len(more := list(itertools.islice(tokens, ranks * context))) == (ranks * context):
         round_ = last + more
         yield map(torch.tensor, pair(round_, rank * context, context))
         last = round_[-1:]
@@ -610,9 +561,8 @@ def joins_the_corpus(documents, context, rank, ranks, start):
 @wrong("deal_out", "yield a window as soon as its round is complete")
 def torchs_sampler(documents, context, rank, ranks, start):
     """Lesson 10's windows, with torch's sampler."""
-    from torch.utils.data import DistributedSampler
-
     from ddp_course.data.text import Windows
+    from torch.utils.data import DistributedSampler
 
     stream = torch.cat([torch.empty(0, dtype=torch.int64), *documents])[start:]
     windows = Windows(stream.numpy(), context)
@@ -775,10 +725,7 @@ def leaves_out_windows(documents, context, rank, ranks, start):
     yield from a_window_at_a_time(documents, context, rank, ranks, start * context)
 
 
-@wrong(
-    "deal_out",
-    "not those of each document|nor of each|are adjacent|are left out|one more round",
-)
+@wrong("deal_out", "not those of each document|nor of each|are adjacent|are left out|one more round")
 def leaves_out_of_each_document(documents, context, rank, ranks, start):
     cut = (document[start:] for document in documents)
     yield from a_window_at_a_time(cut, context, rank, ranks, 0)

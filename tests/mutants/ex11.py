@@ -7,10 +7,10 @@ import re
 import numpy
 import torch
 import torch.distributed as dist
+from ddp_course.models.lora import LoRALinear
 from torch import nn
 from torch.nn import functional as F
 
-from ddp_course.models.lora import LoRALinear
 from mutants import right, wrong
 
 # ---- plan ----
@@ -197,13 +197,8 @@ class OfTwoLayers(Base):
         return self.layer(x) + self.up(self.down(x)) * self.scale
 
     def merged(self):
-        layer = nn.Linear(
-            self.layer.in_features, self.layer.out_features, self.layer.bias is not None
-        ).double()
-        layer.weight = nn.Parameter(
-            self.layer.weight.data
-            + self.scale * self.up.weight.data @ self.down.weight.data
-        )
+        layer = nn.Linear(self.layer.in_features, self.layer.out_features, self.layer.bias is not None).double()
+        layer.weight = nn.Parameter(self.layer.weight.data + self.scale * self.up.weight.data @ self.down.weight.data)
         if self.layer.bias is not None:
             layer.bias = nn.Parameter(self.layer.bias.data.clone())
         return layer
@@ -290,10 +285,7 @@ class LearnsNothing(Base):
         return self.layer(x) + self.scale * (x @ self.A.T @ self.B.T).detach()
 
 
-@wrong(
-    "lora_layer",
-    "it must start with the output of the given layer|W x \\+ b is missing",
-)
+@wrong("lora_layer", "it must start with the output of the given layer|W x \\+ b is missing")
 class WithoutTheLayer(Base):
     def forward(self, x):
         return self.scale * (x @ self.A.T @ self.B.T)
@@ -441,9 +433,7 @@ class MergesIntoAFreshLayer(Base):
     @torch.no_grad()
     def merged(self):
         bias = self.layer.bias
-        layer = nn.Linear(
-            self.layer.in_features, self.layer.out_features, bias is not None
-        )
+        layer = nn.Linear(self.layer.in_features, self.layer.out_features, bias is not None)
         layer.weight.copy_(self.layer.weight + self.scale * self.B @ self.A)
         if bias is not None:
             layer.bias.copy_(bias)
@@ -511,18 +501,12 @@ class ByTheStateDict(Base):
 
 def chosen_names(model, parts):
     named = model.named_parameters(remove_duplicate=False)
-    return [
-        name
-        for name, value in named
-        if set(name.split(".")) & set(parts) and value.is_floating_point()
-    ]
+    return [name for name, value in named if set(name.split(".")) & set(parts) and value.is_floating_point()]
 
 
 def counts(model):
     values = list(model.parameters())
-    return sum(value.numel() for value in values if value.requires_grad), sum(
-        value.numel() for value in values
-    )
+    return sum(value.numel() for value in values if value.requires_grad), sum(value.numel() for value in values)
 
 
 @right("train_only")
@@ -539,9 +523,7 @@ def module_by_module(model, parts):
     model.requires_grad_(False)
     for path, module in model.named_modules(remove_duplicate=False):
         for name, value in module.named_parameters(recurse=False):
-            if value.dtype.is_floating_point and not set(parts).isdisjoint(
-                [*path.split("."), name]
-            ):
+            if value.dtype.is_floating_point and not set(parts).isdisjoint([*path.split("."), name]):
                 value.requires_grad = True
     return list(counts(model))
 
@@ -573,9 +555,7 @@ def freezes_only(model, parts):
 @wrong("train_only", "under the first name only")
 def one_name_each(model, parts):
     for name, value in model.named_parameters():
-        value.requires_grad_(
-            bool(set(name.split(".")) & set(parts)) and value.is_floating_point()
-        )
+        value.requires_grad_(bool(set(name.split(".")) & set(parts)) and value.is_floating_point())
     return counts(model)
 
 
@@ -618,9 +598,7 @@ def all_first(model, parts):
 @wrong("train_only", "instead of replacing them with new ones")
 def new_parameters(model, parts):
     numbers = freeze_all_then_thaw(model, parts)
-    model.norm.weight = nn.Parameter(
-        model.norm.weight.detach(), requires_grad=model.norm.weight.requires_grad
-    )
+    model.norm.weight = nn.Parameter(model.norm.weight.detach(), requires_grad=model.norm.weight.requires_grad)
     return numbers
 
 
@@ -732,9 +710,7 @@ def labels_of(tokens, questions, lengths, begin=0, end=0):
 
 
 def sum_of(logits, labels):
-    return F.cross_entropy(
-        logits[:, :-1].flatten(0, 1), labels.flatten(), reduction="sum"
-    )
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels.flatten(), reduction="sum")
 
 
 def over_all_ranks(total, number):
@@ -751,9 +727,7 @@ def with_labels(logits, labels):
 def row_by_row(logits, tokens, questions, lengths):
     total, number = logits.sum() * 0, torch.zeros(())
     for row, (begin, end) in enumerate(zip(questions, lengths)):
-        total = total + F.cross_entropy(
-            logits[row, begin - 1 : end - 1], tokens[row, begin:end], reduction="sum"
-        )
+        total = total + F.cross_entropy(logits[row, begin - 1 : end - 1], tokens[row, begin:end], reduction="sum")
         number += end - begin
     return over_all_ranks(total, number)
 
@@ -763,9 +737,7 @@ def by_weights(logits, tokens, questions, lengths):
     """Weights of 0 and 1, and the number gathered."""
     weights = (labels_of(tokens, questions, lengths) != -100).double()
     losses = -logits.log_softmax(-1)[:, :-1].gather(2, tokens[:, 1:, None]).squeeze(2)
-    numbers = [
-        torch.zeros((), dtype=torch.float64) for _ in range(dist.get_world_size())
-    ]
+    numbers = [torch.zeros((), dtype=torch.float64) for _ in range(dist.get_world_size())]
     dist.all_gather(numbers, weights.sum())
     return (losses * weights).sum() / (sum(numbers) / len(numbers))
 
@@ -775,9 +747,7 @@ def question_too(logits, tokens, questions, lengths):
     return with_labels(logits, labels_of(tokens, questions, lengths, begin=-99))
 
 
-@wrong(
-    "answer_loss", "everything counts|question's tokens count|a rank without any answer"
-)
+@wrong("answer_loss", "everything counts|question's tokens count|a rank without any answer")
 def library_default(logits, tokens, questions, lengths):
     """What a collator for language modelling gives: all but the padding, by its
     number.
@@ -823,9 +793,7 @@ def mean_of_means(logits, tokens, questions, lengths):
 
 @wrong("answer_loss", "own mean, so a rank with few tokens|a mean of 0/0, which is nan")
 def cross_entropys_own_mean(logits, tokens, questions, lengths):
-    return F.cross_entropy(
-        logits[:, :-1].flatten(0, 1), labels_of(tokens, questions, lengths).flatten()
-    )
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels_of(tokens, questions, lengths).flatten())
 
 
 @wrong("answer_loss", "own mean, so a rank with few tokens|a mean of 0/0")
@@ -839,10 +807,7 @@ def of_the_lesson(logits, tokens, questions, lengths):
 
 @wrong("answer_loss", "multiply by the number of ranks")
 def forgets_that_ddp_divides(logits, tokens, questions, lengths):
-    return (
-        with_labels(logits, labels_of(tokens, questions, lengths))
-        / dist.get_world_size()
-    )
+    return with_labels(logits, labels_of(tokens, questions, lengths)) / dist.get_world_size()
 
 
 @wrong("answer_loss", "this is a sum")
@@ -856,11 +821,7 @@ def right_gradient_wrong_number(logits, tokens, questions, lengths):
     return loss + (loss.detach() + 1)
 
 
-@wrong(
-    "answer_loss",
-    "each rank must call the same collectives, also a rank without any answer",
-    "your code raised",
-)
+@wrong("answer_loss", "each rank must call the same collectives, also a rank without any answer", "your code raised")
 def leaves_early_where_nothing_counts(logits, tokens, questions, lengths):
     labels = labels_of(tokens, questions, lengths)
     if (labels == -100).all():
@@ -909,9 +870,7 @@ def counts_from_one(logits, tokens, questions, lengths):
 def mean_per_text_first(logits, tokens, questions, lengths):
     """Each text counts the same, however long its answer is."""
     labels = labels_of(tokens, questions, lengths)
-    losses = F.cross_entropy(
-        logits[:, :-1].transpose(1, 2), labels, reduction="none"
-    ).sum(1)
+    losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), labels, reduction="none").sum(1)
     numbers = (labels != -100).sum(1)
     return over_all_ranks((losses / numbers.clamp(min=1)).sum(), (numbers > 0).sum())
 

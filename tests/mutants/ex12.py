@@ -5,24 +5,14 @@ import math
 import numpy
 import torch
 import torch.distributed as dist
-
 from ddp_course.estimates import memory
+
 from mutants import right, wrong
 
 # ---- kept_bytes ----
 
 
-def kept(
-    parameters,
-    ranks,
-    stage,
-    mixed,
-    buckets,
-    sizes=None,
-    begin=(3, 2, 1),
-    shard=None,
-    again=None,
-):
+def kept(parameters, ranks, stage, mixed, buckets, sizes=None, begin=(3, 2, 1), shard=None, again=None):
     shard = (parameters + ranks - 1) // ranks if shard is None else shard
     sizes = sizes or ([2, 2, 12] if mixed else [4, 4, 8])
     total = 0
@@ -62,9 +52,7 @@ def divides(parameters, ranks, stage, mixed=False, buckets=False):
 
 @wrong("kept_bytes", "also has the master weights in fp32")
 def forgets_the_copy(parameters, ranks, stage, mixed=False, buckets=False):
-    return kept(
-        parameters, ranks, stage, mixed, buckets, sizes=[2, 2, 8] if mixed else None
-    )
+    return kept(parameters, ranks, stage, mixed, buckets, sizes=[2, 2, 8] if mixed else None)
 
 
 @wrong("kept_bytes", "weights and gradients are in 16 bits, 2 bytes each")
@@ -74,14 +62,7 @@ def ignores_the_precision(parameters, ranks, stage, mixed=False, buckets=False):
 
 @wrong("kept_bytes", "Adam has two averages")
 def of_one_average(parameters, ranks, stage, mixed=False, buckets=False):
-    return kept(
-        parameters,
-        ranks,
-        stage,
-        mixed,
-        buckets,
-        sizes=[2, 2, 8] if mixed else [4, 4, 4],
-    )
+    return kept(parameters, ranks, stage, mixed, buckets, sizes=[2, 2, 8] if mixed else [4, 4, 4])
 
 
 @wrong("kept_bytes", "sharded too early or too late")
@@ -98,10 +79,7 @@ def gradients_first(parameters, ranks, stage, mixed=False, buckets=False):
 def one_thing_a_stage(parameters, ranks, stage, mixed=False, buckets=False):
     shard = -(-parameters // ranks)
     sizes = [2, 2, 12] if mixed else [4, 4, 8]
-    total = sum(
-        size * (shard if stage == number else parameters)
-        for size, number in zip(sizes, (3, 2, 1))
-    )
+    total = sum(size * (shard if stage == number else parameters) for size, number in zip(sizes, (3, 2, 1)))
     return total + buckets * sizes[1] * parameters
 
 
@@ -117,9 +95,7 @@ def buckets_in_fp32(parameters, ranks, stage, mixed=False, buckets=False):
 
 @wrong("kept_bytes", "16 bits, too")
 def gradients_in_fp32(parameters, ranks, stage, mixed=False, buckets=False):
-    return kept(
-        parameters, ranks, stage, mixed, buckets, sizes=[2, 4, 12] if mixed else None
-    )
+    return kept(parameters, ranks, stage, mixed, buckets, sizes=[2, 4, 12] if mixed else None)
 
 
 @wrong("kept_bytes", "a shard has a whole number of parameters: round up")
@@ -151,9 +127,7 @@ def one_more_always(parameters, ranks, stage, mixed=False, buckets=False):
     return kept(parameters, ranks, stage, mixed, buckets, shard=shard)
 
 
-@wrong(
-    "kept_bytes", "gradient \\* parameters bytes on each rank|in the gradients' dtype"
-)
+@wrong("kept_bytes", "gradient \\* parameters bytes on each rank|in the gradients' dtype")
 def buckets_of_a_shard(parameters, ranks, stage, mixed=False, buckets=False):
     shard = -(-parameters // ranks)
     total = kept(parameters, ranks, stage, mixed, False)
@@ -185,9 +159,7 @@ def in_floats_that_are_whole(parameters, ranks, stage, mixed=False, buckets=Fals
 # ---- update_bytes ----
 
 
-def an_update(
-    blocks, rest, ranks, micro_batches, sync_each, gathers=2, of_rest=1, scatters=None
-):
+def an_update(blocks, rest, ranks, micro_batches, sync_each, gathers=2, of_rest=1, scatters=None):
     """(kept, sent), the right numbers unless told otherwise."""
     total = sum(blocks) + rest
     scatters = scatters or (micro_batches if sync_each else 1)
@@ -364,11 +336,7 @@ class Dealt:
         return torch.optim.AdamW(self.own() or [torch.empty(0)], lr=self.lr)
 
     def own(self):
-        return [
-            p
-            for i, p in enumerate(self.parameters)
-            if self.owners[i] == dist.get_rank()
-        ]
+        return [p for i, p in enumerate(self.parameters) if self.owners[i] == dist.get_rank()]
 
     def step(self):
         self.average()
@@ -466,9 +434,7 @@ class OneMessagePerOwner(Dealt):
 
     def send(self):
         for owner in range(dist.get_world_size()):
-            theirs = [
-                p for i, p in enumerate(self.parameters) if self.owners[i] == owner
-            ]
+            theirs = [p for i, p in enumerate(self.parameters) if self.owners[i] == owner]
             if theirs:
                 flat = torch.nn.utils.parameters_to_vector(theirs).detach()
                 dist.broadcast(flat, src=owner)
@@ -802,9 +768,7 @@ class FreesItsOwn(Dealt):
         self.optimizer.zero_grad()
 
 
-@wrong(
-    "sharded_adamw", "do all ranks call the same collectives", status="your code raised"
-)
+@wrong("sharded_adamw", "do all ranks call the same collectives", status="your code raised")
 class OnlyOwnersSend(Dealt):
     def send(self):
         for i, parameter in enumerate(self.parameters):
@@ -857,9 +821,7 @@ class InOneTensor(Linear):
     @staticmethod
     def backward(ctx, gradient):
         n = dist.get_world_size()
-        return gradient @ gather(ctx.shard), scatter(
-            (gradient / n).T @ ctx.x, dist.ReduceOp.SUM
-        )
+        return gradient @ gather(ctx.shard), scatter((gradient / n).T @ ctx.x, dist.ReduceOp.SUM)
 
 
 @right("gathered_linear")
@@ -931,9 +893,7 @@ class OfItsOwnBatch(Linear):
     @staticmethod
     def backward(ctx, gradient):
         x, shard = ctx.saved_tensors
-        return gradient @ gather(shard), (gradient.T @ x).chunk(dist.get_world_size())[
-            dist.get_rank()
-        ]
+        return gradient @ gather(shard), (gradient.T @ x).chunk(dist.get_world_size())[dist.get_rank()]
 
 
 @wrong("gathered_linear", "reduce_scatter sends half of that")
@@ -969,9 +929,7 @@ class ScattersBackwards(Linear):
     @staticmethod
     def backward(ctx, gradient):
         x, shard = ctx.saved_tensors
-        parts = list(
-            (gradient.T @ x / dist.get_world_size()).chunk(dist.get_world_size())
-        )[::-1]
+        parts = list((gradient.T @ x / dist.get_world_size()).chunk(dist.get_world_size()))[::-1]
         own = torch.empty_like(shard)
         dist.reduce_scatter(own, [part.contiguous() for part in parts])
         return gradient @ gather(shard), own
@@ -1031,10 +989,7 @@ class GathersRowsToTheirRank(Linear):
         return gradient @ gather(shard), torch.stack(own).mean(0)
 
 
-@wrong(
-    "gathered_linear",
-    "must gather it once and reduce-scatter|forward must gather the weight once",
-)
+@wrong("gathered_linear", "must gather it once and reduce-scatter|forward must gather the weight once")
 class GathersTwice(Linear):
     @staticmethod
     def forward(ctx, x, shard):
@@ -1070,9 +1025,7 @@ class InOnePieceEach(Linear):
         return gradient @ whole, own
 
 
-@wrong(
-    "gathered_linear", "with the whole weight, gathered again|your code raised", ".*"
-)
+@wrong("gathered_linear", "with the whole weight, gathered again|your code raised", ".*")
 class KeepsXInTheClass(Linear):
     """What forward saves is in the class, so another layer overwrites it."""
 
@@ -1097,10 +1050,7 @@ class SavesItInHalfPrecision(Linear):
         return x @ weight.T
 
 
-@wrong(
-    "gathered_linear",
-    "numbers of the weight are sent in 16 bits|in the order of the ranks",
-)
+@wrong("gathered_linear", "numbers of the weight are sent in 16 bits|in the order of the ranks")
 class GathersInHalfPrecision(Linear):
     @staticmethod
     def forward(ctx, x, shard):

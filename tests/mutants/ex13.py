@@ -7,9 +7,9 @@ from itertools import combinations
 
 import torch
 import torch.distributed as dist
+from ddp_course import lesson13
 from torch.nn import functional as F
 
-from ddp_course import lesson13
 from mutants import right, wrong
 
 # ---- repair ----
@@ -19,8 +19,7 @@ def mend(name, config, **other):
     """The right repairs, but for those that `other` names: what to do instead."""
     do = {
         "arithmetic": lambda c: c.update(
-            gradient_accumulation_steps=c["train_batch_size"]
-            // (8 * c["train_micro_batch_size_per_gpu"])
+            gradient_accumulation_steps=c["train_batch_size"] // (8 * c["train_micro_batch_size_per_gpu"])
         ),
         "memory": lambda c: c.update(zero_optimization=c.pop("zero_optimisation")),
         "clipping": lambda c: c.update(gradient_clipping=0.0),
@@ -67,17 +66,13 @@ def changes_the_batch(name, config):
 
 @wrong("repair", "change the accumulation|micro batch")
 def changes_the_micro_batch(name, config):
-    micro = lambda c: c.update(
-        train_micro_batch_size_per_gpu=c["train_micro_batch_size_per_gpu"] // 2
-    )
+    micro = lambda c: c.update(train_micro_batch_size_per_gpu=c["train_micro_batch_size_per_gpu"] // 2)
     return mend(name, config, arithmetic=micro)
 
 
 @wrong("repair", "micro batch")
 def knows_the_first_number_only(name, config):
-    return mend(
-        name, config, arithmetic=lambda c: c.update(gradient_accumulation_steps=2)
-    )
+    return mend(name, config, arithmetic=lambda c: c.update(gradient_accumulation_steps=2))
 
 
 @wrong("repair", "trains without ZeRO")
@@ -87,11 +82,7 @@ def leaves_the_word(name, config):
 
 @wrong("repair", "the misspelt one is still there")
 def leaves_both_words(name, config):
-    return mend(
-        name,
-        config,
-        memory=lambda c: c.update(zero_optimization=c["zero_optimisation"]),
-    )
+    return mend(name, config, memory=lambda c: c.update(zero_optimization=c["zero_optimisation"]))
 
 
 @wrong("repair", "its contents were right")
@@ -130,18 +121,12 @@ def sleeps_at_first(name, config):
 
 @wrong("repair", "first two updates")
 def takes_out_the_number(name, config):
-    return mend(
-        name, config, schedule=lambda c: c["scheduler"]["params"].pop("warmup_min_lr")
-    )
+    return mend(name, config, schedule=lambda c: c["scheduler"]["params"].pop("warmup_min_lr"))
 
 
 @wrong("repair", "first two updates")
 def begins_at_the_top(name, config):
-    return mend(
-        name,
-        config,
-        schedule=lambda c: c["scheduler"]["params"].update(warmup_min_lr=1.0),
-    )
+    return mend(name, config, schedule=lambda c: c["scheduler"]["params"].update(warmup_min_lr=1.0))
 
 
 @wrong("repair", "change what is wrong, and nothing else")
@@ -229,9 +214,7 @@ def case_by_case(parameters, ranks, stage, precision, averages):
 def in_numpy_integers(parameters, ranks, stage, precision, averages):
     import numpy
 
-    return numpy.array(
-        case_by_case(parameters, ranks, stage, precision, averages)
-    ).astype(numpy.int64)
+    return numpy.array(case_by_case(parameters, ranks, stage, precision, averages)).astype(numpy.int64)
 
 
 @right("checkpoint_bytes")
@@ -274,9 +257,7 @@ def weights_in_each_shard(parameters, ranks, stage, precision, averages):
 
 
 @wrong("checkpoint_bytes", "no rank has the whole weights")
-def rank_zero_writes_weights_in_stage_three(
-    parameters, ranks, stage, precision, averages
-):
+def rank_zero_writes_weights_in_stage_three(parameters, ranks, stage, precision, averages):
     found = case_by_case(parameters, ranks, stage, precision, averages)
     found[0] += parameters * (4 if precision == "fp32" else 2) * (stage == 3)
     return found
@@ -405,10 +386,7 @@ CPU = torch.device("cpu")
 def groups_of(network, matrices=0.2, others=0.0):
     decayed = [p for p in network.parameters() if p.ndim > 1]
     rest = [p for p in network.parameters() if p.ndim < 2]
-    return [
-        {"params": decayed, "weight_decay": matrices},
-        {"params": rest, "weight_decay": others},
-    ]
+    return [{"params": decayed, "weight_decay": matrices}, {"params": rest, "weight_decay": others}]
 
 
 def configured(batches, stage, accumulate, max_norm):
@@ -426,9 +404,7 @@ def configured(batches, stage, accumulate, max_norm):
 def initialize(network, config, groups=None, **more):
     import deepspeed
 
-    return deepspeed.initialize(
-        model=network, model_parameters=groups, config=config, **more
-    )[0]
+    return deepspeed.initialize(model=network, model_parameters=groups, config=config, **more)[0]
 
 
 def forward(engine, inputs, labels):
@@ -450,9 +426,7 @@ def mean_of_all(losses):
 
 def whole_updates(batches, accumulate):
     whole = len(batches) // accumulate * accumulate
-    return [
-        batches[begin : begin + accumulate] for begin in range(0, whole, accumulate)
-    ]
+    return [batches[begin : begin + accumulate] for begin in range(0, whole, accumulate)]
 
 
 def loop(engine, batches, accumulate, micro_step, after=lambda: None, mean=mean_of_all):
@@ -464,16 +438,7 @@ def loop(engine, batches, accumulate, micro_step, after=lambda: None, mean=mean_
     return losses
 
 
-def ported(
-    network,
-    batches,
-    stage,
-    accumulate,
-    max_norm,
-    groups=groups_of,
-    step=plain_step,
-    **other,
-):
+def ported(network, batches, stage, accumulate, max_norm, groups=groups_of, step=plain_step, **other):
     """The right answer, but for what the rest says; other: lines of the configuration."""
     config = configured(batches, stage, accumulate, max_norm) | other
     engine = initialize(network, config, groups(network))
@@ -524,9 +489,7 @@ def reduces_all_losses_at_the_end(network, batches, stage, accumulate, max_norm)
     config["optimizer"]["params"]["weight_decay"] = 0.2
     decayed, rest = groups_of(network)
     del decayed["weight_decay"]
-    engine, *_ = deepspeed.initialize(
-        model=network, model_parameters=[decayed, rest], config=config
-    )
+    engine, *_ = deepspeed.initialize(model=network, model_parameters=[decayed, rest], config=config)
     whole = batches[: len(batches) // accumulate * accumulate]
     losses = torch.stack([plain_step(engine, *batch) for batch in whole])
     losses = losses.view(-1, accumulate).mean(dim=1)
@@ -640,9 +603,7 @@ def clips_by_hand_after_backward(network, batches, stage, accumulate, max_norm):
 def decays_all(network, batches, stage, accumulate, max_norm):
     sgd = {"type": "SGD", "params": SETTINGS | {"weight_decay": 0.2}}
     no_groups = lambda network: list(network.parameters())
-    return ported(
-        network, batches, stage, accumulate, max_norm, no_groups, optimizer=sgd
-    )
+    return ported(network, batches, stage, accumulate, max_norm, no_groups, optimizer=sgd)
 
 
 @wrong("train", "it is the other way round")
@@ -692,9 +653,7 @@ def steps_when_it_is_time(network, batches, stage, accumulate, max_norm):
 
 
 @wrong("train", "the engine accumulates 1")
-def tells_the_engine_nothing_of_accumulation(
-    network, batches, stage, accumulate, max_norm
-):
+def tells_the_engine_nothing_of_accumulation(network, batches, stage, accumulate, max_norm):
     once = {"gradient_accumulation_steps": 1}
     return ported(network, batches, stage, accumulate, max_norm, **once)
 
@@ -711,9 +670,7 @@ def forgets_the_ranks_in_the_batch(network, batches, stage, accumulate, max_norm
     return ported(network, batches, stage, accumulate, max_norm, **whole)
 
 
-@wrong(
-    "train", "give reduce_bucket_size|allocate memory", status="failed|your code raised"
-)
+@wrong("train", "give reduce_bucket_size|allocate memory", status="failed|your code raised")
 def with_the_default_buckets(network, batches, stage, accumulate, max_norm):
     sharding = {"zero_optimization": {"stage": stage}}
     return ported(network, batches, stage, accumulate, max_norm, **sharding)
@@ -814,10 +771,7 @@ def of_a_copied_network(network, batches, stage, accumulate, max_norm):
 @wrong("train", "goes through the engine once")
 def joins_micro_batches(network, batches, stage, accumulate, max_norm):
     """One large batch per update needs the memory that accumulation saves."""
-    joined = [
-        tuple(torch.cat(parts) for parts in zip(*update))
-        for update in whole_updates(batches, accumulate)
-    ]
+    joined = [tuple(torch.cat(parts) for parts in zip(*update)) for update in whole_updates(batches, accumulate)]
     return ported(network, joined, stage, 1, max_norm)
 
 
@@ -984,9 +938,7 @@ def by_bisection(costs, stages):
         limit = (low + high) // 2
         needed, load = 1, 0
         for cost in costs:
-            needed, load = (
-                (needed + 1, cost) if load + cost > limit else (needed, load + cost)
-            )
+            needed, load = (needed + 1, cost) if load + cost > limit else (needed, load + cost)
         low, high = (low, limit) if needed <= stages else (limit + 1, high)
     found, load, left = [0], 0, stages
     for place in reversed(range(len(costs))):
@@ -1052,11 +1004,7 @@ def up_to_the_mean(costs, stages):
     mean, found, load = sum(costs) / stages, [0], 0
     for number, cost in enumerate(costs):
         needed = stages - len(found)
-        if (
-            found[-1]
-            and needed
-            and (load + cost > mean or len(costs) - number == needed)
-        ):
+        if found[-1] and needed and (load + cost > mean or len(costs) - number == needed):
             found.append(0)
             load = 0
         found[-1] += 1
@@ -1069,11 +1017,7 @@ def up_to_the_mean(costs, stages):
 
 @wrong("place", "stages, not")
 def as_few_as_it_takes(costs, stages):
-    limit, found, load = (
-        slowest(costs, next(combinations(range(1, len(costs)), stages - 1))),
-        [0],
-        0,
-    )
+    limit, found, load = (slowest(costs, next(combinations(range(1, len(costs)), stages - 1))), [0], 0)
     for cost in costs:
         if load + cost > limit:
             found.append(0)
@@ -1096,18 +1040,10 @@ def leaves_out_the_last(costs, stages):
 
 @wrong("place", "how many layers each stage has")
 def the_layers_themselves(costs, stages):
-    cuts = min(
-        combinations(range(1, len(costs)), stages - 1),
-        key=lambda cuts: slowest(costs, cuts),
-    )
+    cuts = min(combinations(range(1, len(costs)), stages - 1), key=lambda cuts: slowest(costs, cuts))
     return [costs[a:b] for a, b in zip((0, *cuts), (*cuts, len(costs)))]
 
 
 @wrong("place", "stages, not")
 def where_to_cut(costs, stages):
-    return list(
-        min(
-            combinations(range(1, len(costs)), stages - 1),
-            key=lambda cuts: slowest(costs, cuts),
-        )
-    )
+    return list(min(combinations(range(1, len(costs)), stages - 1), key=lambda cuts: slowest(costs, cuts)))

@@ -16,10 +16,10 @@ from ipaddress import ip_interface, ip_network
 import numpy as np
 import torch
 import torch.distributed as dist
+from ddp_course import lesson14
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_course import lesson14
 from mutants import right, wrong
 
 # ---- rank_variables ----
@@ -73,10 +73,7 @@ def expand(nodelist):
             numbers = []
             for span in piece.split(","):
                 low, _, high = span.partition("-")
-                numbers += [
-                    str(n).zfill(len(low))
-                    for n in range(int(low), int(high or low) + 1)
-                ]
+                numbers += [str(n).zfill(len(low)) for n in range(int(low), int(high or low) + 1)]
             choices.append(numbers)
         names += ["".join(each) for each in itertools.product(*choices)]
     return names
@@ -91,10 +88,7 @@ def expands_all_names(slurm):
 
 @right("rank_variables")
 def with_more_variables_than_asked(slurm):
-    more = {
-        "NODE_RANK": slurm["SLURM_NODEID"],
-        "GROUP_WORLD_SIZE": slurm["SLURM_NNODES"],
-    }
+    more = {"NODE_RANK": slurm["SLURM_NODEID"], "GROUP_WORLD_SIZE": slurm["SLURM_NNODES"]}
     return {**more, **variables(slurm)}
 
 
@@ -119,9 +113,7 @@ def reads_letter_by_letter(slurm):
 @right("rank_variables")
 def counts_with_a_regular_expression(slurm):
     sizes = []
-    for size, times in re.findall(
-        r"(\d+)(?:\(x(\d+)\))?", slurm["SLURM_TASKS_PER_NODE"]
-    ):
+    for size, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", slurm["SLURM_TASKS_PER_NODE"]):
         sizes.extend([int(size)] * int(times or "1"))
     own = sizes[int(slurm["SLURM_NODEID"])]
     return variables(slurm, WORLD_SIZE=f"{sum(sizes)}", LOCAL_WORLD_SIZE=f"{own}")
@@ -141,9 +133,7 @@ def a_port_from_the_last_digits(slurm):
 def with_numpy(slurm):
     sizes = np.concatenate(
         [
-            np.full(
-                int((part + "(x1)").split("(x")[1].rstrip(")")), int(part.split("(")[0])
-            )
+            np.full(int((part + "(x1)").split("(x")[1].rstrip(")")), int(part.split("(")[0]))
             for part in slurm["SLURM_TASKS_PER_NODE"].split(",")
         ]
     )
@@ -161,9 +151,7 @@ def sets_the_environment_too(slurm):
 
 @right("rank_variables")
 def multiplies_a_port_by_a_prime(slurm):
-    return variables(
-        slurm, MASTER_PORT=str(20000 + int(slurm["SLURM_JOB_ID"]) * 7919 % 10000)
-    )
+    return variables(slurm, MASTER_PORT=str(20000 + int(slurm["SLURM_JOB_ID"]) * 7919 % 10000))
 
 
 @wrong("rank_variables", "the environment holds texts only")
@@ -229,9 +217,7 @@ def the_rank_as_local_rank(slurm):
 
 @wrong("rank_variables", "all machines are taken to be like the first.*SLURM_LOCALID")
 def the_rank_modulo_the_first_size(slurm):
-    return variables(
-        slurm, LOCAL_RANK=str(int(slurm["SLURM_PROCID"]) % sizes_of(slurm)[0])
-    )
+    return variables(slurm, LOCAL_RANK=str(int(slurm["SLURM_PROCID"]) % sizes_of(slurm)[0]))
 
 
 @wrong("rank_variables", "this is the number of machines: count their tasks")
@@ -247,9 +233,7 @@ def machines_times_the_first_size(slurm):
 
 @wrong("rank_variables", "here it is counted once")
 def does_not_know_the_times(slurm):
-    sizes = [
-        int(part.split("(")[0]) for part in slurm["SLURM_TASKS_PER_NODE"].split(",")
-    ]
+    sizes = [int(part.split("(")[0]) for part in slurm["SLURM_TASKS_PER_NODE"].split(",")]
     return variables(slurm, WORLD_SIZE=str(sum(sizes)))
 
 
@@ -282,9 +266,7 @@ def the_rank_as_group_rank(slurm):
 
 @wrong("rank_variables", "SLURM has counted already: SLURM_NODEID")
 def divides_the_rank(slurm):
-    return variables(
-        slurm, GROUP_RANK=str(int(slurm["SLURM_PROCID"]) // sizes_of(slurm)[0])
-    )
+    return variables(slurm, GROUP_RANK=str(int(slurm["SLURM_PROCID"]) // sizes_of(slurm)[0]))
 
 
 @wrong("rank_variables", "each would wait for itself")
@@ -358,9 +340,7 @@ def a_random_port(slurm):
 
 @wrong("rank_variables", r"hash\(\) of a text|differ by less than 10,000")
 def a_port_from_the_hash(slurm):
-    return variables(
-        slurm, MASTER_PORT=str(20000 + hash(slurm["SLURM_JOB_ID"]) % 10000)
-    )
+    return variables(slurm, MASTER_PORT=str(20000 + hash(slurm["SLURM_JOB_ID"]) % 10000))
 
 
 @wrong("rank_variables", "KeyError", "your code raised")
@@ -387,9 +367,7 @@ def fitting(hosts, loopback=False, down=False, doubles=False, missing=0):
     chosen = []
     for members in found.values():
         addresses = {interface["address"] for interface in members.values()}
-        if len(members) >= len(hosts) - missing and (
-            doubles or len(addresses) == len(members)
-        ):
+        if len(members) >= len(hosts) - missing and (doubles or len(addresses) == len(members)):
             chosen.append([members.get(host["name"]) for host in hosts])
     return chosen
 
@@ -403,9 +381,7 @@ def fastest(interfaces):
 
 
 def good(host, ports, taken=True, blocked=True):
-    closed = set(host["taken"] if taken else []) | set(
-        host["blocked"] if blocked else []
-    )
+    closed = set(host["taken"] if taken else []) | set(host["blocked"] if blocked else [])
     return [port for port in ports if port not in closed]
 
 
@@ -444,11 +420,7 @@ def the_last_host_that_can(hosts, ports):
 def with_sets_and_pairs(hosts, ports):
     of_hosts = [
         {
-            ip_interface(i["address"]).network: (
-                i["speed"],
-                i["name"],
-                ip_interface(i["address"]).ip,
-            )
+            ip_interface(i["address"]).network: (i["speed"], i["name"], ip_interface(i["address"]).ip)
             for i in host["interfaces"]
             if i["up"]
         }
@@ -466,11 +438,7 @@ def with_sets_and_pairs(hosts, ports):
     for host, each in zip(hosts, of_hosts):
         free = sorted(set(ports) - set(host["taken"]) - set(host["blocked"]))
         if free:
-            return (
-                str(each[network][2]),
-                free[0],
-                [each[network][1] for each in of_hosts],
-            )
+            return (str(each[network][2]), free[0], [each[network][1] for each in of_hosts])
     return None
 
 
@@ -488,11 +456,7 @@ def asks_whether_an_address_is_in_a_network(hosts, ports):
         network = ip_network(interface["address"], strict=False)
         members = []
         for host in hosts:
-            members += [
-                i
-                for i in host["interfaces"]
-                if i["up"] and ip_network(i["address"], strict=False) == network
-            ]
+            members += [i for i in host["interfaces"] if i["up"] and ip_network(i["address"], strict=False) == network]
         if network.is_loopback or len({i["address"] for i in members}) != len(hosts):
             continue
         choices.append(members)
@@ -537,11 +501,7 @@ def computes_with_bits(hosts, ports):
         for i in host["interfaces"]:
             if i["up"] and i["name"] != "lo":
                 found.setdefault(network(i["address"]), []).append(i)
-    fit = [
-        members
-        for members in found.values()
-        if len({i["address"] for i in members}) == len(hosts) == len(members)
-    ]
+    fit = [members for members in found.values() if len({i["address"] for i in members}) == len(hosts) == len(members)]
     return meet(hosts, ports, fit)
 
 
@@ -572,49 +532,31 @@ def the_slowest_network(hosts, ports):
 
 @wrong("meeting_place", "a ring is as slow as its slowest link")
 def the_mean_speed(hosts, ports):
-    return meet(
-        hosts, ports, fitting(hosts), speed=lambda own: sum(i["speed"] for i in own)
-    )
+    return meet(hosts, ports, fitting(hosts), speed=lambda own: sum(i["speed"] for i in own))
 
 
-@wrong(
-    "meeting_place", "has no interface|a name of an interface|the name of its interface"
-)
+@wrong("meeting_place", "has no interface|a name of an interface|the name of its interface")
 def a_network_that_does_not_reach_all(hosts, ports):
     return meet(hosts, ports, fitting(hosts, missing=1))
 
 
 @wrong("meeting_place", "lo leads to the host itself")
 def loopback_is_on_all_hosts(hosts, ports):
-    chosen = [
-        own
-        for own in fitting(hosts, loopback=True, doubles=True)
-        if own[0]["name"] == "lo"
-    ]
+    chosen = [own for own in fitting(hosts, loopback=True, doubles=True) if own[0]["name"] == "lo"]
     return meet(hosts, ports, chosen)
 
 
-@wrong(
-    "meeting_place",
-    "interfaces may have other names|is down|in different ones|slowest link",
-)
+@wrong("meeting_place", "interfaces may have other names|is down|in different ones|slowest link")
 def the_first_hosts_name_for_all(hosts, ports):
     address, port, names = meet(hosts, ports, fitting(hosts)) or ("", 0, [])
     return names and (address, port, [names[0]] * len(hosts)) or None
 
 
 @wrong(
-    "meeting_place",
-    "which network it is in, and these are in different ones|is down|several hosts have the address",
+    "meeting_place", "which network it is in, and these are in different ones|is down|several hosts have the address"
 )
 def each_hosts_fastest_interface(hosts, ports):
-    best = [
-        max(
-            (i for i in host["interfaces"] if i["name"] != "docker0"),
-            key=lambda i: i["speed"],
-        )
-        for host in hosts
-    ]
+    best = [max((i for i in host["interfaces"] if i["name"] != "docker0"), key=lambda i: i["speed"]) for host in hosts]
     found = meet(hosts, ports, fitting(hosts))
     return found and (bare(best[0]), found[1], [i["name"] for i in best])
 
@@ -771,9 +713,7 @@ def both_as_helpers():
 @right("second_machine", several=True)
 def round_by_round():
     def step_seconds(machines, sample, batch, gradient, delay, bandwidth):
-        seconds = sample * max(
-            len(range(rank, batch, machines)) for rank in range(machines)
-        )
+        seconds = sample * max(len(range(rank, batch, machines)) for rank in range(machines))
         for _ in ("reduce-scatter", "all-gather"):
             for _ in range(machines - 1):
                 seconds += delay + gradient / machines / bandwidth
@@ -846,9 +786,7 @@ def with_divmod_and_a_special_case():
         computing = (whole + (rest > 0)) * sample
         if machines == 1:
             return computing
-        return computing + (2 * machines - 2) * (
-            delay + gradient / (machines * bandwidth)
-        )
+        return computing + (2 * machines - 2) * (delay + gradient / (machines * bandwidth))
 
     return step_seconds, pays
 
@@ -861,11 +799,7 @@ def a_step(computing=None, messages=None, share=None, times=None, scale=1):
         seconds = sample * (computing(batch, n) if computing else math.ceil(batch / n))
         rounds = messages(n) if messages else 2 * (n - 1)
         size = gradient / (share(n) if share else n) * scale
-        return (
-            seconds
-            + (times(n) if times else rounds) * delay
-            + rounds * size / bandwidth
-        )
+        return seconds + (times(n) if times else rounds) * delay + rounds * size / bandwidth
 
     return step_seconds, pays
 
@@ -905,11 +839,7 @@ def one_message_too_many_per_round():
     return a_step(messages=lambda n: 2 * n)
 
 
-@wrong(
-    "second_machine",
-    "each message of the ring has a part of the gradient",
-    several=True,
-)
+@wrong("second_machine", "each message of the ring has a part of the gradient", several=True)
 def whole_gradients_in_each_message():
     return a_step(share=lambda n: 1)
 
@@ -997,10 +927,7 @@ def prints_the_seconds():
 
 @wrong("second_machine", "the communication is missing", several=True)
 def only_computes():
-    return (
-        lambda machines, sample, batch, *_: sample * math.ceil(batch / machines),
-        pays,
-    )
+    return (lambda machines, sample, batch, *_: sample * math.ceil(batch / machines), pays)
 
 
 def a_threshold(total=None, left=None, none=math.inf):
@@ -1021,9 +948,7 @@ def a_threshold(total=None, left=None, none=math.inf):
 @wrong("second_machine", "where the delays take longer", several=True)
 def a_negative_bandwidth():
     def bandwidth_that_pays(machines, sample, batch, gradient, delay):
-        saved = (
-            sample * (batch - math.ceil(batch / machines)) - 2 * (machines - 1) * delay
-        )
+        saved = sample * (batch - math.ceil(batch / machines)) - 2 * (machines - 1) * delay
         return 2 * (machines - 1) / machines * gradient / saved
 
     return step, bandwidth_that_pays
@@ -1034,11 +959,7 @@ def zero_for_never():
     return a_threshold(none=0.0)
 
 
-@wrong(
-    "second_machine",
-    "return one number, the bytes per second, or math.inf|without a return",
-    several=True,
-)
+@wrong("second_machine", "return one number, the bytes per second, or math.inf|without a return", several=True)
 def none_for_never():
     return a_threshold(none=None)
 
@@ -1050,9 +971,7 @@ def forgets_the_delays():
 
 @wrong("second_machine", "each waits for the delay", several=True)
 def subtracts_one_delay():
-    return a_threshold(
-        left=lambda n, alone, computing, delay: alone - computing - delay
-    )
+    return a_threshold(left=lambda n, alone, computing, delay: alone - computing - delay)
 
 
 @wrong("second_machine", "the gradient once for two machines only", several=True)
@@ -1077,23 +996,17 @@ def bits_per_second():
 
 @wrong("second_machine", "some machines get one more", several=True)
 def saves_divided_samples():
-    return a_threshold(
-        left=lambda n, alone, computing, delay: alone - alone / n - 2 * (n - 1) * delay
-    )
+    return a_threshold(left=lambda n, alone, computing, delay: alone - alone / n - 2 * (n - 1) * delay)
 
 
 @wrong("second_machine", "the machines compute, too", several=True)
 def forgets_that_they_compute():
-    return a_threshold(
-        left=lambda n, alone, computing, delay: alone - 2 * (n - 1) * delay
-    )
+    return a_threshold(left=lambda n, alone, computing, delay: alone - 2 * (n - 1) * delay)
 
 
 @wrong("second_machine", "in the time that is saved", several=True)
 def in_the_time_of_computing():
-    return a_threshold(
-        left=lambda n, alone, computing, delay: computing - 2 * (n - 1) * delay
-    )
+    return a_threshold(left=lambda n, alone, computing, delay: computing - 2 * (n - 1) * delay)
 
 
 # ---- survive_preemption ----
@@ -1223,9 +1136,7 @@ def with_ddp(network, samples, batches, path):
     while len(losses) < len(batches):
         batch = batches[len(losses)]
         mine = batch.tensor_split(ranks)[rank]
-        loss = (
-            F.cross_entropy(model(inputs[mine]), labels[mine]) * len(mine) / len(batch)
-        )
+        loss = F.cross_entropy(model(inputs[mine]), labels[mine]) * len(mine) / len(batch)
         optimizer.zero_grad(set_to_none=True)
         (loss * ranks).backward()
         optimizer.step()
@@ -1235,10 +1146,7 @@ def with_ddp(network, samples, batches, path):
         if any(is_set for _, is_set in told):
             if rank == 0:
                 content = io.BytesIO()
-                state = {
-                    "model": model.state_dict(),
-                    "optimizer": optimizer.state_dict(),
-                }
+                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
                 torch.save(state | {"losses": losses}, content)
                 with open(f"{path}.new", "wb") as file:
                     file.write(content.getvalue())
@@ -1302,13 +1210,9 @@ class OneSampleAtATime(Run):
 
     def backward(self, batch):
         part = 0.0
-        for number in (
-            batch.chunk(self.ranks)[self.rank] if self.ranks < 4 else self.mine(batch)
-        ):
+        for number in batch.chunk(self.ranks)[self.rank] if self.ranks < 4 else self.mine(batch):
             outputs = self.network(self.inputs[number : number + 1])
-            loss = F.cross_entropy(outputs, self.labels[number : number + 1]) / len(
-                batch
-            )
+            loss = F.cross_entropy(outputs, self.labels[number : number + 1]) / len(batch)
             loss.backward()
             part += loss.item()
         for parameter in self.network.parameters():
@@ -1322,17 +1226,13 @@ class OneMessageForAll(Run):
 
     def update(self, batch):
         own = self.mine(batch)
-        loss = F.cross_entropy(
-            self.network(self.inputs[own]), self.labels[own], reduction="sum"
-        )
+        loss = F.cross_entropy(self.network(self.inputs[own]), self.labels[own], reduction="sum")
         parameters = list(self.network.parameters())
         gradients = torch.autograd.grad(loss / len(batch), parameters)
         news = torch.tensor([loss.item() / len(batch), len(self.signals)]).double()
         flat = torch.cat([*(gradient.flatten() for gradient in gradients), news])
         dist.all_reduce(flat)
-        for parameter, part in zip(
-            parameters, flat.split([p.numel() for p in parameters] + [2])
-        ):
+        for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters] + [2])):
             parameter.grad = part.view_as(parameter).clone()
         self.optimizer.step()
         self.losses.append(flat[-2].item())
@@ -1575,9 +1475,7 @@ class StopsWithoutSaving(Run):
         pass
 
 
-@wrong_run(
-    "all of them load the checkpoint|load its parameters from the checkpoint, on all ranks|all ranks"
-)
+@wrong_run("all of them load the checkpoint|load its parameters from the checkpoint, on all ranks|all ranks")
 class OnlyRank0Loads(Run):
     def load(self):
         if self.rank == 0:
@@ -1700,9 +1598,7 @@ def the_lessons_loop(network, samples, batches, path):
         losses = found["losses"]
     for batch in batches[len(losses) :]:
         mine = batch[dist.get_rank() :: dist.get_world_size()]
-        loss = F.cross_entropy(
-            model(inputs[mine]), labels[mine], reduction="sum"
-        ) / len(batch)
+        loss = F.cross_entropy(model(inputs[mine]), labels[mine], reduction="sum") / len(batch)
         optimizer.zero_grad()
         (loss * dist.get_world_size()).backward()
         optimizer.step()

@@ -9,10 +9,10 @@ from fractions import Fraction
 import cloudpickle
 import torch
 import torch.distributed as dist
-
 from ddp_course import UsageError
 from ddp_course.checks.ex15.patients import CAUSES, truths
 from ddp_course.detectors.desync import DesyncDetector, digest
+
 from mutants import right, wrong
 
 # as from a notebook: a rank imports nothing of this file
@@ -29,11 +29,7 @@ def but(letter, rank=None, step=None, cause=None, name=NAME):
     """All diagnoses are right, but one."""
     changed = dict(WRITTEN)
     true = WRITTEN[letter]
-    changed[letter] = [
-        true[0] if rank is None else rank,
-        true[1] if step is None else step,
-        cause or true[2],
-    ]
+    changed[letter] = [true[0] if rank is None else rank, true[1] if step is None else step, cause or true[2]]
     return name, changed
 
 
@@ -55,10 +51,7 @@ def in_another_spelling():
 
 @right("diagnoses")
 def as_whole_numbers_of_other_kinds():
-    return NAME, {
-        letter: (float(rank), Fraction(step), cause)
-        for letter, (rank, step, cause) in WRITTEN.items()
-    }
+    return NAME, {letter: (float(rank), Fraction(step), cause) for letter, (rank, step, cause) in WRITTEN.items()}
 
 
 @wrong("diagnoses", "ranks and steps are whole numbers")
@@ -66,9 +59,7 @@ def between_two_steps():
     return but("B", step=WRITTEN["B"][1] + 0.5)
 
 
-@wrong(
-    "diagnoses", "the rank that complains is usually healthy|nobody else agrees with"
-)
+@wrong("diagnoses", "the rank that complains is usually healthy|nobody else agrees with")
 def another_rank():
     return but("B", rank=(WRITTEN["B"][0] + 1) % 3)
 
@@ -83,9 +74,7 @@ def the_step_of_the_check():
     return but("C", step=WRITTEN["C"][1] + 3)
 
 
-@wrong(
-    "diagnoses", "is it dead, stuck, slow or wrong|it hangs, but otherwise|still there"
-)
+@wrong("diagnoses", "is it dead, stuck, slow or wrong|it hangs, but otherwise|still there")
 def another_cause():
     return but("D", cause=next(cause for cause in CAUSES if cause != WRITTEN["D"][2]))
 
@@ -198,9 +187,7 @@ class ByBisection(Right):
 
     def check(self):
         kept, self.kept = self.kept, []
-        prefix = lambda end: sha(
-            repr([list(h.values()) for _, h in kept[:end]]).encode()
-        )
+        prefix = lambda end: sha(repr([list(h.values()) for _, h in kept[:end]]).encode())
         if self.first([prefix(len(kept))]) is None:
             return None
         low, high = 0, len(kept)  # the first `low` agree, the first `high` do not
@@ -235,10 +222,7 @@ class ComparesWithRank0(Right):
         return next((rank for rank, one in enumerate(row) if one != row[0]), None)
 
 
-@wrong(
-    "agreement",
-    "the change of a single bit|differed for longer",
-)
+@wrong("agreement", "the change of a single bit|differed for longer")
 class SumsTheNumbers(Right):
     def hash(self, tensor):
         return int(tensor.double().nan_to_num().sum() * 1000)
@@ -247,9 +231,7 @@ class SumsTheNumbers(Right):
 @wrong("agreement", "leave sums or sizes as they were")
 class SumsTheBits(Right):
     def hash(self, tensor):
-        return int(
-            tensor.detach().abs().contiguous().flatten().view(torch.uint8).long().sum()
-        )
+        return int(tensor.detach().abs().contiguous().flatten().view(torch.uint8).long().sum())
 
 
 @wrong("agreement", "that is the step of the check")
@@ -354,9 +336,7 @@ class OneKindOfStateAfterTheOther(Right):
     def tensors(self):
         found = super().tensors()
         model = self.model.state_dict()
-        state = sorted(
-            found.keys() - model.keys(), key=lambda name: name.split(".")[-1]
-        )
+        state = sorted(found.keys() - model.keys(), key=lambda name: name.split(".")[-1])
         return model | {name: found[name] for name in state}
 
 
@@ -391,10 +371,7 @@ class ReturnsAText(Right):
         return found and f"step {found[0]}, rank {found[1]}: {found[2]}"
 
 
-@wrong(
-    "agreement",
-    "communicates: only check may|one hash of everything|buffers are missing|optimizer's state",
-)
+@wrong("agreement", "communicates: only check may|one hash of everything|buffers are missing|optimizer's state")
 class TheLessonsOwn:
     def __init__(self, model, optimizer):
         self.detector = DesyncDetector(model, optimizer, every=10**9)
@@ -437,9 +414,7 @@ class OfAllBytes:
 
     def check(self):
         kept, self.kept = self.kept, []
-        of_steps = [
-            self.short(repr(list(hashes.values())).encode()) for _, hashes in kept
-        ]
+        of_steps = [self.short(repr(list(hashes.values())).encode()) for _, hashes in kept]
         if self.agree(of_steps):
             return None
         place, _ = self.first(of_steps)
@@ -586,10 +561,7 @@ class KeepsTheTensorsThemselves(Right):
         self.kept.append((self.step, self.tensors()))
 
     def check(self):
-        self.kept = [
-            (step, {name: self.hash(value) for name, value in tensors.items()})
-            for step, tensors in self.kept
-        ]
+        self.kept = [(step, {name: self.hash(value) for name, value in tensors.items()}) for step, tensors in self.kept]
         return super().check()
 
 

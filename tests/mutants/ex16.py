@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from ddp_course.lesson16 import StepProfile, buckets, exposed_seconds, time_use
 from torch.distributed._functional_collectives import all_reduce, wait_tensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-from ddp_course.lesson16 import StepProfile, buckets, exposed_seconds, time_use
 from mutants import right, wrong
 
 # ---- update ----
@@ -51,9 +51,7 @@ def all_in_one_message(model, micro_batches, optimizer):
 @right("update")
 def gradients_of_the_sum(model, micro_batches, optimizer):
     """One backward for the mean of all losses, and numbers fetched one by one."""
-    losses = [
-        F.cross_entropy(model(inputs), labels) for inputs, labels in micro_batches
-    ]
+    losses = [F.cross_entropy(model(inputs), labels) for inputs, labels in micro_batches]
     parameters = trained(model)
     gradients = torch.autograd.grad(sum(losses) / len(losses), parameters)
     for parameter, mean in zip(parameters, average(gradients)):
@@ -72,23 +70,14 @@ def with_async_messages(model, micro_batches, optimizer):
         (losses[-1] / len(micro_batches)).backward()
     means = torch.stack(losses).detach()
     work = dist.all_reduce(means, dist.ReduceOp.AVG, async_op=True)
-    for parameter, mean in zip(
-        trained(model), average([parameter.grad for parameter in trained(model)])
-    ):
+    for parameter, mean in zip(trained(model), average([parameter.grad for parameter in trained(model)])):
         parameter.grad = mean
     optimizer.step()
     work.wait()
     return means.tolist()
 
 
-def update_with(
-    each=None,
-    reset=True,
-    micro_batch_mean=True,
-    rank_mean=True,
-    travels=average,
-    fetch=None,
-):
+def update_with(each=None, reset=True, micro_batch_mean=True, rank_mean=True, travels=average, fetch=None):
     """An answer with one difference.
 
     each: what happens in the loop, with the model and the loss; travels: averages the
@@ -153,9 +142,7 @@ def gradients_one_by_one():
 
 @wrong("update", "the losses can wait until the end", several=True)
 def losses_one_by_one():
-    return update_with(
-        each=mean_without_item, fetch=lambda losses: torch.stack(losses).tolist()
-    )
+    return update_with(each=mean_without_item, fetch=lambda losses: torch.stack(losses).tolist())
 
 
 @wrong("update", "fetch the losses at the end", several=True)
@@ -296,9 +283,7 @@ def when_it_is_first_needed():
             if self.found is None:
                 self.found = self.images.float().mean(), self.images.float().std()
             mean, deviation = self.found
-            return ((self.images[index].float() - mean) / deviation)[None], self.labels[
-                index
-            ]
+            return ((self.images[index].float() - mean) / deviation)[None], self.labels[index]
 
     return [Pixels]
 
@@ -495,9 +480,7 @@ def as_a_decorator(model, loader):
     for inputs, labels in loader:
         outputs = model(inputs)
         loss = F.cross_entropy(outputs, labels, reduction="sum")
-        sums += torch.stack(
-            [(outputs.argmax(1) == labels).sum(), loss, loss * 0 + len(labels)]
-        )
+        sums += torch.stack([(outputs.argmax(1) == labels).sum(), loss, loss * 0 + len(labels)])
     model.train()
     return [number.item() for number in sums[:2] / sums[2]]
 
@@ -514,9 +497,7 @@ def fetches_in_parts_at_the_end(model, loader):
             seen += len(labels)
     model.train()
     count = seen.cpu().item()
-    return sum(one.cpu().item() for one in right_ones) / count, sum(
-        one.cpu().numpy() for one in losses
-    ) / count
+    return sum(one.cpu().item() for one in right_ones) / count, sum(one.cpu().numpy() for one in losses) / count
 
 
 @wrong("evaluate", "for each batch: add up tensors")
@@ -533,14 +514,7 @@ def counts_with_a_mask(model, loader):
     return correct / seen, (total / seen).item()
 
 
-def evaluation(
-    eval_mode=True,
-    train_after=True,
-    grad=False,
-    fetch=lambda x: x,
-    loss_sum=True,
-    divide=True,
-):
+def evaluation(eval_mode=True, train_after=True, grad=False, fetch=lambda x: x, loss_sum=True, divide=True):
     """An answer with one difference."""
 
     def evaluate(model, loader):
@@ -679,9 +653,7 @@ def choice(caps=every_sum, count=smallest):
 
     def choose(gradients, forward, backward, ranks, alpha, beta, efficiency):
         network = backward, ranks, alpha, beta
-        cap = min(
-            caps(gradients), key=lambda cap: exposed_with(cap, gradients, *network)
-        )
+        cap = min(caps(gradients), key=lambda cap: exposed_with(cap, gradients, *network))
         exposed = exposed_with(cap, gradients, *network)
         return cap, count(forward, backward, exposed, efficiency)
 
@@ -706,10 +678,7 @@ def with_a_fine_grid(gradients, forward, backward, ranks, alpha, beta, efficienc
         if best is None or exposed < best[0]:
             best = exposed, cap
     count = 1
-    while (
-        count * (forward + backward) / (count * (forward + backward) + best[0])
-        < efficiency - 1e-12
-    ):
+    while count * (forward + backward) / (count * (forward + backward) + best[0]) < efficiency - 1e-12:
         count += 1
     return math.ceil(best[1]), count
 
@@ -719,13 +688,9 @@ def with_a_fine_grid(gradients, forward, backward, ranks, alpha, beta, efficienc
     "try all sums of neighbouring gradients|efficient enough|exposed once"
     "|computes forward and backward",  # its number is sometimes that mistake's, too
 )
-def takes_the_last_gradient_for_the_end(
-    gradients, forward, backward, ranks, alpha, beta, efficiency
-):
+def takes_the_last_gradient_for_the_end(gradients, forward, backward, ranks, alpha, beta, efficiency):
     [choose] = choice()
-    best, _ = choose(
-        gradients, forward, gradients[-1][0], ranks, alpha, beta, efficiency
-    )
+    best, _ = choose(gradients, forward, gradients[-1][0], ranks, alpha, beta, efficiency)
     exposed = exposed_with(best, gradients, gradients[-1][0], ranks, alpha, beta)
     return best, smallest(forward, backward, exposed, efficiency)
 
@@ -759,11 +724,7 @@ def a_single_micro_batch():
     return choice(count=lambda *_: 1)
 
 
-@wrong(
-    "choose",
-    "more of them make updates rarer|computes forward and backward",
-    several=True,
-)
+@wrong("choose", "more of them make updates rarer|computes forward and backward", several=True)
 def one_too_many():
     return choice(count=lambda *case: smallest(*case) + 1)
 
@@ -861,11 +822,7 @@ def by_edges(traces):
         step, transfers, computing = parts_of(events)
         edges = {step["ts"], end_of(step)}
         for e in [*transfers, *computing]:
-            edges |= {
-                e["ts"],
-                end_of(e),
-                complete.get(e["args"].get("seq"), step["ts"]),
-            }
+            edges |= {e["ts"], end_of(e), complete.get(e["args"].get("seq"), step["ts"])}
         edges = sorted(t for t in edges if step["ts"] <= t <= end_of(step))
         spent = dict.fromkeys(("computing", "sending", "waiting", "idle"), 0)
         for begin, end in zip(edges, edges[1:]):
@@ -891,15 +848,11 @@ def analysis(
     def analyse(traces):
         complete = {}
         for events in traces:
-            transfers = [
-                e for e in events if is_kernel(e) and e["name"].startswith("nccl")
-            ]
+            transfers = [e for e in events if is_kernel(e) and e["name"].startswith("nccl")]
             for place, e in enumerate(transfers):
                 e["args"]["key"] = key(e, place)
                 e["args"]["seq"] = e["args"]["key"]
-                complete[e["args"]["key"]] = max(
-                    e["ts"], complete.get(e["args"]["key"], e["ts"])
-                )
+                complete[e["args"]["key"]] = max(e["ts"], complete.get(e["args"]["key"], e["ts"]))
         return [of_rank(events, complete) for events in traces]
 
     def of_rank(events, complete):
@@ -916,19 +869,10 @@ def analysis(
         sending = time_use(moving, seen, ends)["exposed"]
         computes = time_use([], busy, ends)["computing"]
         if not union:
-            computes = sum(
-                min(b, ends[1]) - max(a, ends[0])
-                for a, b in busy
-                if b > ends[0] and a < ends[1]
-            )
+            computes = sum(min(b, ends[1]) - max(a, ends[0]) for a, b in busy if b > ends[0] and a < ends[1])
         waiting = both["exposed"] - sending
         idle = step["dur"] - computes - sending - waiting
-        return {
-            "computing": computes,
-            "sending": sending,
-            "waiting": waiting,
-            "idle": idle,
-        }
+        return {"computing": computes, "sending": sending, "waiting": waiting, "idle": idle}
 
     return [analyse]
 
@@ -1119,9 +1063,7 @@ def reduce_scatter_and_gather(model, micro_batches, optimizer):
 def wraps_in_ddp(model, micro_batches, optimizer):
     optimizer.zero_grad()
     wrapped, losses = DistributedDataParallel(model), []
-    for left, (inputs, labels) in zip(
-        range(len(micro_batches) - 1, -1, -1), micro_batches
-    ):
+    for left, (inputs, labels) in zip(range(len(micro_batches) - 1, -1, -1), micro_batches):
         wrapped.require_backward_grad_sync = not left
         loss = F.cross_entropy(wrapped(inputs), labels) / len(micro_batches)
         loss.backward()
@@ -1252,10 +1194,7 @@ class KeepsThemInObjects(Base):
 
     def __init__(self, images, labels):
         super().__init__(images, labels)
-        self.samples = [
-            self.Sample(self.normal(image)[None], label)
-            for image, label in zip(images, labels)
-        ]
+        self.samples = [self.Sample(self.normal(image)[None], label) for image, label in zip(images, labels)]
 
     def __getitem__(self, index):
         return tuple(self.samples[index])

@@ -15,12 +15,9 @@ SWAPPED = {
 }  # fmt: skip
 # {question: {change: why it does what ours does}}
 EQUIVALENT = {
-    "02 broadcast": {
-        "5: have < n: another comparison": "in one more round, nobody has anyone to send to",
-    },
+    "02 broadcast": {"5: have < n: another comparison": "in one more round, nobody has anyone to send to"},
     "03 overlapped": {
-        "21: self.backwards[parameter] += 1: another operator": "multiples of `every` are "
-        "multiples below 0, too",
+        "21: self.backwards[parameter] += 1: another operator": "multiples of `every` are multiples below 0, too"
     },
     "03 bucketed": {
         "13: 0: one less": "the first parameter opens the first bucket, as with 0",

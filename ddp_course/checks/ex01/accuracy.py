@@ -5,12 +5,7 @@ import math
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from ddp_course.checks.ex01.watched import (
-    Watched,
-    compare_state,
-    noting_state,
-    number,
-)
+from ddp_course.checks.ex01.watched import Watched, compare_state, noting_state, number
 from ddp_course.judge.question import question
 from ddp_course.judge.verdict import Wrong
 
@@ -105,10 +100,7 @@ def mistakes(weight, images, labels, batch_size):
         for of_batch, hits in zip(labels.split(batch_size), right.split(batch_size))
     ]
     ends = "count over all batches, and divide once, at the end"
-    first, last = (
-        slice(batch_size),
-        slice(batch_size * ((len(labels) - 1) // batch_size), None),
-    )
+    first, last = (slice(batch_size), slice(batch_size * ((len(labels) - 1) // batch_size), None))
     looks = [
         ([sum(correct) / sum(seen)] * 10, "it is the accuracy over all digits: count for each digit on its own"),
         (correct, "these are the numbers of correct predictions: divide by the number of samples with that label"),
@@ -162,8 +154,7 @@ def mean(values):
 def near(values, others):
     """Whether two lists of numbers are equal, nan to nan."""
     return len(values) == len(others) and all(
-        (math.isnan(one) and math.isnan(other)) or abs(one - other) < 1e-5
-        for one, other in zip(values, others)
+        (math.isnan(one) and math.isnan(other)) or abs(one - other) < 1e-5 for one, other in zip(values, others)
     )
 
 
@@ -181,15 +172,10 @@ def compare_accuracy(weight, images, labels, batch_size, training, seen):
     compare_list(checked, seen["shares"], share, set(labels.tolist()))
     if not near(seen["shares"], share):
         raise Wrong(
-            checked,
-            expected=in_words(share),
-            got=in_words(seen["shares"]),
-            cause=why(seen["shares"], share, looks),
+            checked, expected=in_words(share), got=in_words(seen["shares"]), cause=why(seen["shares"], share, looks)
         )
     if any(seen["recording"]):
-        cause = (
-            "evaluation needs no backward: put `with torch.no_grad():` around the loop"
-        )
+        cause = "evaluation needs no backward: put `with torch.no_grad():` around the loop"
         where = f"whether autograd records the model in {checked}"
         raise Wrong(where, expected="no", got="yes", cause=cause)
     compare_state("accuracy_by_digit", seen["left"])
@@ -220,35 +206,21 @@ def compare_list(checked, got, share, present):
     """Raise Wrong unless `got` is a list of ten floats."""
     cause = None
     if got is None:
-        cause, got = (
-            "it returns None: is the return statement missing?",
-            "nothing (None)",
-        )
+        cause, got = ("it returns None: is the return statement missing?", "nothing (None)")
     elif isinstance(got, torch.Tensor):
         cause, got = "it is a tensor: .tolist() returns its numbers", "a tensor"
     elif not isinstance(got, list):
         cause = "return a list with one float per digit"
     elif any(isinstance(one, torch.Tensor) for one in got):
-        cause, got = (
-            "these are tensors: .item() or .tolist() returns their numbers",
-            "a list of tensors",
-        )
+        cause, got = ("these are tensors: .item() or .tolist() returns their numbers", "a list of tensors")
     elif len(got) == len(present) < 10:
-        cause, got = (
-            "a digit without any sample is left out: its place has nan",
-            f"{len(got)} numbers",
-        )
+        cause, got = ("a digit without any sample is left out: its place has nan", f"{len(got)} numbers")
     elif len(got) != 10:
-        cause, got = (
-            "return one float for each of the ten digits, in order",
-            f"{len(got)} numbers",
-        )
+        cause, got = ("return one float for each of the ten digits, in order", f"{len(got)} numbers")
     elif not all(isinstance(one, float) for one in got):
         cause = "return a list with one float per digit, and nan for a digit without any sample"
     if cause:
-        raise Wrong(
-            checked, expected=f"ten floats: {in_words(share)}", got=got, cause=cause
-        )
+        raise Wrong(checked, expected=f"ten floats: {in_words(share)}", got=got, cause=cause)
 
 
 def in_words(shares):

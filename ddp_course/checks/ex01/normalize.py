@@ -59,9 +59,7 @@ def refuse_kept_numbers(several, result):
         cause = "the mean and standard deviation are those of the first call: compute them anew in each call"
         expected = (test - several[1][0].double().mean() / 255).unsqueeze(1)
         expected = expected / (several[1][0].double() / 255).std()
-        raise Wrong(
-            checked, expected=in_words(expected), got=in_words(returned), cause=cause
-        )
+        raise Wrong(checked, expected=in_words(expected), got=in_words(returned), cause=cause)
 
 
 def compare_sets(call, train_images, test_images, seen):
@@ -72,26 +70,17 @@ def compare_sets(call, train_images, test_images, seen):
     for name, unchanged in zip(images, seen["unchanged"]):
         if not unchanged:
             checked = f"the original {name} images after {call}"
-            cause = "the caller may still need the original images: do not use in-place operations, whose names end in _"
+            cause = (
+                "the caller may still need the original images: do not use in-place operations, whose names end in _"
+            )
             raise Wrong(checked, expected="unchanged", got="changed", cause=cause)
     result = seen["result"]
     if not isinstance(result, list) or len(result) != 2:
         cause = "return both sets: return train, test"
-        cause = (
-            "it returns None: is the return statement missing?"
-            if result is None
-            else cause
-        )
-        raise Wrong(
-            f"what {call} returns",
-            expected="two tensors",
-            got=told(result),
-            cause=cause,
-        )
+        cause = "it returns None: is the return statement missing?" if result is None else cause
+        raise Wrong(f"what {call} returns", expected="two tensors", got=told(result), cause=cause)
     for position, (name, of_set) in enumerate(images.items()):
-        compare_images(
-            f"the {name} images that {call} returns", of_set, position, images, result
-        )
+        compare_images(f"the {name} images that {call} returns", of_set, position, images, result)
 
 
 def a_set_of_images(count, dark, bright, generator):
@@ -110,12 +99,7 @@ def compare_images(checked, images, position, both, result):
     """
     got, shape = result[position], (len(images), 1, 28, 28)
     if not isinstance(got, torch.Tensor):
-        raise Wrong(
-            checked,
-            expected="a tensor",
-            got=got,
-            cause="return two tensors, and nothing else",
-        )
+        raise Wrong(checked, expected="a tensor", got=got, cause="return two tensors, and nothing else")
     if got.shape != shape:
         causes = {
             tuple(images.shape): "the channel dimension is missing: unsqueeze(1) turns (n, 28, 28) into (n, 1, 28, 28)",
@@ -124,21 +108,12 @@ def compare_images(checked, images, position, both, result):
                                 "unsqueeze(1), not unsqueeze(0)",
             (len(both["test"]), 1, 28, 28): "the two are in the wrong order: return train, test",
         }  # fmt: skip
-        cause = causes.get(
-            tuple(got.shape),
-            "each image must keep its 28 rows of 28 pixels, in one channel",
-        )
-        raise Wrong(
-            checked,
-            expected=f"shape {shape}",
-            got=f"shape {tuple(got.shape)}",
-            cause=cause,
-        )
+        cause = causes.get(tuple(got.shape), "each image must keep its 28 rows of 28 pixels, in one channel")
+        raise Wrong(checked, expected=f"shape {shape}", got=f"shape {tuple(got.shape)}", cause=cause)
     got = got.cpu()
     if got.dtype != torch.float32:
         cause = (
-            "convert to 32 bits with .float(): the weights of a network are float32, so its images must be float32, "
-            "too"
+            "convert to 32 bits with .float(): the weights of a network are float32, so its images must be float32, too"
         )
         if not got.is_floating_point():
             cause = "integers cannot hold values between 0 and 1: convert with .float(), and do not convert back"
@@ -147,9 +122,7 @@ def compare_images(checked, images, position, both, result):
     x, train = images.unsqueeze(1).double() / 255, both["training"].double() / 255
     mean, std = train.mean(), train.std()
     expected = (x - mean) / std
-    if torch.allclose(
-        got.double(), expected, rtol=1e-3, atol=1e-3
-    ):  # biased or unbiased: 0.00002 of it
+    if torch.allclose(got.double(), expected, rtol=1e-3, atol=1e-3):  # biased or unbiased: 0.00002 of it
         return
     looks = [(distance(got, value), cause) for value, cause in other_ways(x, both)]
     nearest, cause = min(looks, key=lambda look: look[0])
@@ -170,10 +143,7 @@ def other_ways(x, both):
     train = both["training"].unsqueeze(1).double() / 255
     pooled = torch.cat([pixels.flatten() for pixels in both.values()]).double() / 255
     mean, std = train.mean(), train.std()
-    deviate = lambda pixels, dim: (
-        pixels.mean(dim, keepdim=True),
-        pixels.std(dim, keepdim=True),
-    )
+    deviate = lambda pixels, dim: (pixels.mean(dim, keepdim=True), pixels.std(dim, keepdim=True))
     by = lambda mean, std: (x - mean) / std
     of_its_own = "was normalised with its own mean and standard deviation:"
     return [

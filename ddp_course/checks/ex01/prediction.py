@@ -88,12 +88,8 @@ def check_predict_run(answer, draw):
     for run, got in zip(runs, predicted, strict=True):
         if not isinstance(got, list) or len(got) != 3:
             cause = "return three numbers: return steps, passes, bytes"
-            cause = (
-                "the function ends without a return statement" if got is None else cause
-            )
-            raise Wrong(
-                named(*run), expected="three whole numbers", got=shown(got), cause=cause
-            )
+            cause = "the function ends without a return statement" if got is None else cause
+            raise Wrong(named(*run), expected="three whole numbers", got=shown(got), cause=cause)
     for place, name in enumerate(names):
         column = [got[place] for got in predicted]
         for run, number, real in zip(runs, column, measured, strict=True):
@@ -123,9 +119,7 @@ def why(place, runs, column, number):
     ceil = lambda a, b: -(-a // b)
     looks = [STEPS, PASSES, BYTES][place]
     for formula, cause in looks:
-        if all(
-            math.isclose(formula(*run, ceil), got) for run, got in zip(runs, column)
-        ):
+        if all(math.isclose(formula(*run, ceil), got) for run, got in zip(runs, column)):
             return cause
     return [
         "each epoch has one step per batch, and its last batch may be smaller",

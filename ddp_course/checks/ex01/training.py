@@ -9,14 +9,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from ddp_course.checks.ex01.watched import (
-    Watched,
-    WatchedSGD,
-    compare_state,
-    noting_state,
-    number,
-    told,
-)
+from ddp_course.checks.ex01.watched import Watched, WatchedSGD, compare_state, noting_state, number, told
 from ddp_course.judge.question import question
 from ddp_course.judge.verdict import Wrong
 
@@ -25,10 +18,7 @@ MOMENTUM = 0.8  # so that a step made by hand, without the optimizer, is another
 
 def train_there(train_one_epoch, weight, images, labels, batch_size, lr, limits):
     """Train with one limit after the other, each time from the same weights."""
-    return [
-        train_once(train_one_epoch, weight, images, labels, batch_size, lr, limit)
-        for limit in limits
-    ]
+    return [train_once(train_one_epoch, weight, images, labels, batch_size, lr, limit) for limit in limits]
 
 
 def train_once(train_one_epoch, weight, images, labels, batch_size, lr, limit):
@@ -69,9 +59,7 @@ def check_train_one_epoch(answer, draw):
     weight = 0.05 * torch.randn(10, 784, generator=generator)
     lr = draw.uniform(0.005, 0.015)
     limits = small, batch_size + draw.randint(1, 5), 1
-    seen = answer.on_ranks(train_there, weight, images, labels, batch_size, lr, limits)[
-        0
-    ]
+    seen = answer.on_ranks(train_there, weight, images, labels, batch_size, lr, limits)[0]
 
     batches = list(zip(images.split(batch_size), labels.split(batch_size)))
     for limit, of_limit in zip(limits, seen, strict=True):
@@ -85,17 +73,8 @@ def compare_epoch(epoch, seen, weight, batches, lr, limit):
         checked = f"the mode of the model in each forward of {epoch}"
         raise Wrong(checked, expected="training", got="eval", cause=cause)
     compare_memory(epoch, seen, limit, len(batches))
-    compare_weights(
-        f"the weights of the model after {epoch}", seen, weight, batches, lr, limit
-    )
-    compare_losses(
-        f"what train_one_epoch returns after {epoch}",
-        seen["losses"],
-        weight,
-        batches,
-        lr,
-        limit,
-    )
+    compare_weights(f"the weights of the model after {epoch}", seen, weight, batches, lr, limit)
+    compare_losses(f"what train_one_epoch returns after {epoch}", seen["losses"], weight, batches, lr, limit)
     compare_state("train_one_epoch", seen["left"])
 
 
@@ -109,11 +88,7 @@ def compare_memory(epoch, seen, limit, batches):
         checked = f"the samples in one forward of {epoch}"
         raise Wrong(checked, expected=f"at most {limit}", got=max(sizes), cause=cause)
     recorded = iter(seen["recording"])  # a forward without autograd keeps nothing
-    order = [
-        call
-        for call in seen["calls"]
-        if call == "backward" or (call == "forward" and next(recorded))
-    ]
+    order = [call for call in seen["calls"] if call == "backward" or (call == "forward" and next(recorded))]
     for now, then in zip(order, order[1:]):
         if now == then == "forward" and "backward" in order:
             cause = (
@@ -155,9 +130,7 @@ def simulate(weight, batches, lr, limit, share=of_mean, reset=True, last_only=Fa
     """One epoch of SGD by hand: the weights after it, and the loss of each batch before
     and after its step, and of each piece.
     """
-    loss_of = lambda weight, images, labels: F.nll_loss(
-        F.log_softmax(images.flatten(1) @ weight.T, dim=1), labels
-    )
+    loss_of = lambda weight, images, labels: F.nll_loss(F.log_softmax(images.flatten(1) @ weight.T, dim=1), labels)
     kept, velocity = 0, 0
     losses, afterwards, of_pieces = [], [], []
     for images, labels in batches:
@@ -184,11 +157,7 @@ def compare_weights(checked, seen, weight, batches, lr, limit):
     """Raise Wrong unless the weights are those of one step per batch, taken by the given
     optimizer; find the cause in the calls.
     """
-    expected, got, calls = (
-        simulate(weight, batches, lr, limit)[0],
-        seen["weight"],
-        seen["calls"],
-    )
+    expected, got, calls = (simulate(weight, batches, lr, limit)[0], seen["weight"], seen["calls"])
     step = calls.count("step")
     most = max(times_seen(seen["marks"]).values(), default=0)
     if equal(got, expected) and step == len(batches):
@@ -216,9 +185,7 @@ def why_weights(seen, weight, batches, lr, limit):
     forward, step = count["forward"], count["step"]
     pieces = sum(math.ceil(len(labels) / limit) for _, labels in batches)
     forgotten = forgotten_samples(seen["marks"], batches)
-    same = lambda **options: equal(
-        got, simulate(weight, batches, lr, limit, **options)[0]
-    )
+    same = lambda **options: equal(got, simulate(weight, batches, lr, limit, **options)[0])
     looks = [
         (forward == 0, "the model was not called with a batch: for images, labels in loader"),
         (count["backward"] == 0, "there are no gradients: loss.backward() computes them"),
@@ -241,12 +208,7 @@ def why_weights(seen, weight, batches, lr, limit):
     looks += [(same(share=share), cause) for cause, share in WRONG_SHARES.items()]
     right = simulate(weight, batches, lr, limit)[0]
     nearly = (got - right).norm() < 0.03 * (right - weight).norm()
-    looks += [
-        (
-            nearly,
-            "the weights are nearly right: was something computed in a less precise type than float32?",
-        )
-    ]
+    looks += [(nearly, "the weights are nearly right: was something computed in a less precise type than float32?")]
     other = (
         "the gradient of each step must be that of F.nll_loss over the whole batch, in the order of the loader: does "
         "each sample count the same, and does nothing but the given optimizer, as it is, change the weights?"
@@ -260,10 +222,7 @@ REPEATED = "samples were given to the model more than once: each sample is in on
 def forgotten_samples(marks, batches):
     """Which samples the model has not seen, or has seen twice, in words; else None."""
     seen = times_seen(marks)
-    missing = [
-        [seen[mark] == 0 for mark in images[:, 0, 0, 0].tolist()]
-        for images, _ in batches
-    ]
+    missing = [[seen[mark] == 0 for mark in images[:, 0, 0, 0].tolist()] for images, _ in batches]
     if not any(map(any, missing)):
         return REPEATED if max(seen.values(), default=1) > 1 else None
     whole = [place for place, of_batch in enumerate(missing) if all(of_batch)]
@@ -285,9 +244,7 @@ def times_seen(marks):
 
 
 def equal(one, other):
-    return one.shape == other.shape and torch.allclose(
-        one.double(), other.double(), rtol=1e-3, atol=1e-5
-    )
+    return one.shape == other.shape and torch.allclose(one.double(), other.double(), rtol=1e-3, atol=1e-5)
 
 
 def nth(calls, name, number):
@@ -297,9 +254,7 @@ def nth(calls, name, number):
 
 
 def weights(tensor):
-    return (
-        ", ".join(f"{value:.5f}" for value in tensor.flatten()[:4].tolist()) + ", ..."
-    )
+    return ", ".join(f"{value:.5f}" for value in tensor.flatten()[:4].tolist()) + ", ..."
 
 
 def compare_losses(checked, got, weight, batches, lr, limit):
@@ -323,8 +278,7 @@ def compare_losses(checked, got, weight, batches, lr, limit):
 
 def close(values, others):
     return len(values) == len(others) and all(
-        math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-5)
-        for one, other in zip(values, others)
+        math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-5) for one, other in zip(values, others)
     )
 
 
@@ -333,9 +287,7 @@ def why_no_list(got):
     if got is None:
         return "it returns None: collect the losses in a list, and return the list"
     if isinstance(got, float):
-        return (
-            "it is one number for the epoch: return a list with the loss of each step"
-        )
+        return "it is one number for the epoch: return a list with the loss of each step"
     if isinstance(got, torch.Tensor):
         return "it is a tensor: .tolist() turns it into a list of floats"
     if not isinstance(got, list):

@@ -28,9 +28,7 @@ class Watched(nn.Module):
         self.linear.weight = nn.Parameter(weight.clone())
         self.calls, self.modes, self.recording = [], [], []
         self.marks, self.bytes = [], []
-        self.linear.weight.register_post_accumulate_grad_hook(
-            lambda _: self.calls.append("backward")
-        )
+        self.linear.weight.register_post_accumulate_grad_hook(lambda _: self.calls.append("backward"))
 
     def forward(self, images):
         if images.shape[1:] != (1, 28, 28):
@@ -100,11 +98,7 @@ def compare_state(call, left):
 
 def number(value):
     """A number of any kind, including NumPy's, as a float; anything else unchanged."""
-    return (
-        float(value)
-        if isinstance(value, numbers.Real) and not isinstance(value, bool)
-        else value
-    )
+    return float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else value
 
 
 def told(values):
@@ -113,14 +107,8 @@ def told(values):
         return "nothing (None)"
     if isinstance(values, torch.Tensor) and values.numel() == 1:
         return str(values)
-    if isinstance(values, list) and any(
-        isinstance(value, torch.Tensor) for value in values
-    ):
+    if isinstance(values, list) and any(isinstance(value, torch.Tensor) for value in values):
         return f"a list of {len(values)}, the first {values[0]!r:.300}"
-    if (
-        isinstance(values, list)
-        and values
-        and all(isinstance(value, float) for value in values)
-    ):
+    if isinstance(values, list) and values and all(isinstance(value, float) for value in values):
         return "[" + ", ".join(f"{value:.4g}" for value in values) + "]"
     return values

@@ -38,9 +38,7 @@ def check_broadcast(answer, draw):
     # a single rank comes last: it is the least likely to fail
     for n in (draw.choice([2, 3]), 4, ragged, draw.choice([7, 8]), 9, 1):
         cases = []
-        for dtype in draw.sample(
-            [torch.float32, torch.float64, torch.int32, torch.int64], 2
-        ):
+        for dtype in draw.sample([torch.float32, torch.float64, torch.int32, torch.int64], 2):
             shape = [draw.randint(2, 5) for _ in range(draw.randint(1, 3))]
             cases.append((shape, dtype, draw.randrange(10**6)))
         seen = answer.on_ranks(outcomes, cases, nproc=n)
@@ -70,17 +68,9 @@ def compare_broadcast(case, of_ranks, again):
                     "no rank sent anything, although the call before this one was right: does something stay from one "
                     "call to the next?"
                 )
-            raise Wrong(
-                checked,
-                rank=f"{rank} of {n}",
-                expected="rank 0's tensor",
-                got=got,
-                cause=cause,
-            )
+            raise Wrong(checked, rank=f"{rank} of {n}", expected="rank 0's tensor", got=got, cause=cause)
     for rank, seen in enumerate(of_ranks[1:], start=1):
-        received = sum(
-            entry["bytes"] for entry in seen["log"] if entry["name"] != "send"
-        )
+        received = sum(entry["bytes"] for entry in seen["log"] if entry["name"] != "send")
         if received < before[0].nbytes:
             cause = "the tensor is right, but it was not received with dist.recv"
             raise Wrong(checked, rank=f"{rank} of {n}", expected=f"{before[0].nbytes} bytes received",
@@ -101,10 +91,7 @@ def compare_broadcast(case, of_ranks, again):
 def in_rounds(messages):
     """Messages in words: '0→1, then 0→2 and 1→3'."""
     rounds = itertools.groupby(messages, key=operator.attrgetter("round"))
-    arrows = [
-        [f"{message.source}→{message.target}" for message in of_round]
-        for _, of_round in rounds
-    ]
+    arrows = [[f"{message.source}→{message.target}" for message in of_round] for _, of_round in rounds]
     return ", then ".join(" and ".join(of_round) for of_round in arrows)
 
 
@@ -120,15 +107,9 @@ def why_broadcast(rank, seen, before):
         return after, "rank 0 already has the tensor: it must only send"
     for other in range(1, n):
         if other != rank and is_close(after, before[other]):
-            return (
-                f"rank {other}'s tensor",
-                f"rank {other} sent its own tensor: receive first, and then send",
-            )
+            return (f"rank {other}'s tensor", f"rank {other} sent its own tensor: receive first, and then send")
     if not is_close(after, before[rank]):
-        return (
-            after,
-            "neither rank 0's tensor nor its own: did you receive all of it, into the tensor itself?",
-        )
+        return (after, "neither rank 0's tensor nor its own: did you receive all of it, into the tensor itself?")
     got = "its own tensor, unchanged"
     if seen["moved"]:
         return (
@@ -137,15 +118,9 @@ def why_broadcast(rank, seen, before):
             "of it still have the old values: receive into the tensor, or copy_ into it",
         )
     if is_close(seen["returned"], before[0]):
-        return (
-            got,
-            "you return the right values in another tensor: receive into the given tensor, or copy_ into it",
-        )
+        return (got, "you return the right values in another tensor: receive into the given tensor, or copy_ into it")
     if any(entry["name"] != "send" for entry in seen["log"]):
-        return (
-            got,
-            "a message was received, but not into the tensor: receive into it, or copy_ the message into it",
-        )
+        return (got, "a message was received, but not into the tensor: receive into it, or copy_ the message into it")
     full = n.bit_length() - 1
     if rank >= 2**full:
         so_far = f"after {full} round{'s' if full > 1 else ''} only {2**full} ranks have the tensor"
@@ -153,10 +128,7 @@ def why_broadcast(rank, seen, before):
             got,
             f"it never received. {n} is not a power of two: {so_far}, and the last round, with fewer pairs, is missing",
         )
-    return (
-        got,
-        "it never received: which rank should have sent to it, and in which round?",
-    )
+    return (got, "it never received: which rank should have sent to it, and in which round?")
 
 
 def why_so_many_messages(messages, n):
@@ -183,11 +155,7 @@ def first_sent_before_it_came(messages):
     for message in messages:
         if have.get(message.source, message.round) < message.round:
             have.setdefault(message.target, message.round)
-    early = [
-        message.source
-        for message in messages
-        if have.get(message.source, message.round) >= message.round
-    ]
+    early = [message.source for message in messages if have.get(message.source, message.round) >= message.round]
     return min(early, default=None)
 
 
@@ -199,7 +167,9 @@ def why_so_many_rounds(messages):
             "send it on, too"
         )
     if len(set(senders)) == len(senders):
-        return "a chain: each rank sends the tensor on once and is then idle; let it keep sending until all ranks have it"
+        return (
+            "a chain: each rank sends the tensor on once and is then idle; let it keep sending until all ranks have it"
+        )
     return (
         "in some round, a rank that has the tensor is idle, or sends it first to ranks that cannot send it on: in "
         "every round, each rank that has the tensor must send it to one that does not"

@@ -112,10 +112,7 @@ def lines(of_ranks, sizes, alpha, beta):
     """
     found = {}
     for way in WAYS:
-        small, large = (
-            seconds_of([of_rank[way][place] for of_rank in of_ranks], alpha, beta)
-            for place in (0, 1)
-        )
+        small, large = (seconds_of([of_rank[way][place] for of_rank in of_ranks], alpha, beta) for place in (0, 1))
         slope = (large - small) / (sizes[1] - sizes[0])
         found[way] = small - slope * sizes[0], slope
     return found
@@ -155,10 +152,7 @@ def check_crossover(answer, draw):
 def formulas(n, alpha, beta):
     """The lines of the lesson's formulas: {way: (seconds of 0 bytes, seconds per byte)}."""
     seconds = {"tree": lesson02.tree_seconds, "ring": lesson02.ring_seconds}
-    return {
-        way: (of_way(0, n, alpha, beta), of_way(1, n, 0, beta))
-        for way, of_way in seconds.items()
-    }
+    return {way: (of_way(0, n, alpha, beta), of_way(1, n, 0, beta)) for way, of_way in seconds.items()}
 
 
 def compare_crossover(case, got, measured, cases, predicted):
@@ -169,10 +163,7 @@ def compare_crossover(case, got, measured, cases, predicted):
         if got is None:
             cause, got = "the function ends without a return statement", "nothing"
         raise Wrong(checked, expected="a number of bytes", got=got, cause=cause)
-    (tree_alpha, tree_beta), (ring_alpha, ring_beta) = (
-        measured["tree"],
-        measured["ring"],
-    )
+    (tree_alpha, tree_beta), (ring_alpha, ring_beta) = (measured["tree"], measured["ring"])
     expected = max(0.0, (ring_alpha - tree_alpha) / (tree_beta - ring_beta))
     if abs(got - expected) <= 1e-3 * expected + 1:
         return

@@ -31,14 +31,9 @@ class CarefulWatch(Watch):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function.namespace == "c10d" and function._opname in ("send", "recv_"):
-            verb, n = (
-                ("sends to", "receives from")[function._opname == "recv_"],
-                dist.get_world_size(),
-            )
+            verb, n = (("sends to", "receives from")[function._opname == "recv_"], dist.get_world_size())
             if not 0 <= args[2] < n:
-                raise ValueError(
-                    f"rank {dist.get_rank()} {verb} rank {args[2]}, but there are {n} ranks, from 0 on"
-                )
+                raise ValueError(f"rank {dist.get_rank()} {verb} rank {args[2]}, but there are {n} ranks, from 0 on")
         return super().__torch_dispatch__(function, types, args, kwargs)
 
 
@@ -62,9 +57,7 @@ def outcomes(function, cases):
 
 def described(shape, dtype, n):
     """A case in words."""
-    numbers = " × ".join(map(str, shape)) + (
-        " number" if tuple(shape) == (1,) else " numbers"
-    )
+    numbers = " × ".join(map(str, shape)) + (" number" if tuple(shape) == (1,) else " numbers")
     return f"{numbers} of {str(dtype).removeprefix('torch.')} on {n} rank{'s' if n > 1 else ''}"
 
 
@@ -72,10 +65,7 @@ def is_close(got, expected):
     """Whether `got` is a tensor with these numbers, up to the rounding of another order
     of summation.
     """
-    same_kind = isinstance(got, torch.Tensor) and (got.shape, got.dtype) == (
-        expected.shape,
-        expected.dtype,
-    )
+    same_kind = isinstance(got, torch.Tensor) and (got.shape, got.dtype) == (expected.shape, expected.dtype)
     if not same_kind or not expected.is_floating_point():
         return same_kind and torch.equal(got, expected)
     return torch.allclose(got, expected, rtol=1e-9, atol=1e-9)
@@ -83,13 +73,8 @@ def is_close(got, expected):
 
 def is_rounded(got, expected):
     """Whether `got` has these numbers as a less precise type would hold them."""
-    same_kind = isinstance(got, torch.Tensor) and (got.shape, got.dtype) == (
-        expected.shape,
-        expected.dtype,
-    )
-    return same_kind and torch.allclose(
-        got.double(), expected.double(), rtol=1e-2, atol=1e-6
-    )
+    same_kind = isinstance(got, torch.Tensor) and (got.shape, got.dtype) == (expected.shape, expected.dtype)
+    return same_kind and torch.allclose(got.double(), expected.double(), rtol=1e-2, atol=1e-6)
 
 
 def refuse_collectives(checked, of_ranks):
@@ -138,9 +123,7 @@ def schedule(logs):
                     on_the_way.append(messages[-1])
                 else:
                     mine = [
-                        message
-                        for message in on_the_way
-                        if message.target == rank and peer in (None, message.source)
+                        message for message in on_the_way if message.target == rank and peer in (None, message.source)
                     ]
                     if not mine:
                         break

@@ -48,9 +48,7 @@ def of_the_form(case, got):
     right = [one == other for one, other in zip(got, divmod(*case))]
     if any(right):
         return f"the {'local' if right[0] else 'node'} rank is wrong, but the other one is always right"
-    return (
-        "how many whole nodes come before this rank, and how many ranks are left over?"
-    )
+    return "how many whole nodes come before this rank, and how many ranks are left over?"
 
 
 @question(
@@ -66,26 +64,11 @@ def check_rank_arithmetic(answer, draw):
     places = [(draw.randint(2, 9), 0, 1)]
     for per in draw.sample(range(3, 9), 2):
         nodes = draw.choice([number for number in range(3, 8) if number != per])
-        places += [
-            (1, 2, per),
-            (0, per - 1, per),
-            (1, 0, per),
-            (0, 0, per),
-            (nodes - 1, per - 1, per),
-        ]
+        places += [(1, 2, per), (0, per - 1, per), (1, 0, per), (0, 0, per), (nodes - 1, per - 1, per)]
         places += [(draw.randrange(nodes), draw.randrange(per), per) for _ in range(4)]
     check_function(answer, draw, "global_rank", places,
                    lambda node, local, per: node * per + local, TO_RANK, lambda case, got:
                    "count the ranks on all nodes before this one, and then the ranks before it on its own node"
                    if isinstance(got, int) else "return one integer", place=0)  # fmt: skip
     ranks = [(node * per + local, per) for node, local, per in places]
-    check_function(
-        answer,
-        draw,
-        "node_and_local_rank",
-        ranks,
-        divmod,
-        TO_PLACE,
-        of_the_form,
-        place=1,
-    )
+    check_function(answer, draw, "node_and_local_rank", ranks, divmod, TO_PLACE, of_the_form, place=1)

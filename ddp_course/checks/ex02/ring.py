@@ -93,13 +93,9 @@ def compare_ring(case, of_ranks, again):
     n, (lengths, dtype, seed) = len(of_ranks), case
     checked = f"ring_reduce_scatter, {described(lengths, dtype, n)}"
     refuse_collectives(checked, of_ranks)
-    whole = torch.stack(
-        [a_tensor([sum(lengths)], dtype, seed + rank) for rank in range(n)]
-    )
+    whole = torch.stack([a_tensor([sum(lengths)], dtype, seed + rank) for rank in range(n)])
     pieces = whole.split(list(lengths), dim=1)  # of each piece: (n, its length)
-    sends = [
-        [entry for entry in seen["log"] if entry["name"] == "send"] for seen in of_ranks
-    ]
+    sends = [[entry for entry in seen["log"] if entry["name"] == "send"] for seen in of_ranks]
     for rank, seen in enumerate(of_ranks):
         here = f"{rank} of {n}"
         total = pieces[rank].sum(dim=0)
@@ -117,19 +113,11 @@ def compare_ring(case, of_ranks, again):
                 "views of it)"
             )
             where = f"the given tensor after {checked}"
-            raise Wrong(
-                where, rank=here, expected="unchanged", got="changed", cause=cause
-            )
+            raise Wrong(where, rank=here, expected="unchanged", got="changed", cause=cause)
         if seen["lengths"] != list(lengths):
             where = f"the given list of lengths after {checked}"
             cause = "the caller still needs the list: do not change it"
-            raise Wrong(
-                where,
-                rank=here,
-                expected=list(lengths),
-                got=seen["lengths"],
-                cause=cause,
-            )
+            raise Wrong(where, rank=here, expected=list(lengths), got=seen["lengths"], cause=cause)
 
     if n > 1 and sum(map(bool, lengths)):
         compare_neighbours(f"the ranks that each rank sends to: {checked}", sends)
@@ -140,15 +128,10 @@ def compare_ring(case, of_ranks, again):
 def compare_neighbours(checked, sends):
     n = len(sends)
     peers = [sorted({entry["peer"] for entry in sent}) for sent in sends]
-    expected = (
-        "each rank sends to one neighbour only: all to rank + 1, or all to rank - 1"
-    )
+    expected = "each rank sends to one neighbour only: all to rank + 1, or all to rank - 1"
     if not any(peers):
         raise Wrong(
-            checked,
-            expected=expected,
-            got="nobody sends",
-            cause="the sum is right, but it was not sent with dist.send",
+            checked, expected=expected, got="nobody sends", cause="the sum is right, but it was not sent with dist.send"
         )
     for rank, of_rank in enumerate(peers):
         if len(of_rank) <= 1:
@@ -161,22 +144,14 @@ def compare_neighbours(checked, sends):
             )
         elif rank == 0 and all(some == [0] for some in peers[1:]):
             cause = (
-                "all ranks send to rank 0, which sends the sum back: rank 0 has n times the load, while the others "
-                "wait"
+                "all ranks send to rank 0, which sends the sum back: rank 0 has n times the load, while the others wait"
             )
         got = f"rank {rank} sends to ranks {', '.join(map(str, of_rank))}"
-        raise Wrong(
-            checked, rank=f"{rank} of {n}", expected=expected, got=got, cause=cause
-        )
+        raise Wrong(checked, rank=f"{rank} of {n}", expected=expected, got=got, cause=cause)
     for direction in (1, n - 1):
-        if all(
-            of_rank in ([], [(rank + direction) % n])
-            for rank, of_rank in enumerate(peers)
-        ):
+        if all(of_rank in ([], [(rank + direction) % n]) for rank, of_rank in enumerate(peers)):
             return
-    got = ", ".join(
-        f"{rank}→{of_rank[0]}" for rank, of_rank in enumerate(peers) if of_rank
-    )
+    got = ", ".join(f"{rank}→{of_rank[0]}" for rank, of_rank in enumerate(peers) if of_rank)
     cause = "each rank sends to one rank only, but not all of them to the same neighbour: (rank + 1) % n"
     raise Wrong(checked, expected=expected, got=got, cause=cause)
 
@@ -186,10 +161,7 @@ def compare_bytes(checked, sends, lengths, dtype):
     n, itemsize = len(sends), torch.empty(0, dtype=dtype).element_size()
     whole = sum(lengths) * itemsize
     for rank, sent in enumerate(sends):
-        size, most = (
-            sum(entry["bytes"] for entry in sent),
-            whole - lengths[rank] * itemsize,
-        )
+        size, most = (sum(entry["bytes"] for entry in sent), whole - lengths[rank] * itemsize)
         if size <= most and len(sent) <= n - 1:
             continue
         sizes = [entry["bytes"] for entry in sent]
@@ -213,14 +185,10 @@ def compare_bytes(checked, sends, lengths, dtype):
         elif all(one == padded for one in sizes):
             cause = "every piece is sent as if it were as long as the longest: send each in its own length"
         else:
-            cause = (
-                "a rank sends every piece once, except its own: what else do you send?"
-            )
+            cause = "a rank sends every piece once, except its own: what else do you send?"
         expected = f"at most {most}, in {n - 1} message{'s' if n != 2 else ''}: every piece except its own, once"
         got = f"{size}, in {len(sent)} message{'s' if len(sent) != 1 else ''}"
-        raise Wrong(
-            checked, rank=f"{rank} of {n}", expected=expected, got=got, cause=cause
-        )
+        raise Wrong(checked, rank=f"{rank} of {n}", expected=expected, got=got, cause=cause)
 
 
 def compare_rounds(checked, of_ranks):
@@ -253,17 +221,11 @@ def why_ring(rank, seen, pieces, steps):
             )
         return got, "return this rank's finished piece, a tensor"
     if returned.dtype != before.dtype:
-        return (
-            f"numbers of {returned.dtype}",
-            "the piece must have the type of the given tensor",
-        )
+        return (f"numbers of {returned.dtype}", "the piece must have the type of the given tensor")
     if returned.shape != total.shape:
         return f"shape {tuple(returned.shape)}", why_shape(rank, returned, pieces)
     if n > 1 and is_close(returned.double(), before.double().sum(dim=0) / n):
-        return (
-            f"the sum of all, divided by {n}",
-            "it is the mean: this must be the sum, so do not divide",
-        )
+        return (f"the sum of all, divided by {n}", "it is the mean: this must be the sum, so do not divide")
     for other, piece in enumerate(pieces):
         if other != rank and is_close(returned, piece.sum(dim=0)) and len(total):
             return (
@@ -334,9 +296,7 @@ def made_of(after, before):
     sums = torch.tensor(counts, dtype=torch.float64) @ before.double()
     fits = torch.isclose(sums, after.double(), rtol=1e-9, atol=1e-9)
     which = fits.int().argmax(dim=0).tolist()
-    return [
-        counts[row] if fits[row, column] else None for column, row in enumerate(which)
-    ]
+    return [counts[row] if fits[row, column] else None for column, row in enumerate(which)]
 
 
 def in_words(held):

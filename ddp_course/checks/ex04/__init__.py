@@ -2,11 +2,7 @@
 three programs to repair.
 """
 
-from ddp_course.checks.ex04.bugs import (
-    check_find_the_bug_1,
-    check_find_the_bug_2,
-    check_find_the_bug_3,
-)
+from ddp_course.checks.ex04.bugs import check_find_the_bug_1, check_find_the_bug_2, check_find_the_bug_3
 from ddp_course.checks.ex04.evaluation import check_evaluate
 from ddp_course.checks.ex04.prediction import check_epoch_plan
 from ddp_course.checks.ex04.program import check_program

@@ -37,9 +37,7 @@ def check_find_the_bug_1(answer, draw):
     for n in (2, 3):
         batch_size, steps, epochs = draw.randint(3, 5), draw.randint(5, 7), 3
         seed, samples = draw.randrange(10**6), n * batch_size * steps
-        diaries = answer.on_ranks(
-            trained_by, samples, epochs, batch_size, seed, nproc=n
-        )
+        diaries = answer.on_ranks(trained_by, samples, epochs, batch_size, seed, nproc=n)
         checked = f"train_on_ranks with {samples} samples, epochs={epochs}, batch_size={batch_size}, on {n} ranks"
         judge_training(checked, diaries, samples, epochs, batch_size, seed, alone=SYMPTOM)  # fmt: skip
 
@@ -81,9 +79,7 @@ def two_classes(train, samples, epochs, batch_size, seed):
                 network = unwrapped(model).eval()
                 with torch.no_grad():
                     outputs = network(TwoGroups(200, seed + 1, seed).inputs)
-                losses = (
-                    losses.flatten() if isinstance(losses, torch.Tensor) else losses
-                )
+                losses = losses.flatten() if isinstance(losses, torch.Tensor) else losses
                 return {"outputs": outputs, "state": state(network), "losses": losses}
             case other:
                 return {"losses": [], "returned": f"{other!r}"}
@@ -100,12 +96,7 @@ def check_find_the_bug_2(answer, draw):
     samples are classified correctly.
     """
     n = draw.choice([2, 3])
-    batch_size, steps, epochs, seed = (
-        draw.randint(6, 10),
-        draw.randint(5, 7),
-        6,
-        draw.randrange(10**6),
-    )
+    batch_size, steps, epochs, seed = (draw.randint(6, 10), draw.randint(5, 7), 6, draw.randrange(10**6))
     samples = n * batch_size * steps
     checked = f"train_two_classes with {samples} samples, epochs={epochs}, batch_size={batch_size}, {n} ranks"
     seen = answer.on_ranks(two_classes, samples, epochs, batch_size, seed, nproc=n)
@@ -121,10 +112,7 @@ def check_find_the_bug_2(answer, draw):
         except (TypeError, ValueError, RuntimeError):
             raise Wrong(f"the losses of {checked}", rank=where, expected="numbers", got=of_rank["losses"],
                         cause="a loss is one number per step") from None  # fmt: skip
-        *first, end = [
-            f"{loss + 0.0:.3f}" if loss < 1000 else f"{loss:.0e}"
-            for loss in [*losses[:4], losses[-1]]
-        ]
+        *first, end = [f"{loss + 0.0:.3f}" if loss < 1000 else f"{loss:.0e}" for loss in [*losses[:4], losses[-1]]]
         shown = f"{' '.join(first)} ... {end}"
         last = losses[-len(losses) // epochs :].mean()
         if (losses.abs() < 1e-6).all():
@@ -166,17 +154,9 @@ def guesses(outputs):
     """The samples to which a network gives label 1, from one output or two; None for
     any other shape.
     """
-    if not isinstance(outputs, torch.Tensor) or outputs.shape not in [
-        (200,),
-        (200, 1),
-        (200, 2),
-    ]:
+    if not isinstance(outputs, torch.Tensor) or outputs.shape not in [(200,), (200, 1), (200, 2)]:
         return None
-    return (
-        outputs.argmax(dim=1) == 1
-        if outputs.shape[1:] == (2,)
-        else outputs.reshape(200) > 0
-    )
+    return outputs.argmax(dim=1) == 1 if outputs.shape[1:] == (2,) else outputs.reshape(200) > 0
 
 
 # ---- 7: a report that cannot be trusted ----
@@ -185,10 +165,7 @@ def guesses(outputs):
 def train_then_test(train_and_test, samples, tests, epochs, batch_size, seed):
     with process_group() as (rank, world_size):
         torch.manual_seed(1000 + rank)
-        train_set, test_set = (
-            Numbered(samples, seed),
-            Numbered(tests, seed + 1, first=FIRST_TEST),
-        )
+        train_set, test_set = (Numbered(samples, seed), Numbered(tests, seed + 1, first=FIRST_TEST))
         returned = train_and_test(Diary, train_set, test_set, epochs, batch_size)
         if not (isinstance(returned, tuple | list) and len(returned) == 3):
             return {"network": f"{returned!r}"}
@@ -205,16 +182,9 @@ def check_find_the_bug_3(answer, draw):
     trained on.
     """
     n = draw.choice([2, 3])
-    batch_size, steps, epochs, seed = (
-        draw.randint(3, 5),
-        draw.randint(5, 7),
-        3,
-        draw.randrange(10**6),
-    )
+    batch_size, steps, epochs, seed = (draw.randint(3, 5), draw.randint(5, 7), 3, draw.randrange(10**6))
     samples, tests = n * batch_size * steps, n * draw.randint(5, 12) + 1
-    seen = answer.on_ranks(
-        train_then_test, samples, tests, epochs, batch_size, seed, nproc=n
-    )
+    seen = answer.on_ranks(train_then_test, samples, tests, epochs, batch_size, seed, nproc=n)
     checked = f"train_and_test with {samples} samples to train on, {tests} to test, {epochs} epochs, {n} ranks"
     for rank, of_rank in enumerate(seen):
         trained = of_rank.get("trained", [])
@@ -230,15 +200,14 @@ def check_find_the_bug_3(answer, draw):
         correct = int((network(data.inputs).argmax(dim=1) == data.labels).sum())
     for rank, of_rank in enumerate(seen):
         totals = two_numbers(of_rank["totals"])
-        if (
-            totals is not None
-            and (totals - torch.tensor([correct, tests])).abs().max() <= 1e-6
-        ):
+        if totals is not None and (totals - torch.tensor([correct, tests])).abs().max() <= 1e-6:
             continue
         cause = "do the ranks together count each sample of the test set exactly once?"
         tested = of_rank["tested"]
         if any(number < FIRST_TEST for number in tested):
-            cause = f"the test set has {tests} samples, numbered from {FIRST_TEST} in this check: which are counted here?"
+            cause = (
+                f"the test set has {tests} samples, numbered from {FIRST_TEST} in this check: which are counted here?"
+            )
             raise Wrong(f"the counts of {checked}", rank=f"{rank} of {n}", expected=f"({correct}, {tests}), of the test set",
                         got=f"{of_rank['totals']}, of samples such as number {tested[0]}", cause=cause)  # fmt: skip
         if totals is None:

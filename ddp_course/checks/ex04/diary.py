@@ -8,14 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ddp_course.checks.samples import (
-    CLASSES,
-    WIDTH,
-    Numbered,
-    an_example,
-    how_often,
-    in_words,
-)
+from ddp_course.checks.samples import CLASSES, WIDTH, Numbered, an_example, how_often, in_words
 from ddp_course.checks.training import a_look, descend, equal, state
 from ddp_course.judge.verdict import Wrong
 
@@ -32,9 +25,7 @@ class Diary(nn.Module):
     def __init__(self, norm=False):
         super().__init__()
         middle = nn.BatchNorm1d(8) if norm else nn.Identity()
-        self.layers = nn.Sequential(
-            nn.Linear(WIDTH, 8), middle, nn.Tanh(), nn.Linear(8, CLASSES)
-        ).double()
+        self.layers = nn.Sequential(nn.Linear(WIDTH, 8), middle, nn.Tanh(), nn.Linear(8, CLASSES)).double()
         self.start, self.trained, self.tested = None, [], []
 
     def forward(self, inputs):
@@ -58,16 +49,7 @@ ALONE = "each rank has trained alone, without averaging gradients: call the wrap
 SAME_ORDER = "every epoch has the same order: does the sampler know which epoch it is?"
 
 
-def judge_training(
-    checked,
-    diaries,
-    samples,
-    epochs,
-    batch_size,
-    seed,
-    same_order=SAME_ORDER,
-    alone=ALONE,
-):
+def judge_training(checked, diaries, samples, epochs, batch_size, seed, same_order=SAME_ORDER, alone=ALONE):
     """Raise Wrong unless the ranks divided the samples of each epoch and trained like
     one process.
     """
@@ -93,7 +75,9 @@ def judge_training(
                         "same parameters: DDP broadcasts rank 0's when you wrap the model")  # fmt: skip
     for rank, diary in enumerate(diaries):
         if not equal(diary["end"], diaries[0]["end"]):
-            cause = "the ranks started from the same parameters, but have diverged: is every step the same on all ranks?"
+            cause = (
+                "the ranks started from the same parameters, but have diverged: is every step the same on all ranks?"
+            )
             if equal(diary["end"], replayed(data, start, diary["trained"])):
                 cause = alone
             raise Wrong(f"the parameters at the end of {checked}", rank=f"{rank} of {n}",
@@ -119,17 +103,13 @@ def judge_samples(checked, diaries, samples, epochs, batch_size, same_order):
     new order.
     """
     n = len(diaries)
-    flat = [
-        [number for step in diary["trained"] for number in step] for diary in diaries
-    ]
+    flat = [[number for step in diary["trained"] for number in step] for diary in diaries]
     share = samples // n
     for rank, numbers in enumerate(flat):
         if len(numbers) != epochs * share:
             cause = "does exactly one rank see each sample once in each epoch?"
             if len(numbers) == epochs * samples:
-                cause = (
-                    "every rank goes through all samples: divide them among the ranks"
-                )
+                cause = "every rank goes through all samples: divide them among the ranks"
             raise Wrong(f"how many samples a rank is trained on, in {checked}", rank=f"{rank} of {n}",
                         expected=f"{epochs} epochs of {share}", got=len(numbers), cause=cause)  # fmt: skip
     sizes = sorted({len(step) for diary in diaries for step in diary["trained"]})
@@ -144,10 +124,7 @@ def judge_samples(checked, diaries, samples, epochs, batch_size, same_order):
                 cause = "all ranks are trained on the same samples: divide them among the ranks"
             raise Wrong(f"epoch {epoch} of {checked}, all ranks together", expected="each sample once",
                         got=f"{in_words(how_often(parts, samples))}: {an_example(parts, samples)}", cause=cause)  # fmt: skip
-    orders = [
-        [numbers[epoch * share : (epoch + 1) * share] for numbers in flat]
-        for epoch in range(epochs)
-    ]
+    orders = [[numbers[epoch * share : (epoch + 1) * share] for numbers in flat] for epoch in range(epochs)]
     for epoch, (one, other) in enumerate(pairwise(orders)):
         if one == other:
             cause = same_order

@@ -42,14 +42,8 @@ def evaluations(evaluate, sizes, classes, seed, stop_at_wrapper=False):
                 returned = evaluate(model, test_set, classes, torch.device("cpu"))
             gradients_on = torch.is_grad_enabled()
             torch.set_grad_enabled(True)
-            moved = [
-                name
-                for name, value in state(network).items()
-                if not torch.equal(value, before[name])
-            ]
-            mine = network.tested + [
-                number for step in network.trained for number in step
-            ]
+            moved = [name for name, value in state(network).items() if not torch.equal(value, before[name])]
+            mine = network.tested + [number for step in network.trained for number in step]
             seen.append(
                 {
                     "returned": as_matrix(returned),
@@ -107,10 +101,7 @@ def check_evaluate(answer, draw):
     seed = draw.randrange(10**6)
     # With a prime number of samples on one rank, and one more on the other, both have
     # the same number of batches.
-    mild = [
-        2 * draw.choice([11, 13, 17, 19, 23]) + 1,
-        2 * draw.choice([307, 311, 313, 317]) + 1,
-    ]
+    mild = [2 * draw.choice([11, 13, 17, 19, 23]) + 1, 2 * draw.choice([307, 311, 313, 317]) + 1]
     n = draw.choice([3, 4])
     hard = [1, n - 1, n + 1, draw.randint(5, 40) * n + 1, 2 * n]
     for ranks, sizes in ((2, mild), (n, hard)):
@@ -132,22 +123,13 @@ def evaluated(answer, ranks, sizes, classes, seed):
             raise Wrong(checked, rank=f"{error.rank} of {ranks}", expected="a forward in evaluation mode",
                         got=error.message, cause=TRAINING_MODE) from None  # fmt: skip
         symptoms = [*SYMPTOMS, "SIGABRT", "gloo"]
-        if isinstance(error, RankTimeout) or any(
-            text in str(error) for text in symptoms
-        ):
+        if isinstance(error, RankTimeout) or any(text in str(error) for text in symptoms):
             try:
                 answer.on_ranks(evaluations, [48], classes, seed, True, nproc=2)
             except RankError as other:
                 if STOPPED in other.message:
-                    said = re.sub(r"\[/.*?\] ", "", error.message or "no end").split(
-                        ". "
-                    )[0]
-                    raise Wrong(
-                        checked,
-                        expected="the table, on every rank",
-                        got=said,
-                        cause=WRAPPER,
-                    ) from None
+                    said = re.sub(r"\[/.*?\] ", "", error.message or "no end").split(". ")[0]
+                    raise Wrong(checked, expected="the table, on every rank", got=said, cause=WRAPPER) from None
         raise
 
 
@@ -183,34 +165,18 @@ def judge_evaluation(size, classes, seed, of_ranks):
             raise Wrong(checked, rank=f"{rank} of {n}", expected=f"a table of shape ({classes}, {classes})",
                         got=f"shape {tuple(got.shape)}" if isinstance(got, torch.Tensor) else got,
                         cause="return one table: a row for each label, a column for each guess")  # fmt: skip
-    totals = [
-        torch.stack([of_rank["returned"].trace(), of_rank["returned"].sum()])
-        for of_rank in of_ranks
-    ]
+    totals = [torch.stack([of_rank["returned"].trace(), of_rank["returned"].sum()]) for of_rank in of_ranks]
     truth = torch.tensor([right.sum(), size])
     expected = f"{truth[0]} right of {size}, on every rank"
-    wrong = [
-        rank
-        for rank, total in enumerate(totals)
-        if not (total - truth).abs().max() <= 1e-6
-    ]
-    shares = [
-        [number for number in of_rank["mine"] if number < size] for of_rank in of_ranks
-    ]
+    wrong = [rank for rank, total in enumerate(totals) if not (total - truth).abs().max() <= 1e-6]
+    shares = [[number for number in of_rank["mine"] if number < size] for of_rank in of_ranks]
     if wrong:
-        got = ", ".join(
-            f"{total[0]:g} right of {total[1]:g} on rank {rank}"
-            for rank, total in enumerate(totals)
-        )
+        got = ", ".join(f"{total[0]:g} right of {total[1]:g} on rank {rank}" for rank, total in enumerate(totals))
         cause = cause_of_totals(right, size, shares, totals, wrong)
         if is_in_shares(of_ranks[wrong[0]]["returned"], table):
             cause = "these are shares, not counts: count how many samples there are of each label and guess"
-        cause = (
-            WRAPPER if len({of_rank["wrapper"] for of_rank in of_ranks}) > 1 else cause
-        )
-        raise Wrong(
-            checked, rank=f"{wrong[0]} of {n}", expected=expected, got=got, cause=cause
-        )
+        cause = WRAPPER if len({of_rank["wrapper"] for of_rank in of_ranks}) > 1 else cause
+        raise Wrong(checked, rank=f"{wrong[0]} of {n}", expected=expected, got=got, cause=cause)
     judge_table(checked, table, [of_rank["returned"] for of_rank in of_ranks])
     if size >= 20 and max(map(len, shares)) > 0.8 * size:
         rank = max(range(n), key=lambda rank: len(shares[rank]))
@@ -237,15 +203,11 @@ def judge_table(checked, table, of_ranks):
 def is_in_shares(got, table):
     """Whether an answer has divided the counts by those of all samples, or of a class."""
     wholes = [table.sum(), table.sum(1, keepdim=True), table.sum(0, keepdim=True)]
-    return any(
-        (got - table / whole.clamp(min=1)).abs().max() < 1e-5 for whole in wholes
-    )
+    return any((got - table / whole.clamp(min=1)).abs().max() < 1e-5 for whole in wholes)
 
 
 def rows(table):
-    return "; ".join(
-        " ".join(f"{number:g}" for number in row) for row in table.tolist()
-    )
+    return "; ".join(" ".join(f"{number:g}" for number in row) for row in table.tolist())
 
 
 def cause_of_totals(right, size, shares, totals, wrong):
@@ -253,35 +215,26 @@ def cause_of_totals(right, size, shares, totals, wrong):
     the samples that each rank evaluated.
     """
     n = len(shares)
-    own = [
-        torch.tensor([int(right[share].sum()), len(share)]).double() for share in shares
-    ]
+    own = [torch.tensor([int(right[share].sum()), len(share)]).double() for share in shares]
     seen = [total[1].item() for total in totals]
     if 0 not in wrong:
         return "only rank 0 has the whole table: dist.all_reduce gives it to all ranks, dist.reduce only to one"
-    if (
-        all(torch.equal(total, mine) for total, mine in zip(totals, own))
-        and seen != [size] * n
-    ):
+    if all(torch.equal(total, mine) for total, mine in zip(totals, own)) and seen != [size] * n:
         return "each rank returns the counts of its own share: sum them over the ranks"
     if size % n and all(map(same_as(size // n * n), seen)):
-        return (
-            "some samples were left out: the shares need not have the same length here"
-        )
-    if all(
-        same_as(right.sum().item())(total[0]) and total[1] < size for total in totals
-    ):
+        return "some samples were left out: the shares need not have the same length here"
+    if all(same_as(right.sum().item())(total[0]) and total[1] < size for total in totals):
         return "all right guesses are counted, but some wrong ones are missing: sum every entry of the table over the ranks"
     if all(map(same_as(n * size), seen)):
         return "every rank went through the whole test set, and then the counts were summed: each sample counts once"
     if all(map(same_as(math.ceil(size / n) * n), seen)):
-        return "some samples were counted twice: DistributedSampler repeats samples until all ranks have the same number"
+        return (
+            "some samples were counted twice: DistributedSampler repeats samples until all ranks have the same number"
+        )
     if all(map(same_as(size / n), seen)):
         return "the counts were averaged over the ranks: sum them"
     if all(map(same_as(size), seen)):
-        twice = [
-            sample for sample, times in Counter(sum(shares, [])).items() if times > 1
-        ]
+        twice = [sample for sample, times in Counter(sum(shares, [])).items() if times > 1]
         total = sum(int(right[share].sum()) for share in shares)
         if twice and all(same_as(total)(both[0]) for both in totals):
             return (

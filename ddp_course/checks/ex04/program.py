@@ -44,11 +44,7 @@ def orders(samples, epochs):
 
 def steps_of(orders, batch_size):
     """The samples of each step."""
-    return [
-        order[begin : begin + batch_size]
-        for order in orders
-        for begin in range(0, len(order), batch_size)
-    ]
+    return [order[begin : begin + batch_size] for order in orders for begin in range(0, len(order), batch_size)]
 
 
 def trained(data, start, steps, learning_rate=LEARNING_RATE, every=1):
@@ -71,9 +67,7 @@ def trained(data, start, steps, learning_rate=LEARNING_RATE, every=1):
 
 def flat(parameters):
     """All numbers of a state_dict, one vector."""
-    return torch.cat(
-        [torch.as_tensor(p, dtype=torch.double).flatten() for p in parameters.values()]
-    )
+    return torch.cat([torch.as_tensor(p, dtype=torch.double).flatten() for p in parameters.values()])
 
 
 @question(
@@ -212,9 +206,7 @@ def judge_parameters(checked, n, data, start, epochs, batch_size, got):
     otherwise = ("does DistributedSampler, with its own seed, divide the samples; does the sampler know the epoch; do all "
                  "ranks start from start.pt; and does the loop call the wrapped model?")  # fmt: skip
     causes = [
-        cause
-        for steps, factor, cause in looks
-        if close(got, trained(data, start, steps, LEARNING_RATE * factor)[0])
+        cause for steps, factor, cause in looks if close(got, trained(data, start, steps, LEARNING_RATE * factor)[0])
     ]
     raise Wrong(f"the parameters after {checked}, compared with one process", expected=truth, got=got,
                 cause=causes[0] if causes else otherwise)  # fmt: skip
@@ -234,9 +226,7 @@ def judge_losses(checked, n, data, start, epochs, batch_size, got):
         cause = "this is the sum over the ranks: divide by their number"
     elif close(got, truth / n, 1e-4):
         cause = "divided by the number of ranks once too often"
-    [first, *_] = (
-        step for step in range(len(truth)) if not close(got[step], truth[step], 1e-4)
-    )
+    [first, *_] = (step for step in range(len(truth)) if not close(got[step], truth[step], 1e-4))
     raise Wrong(f"the loss of step {first + 1} after {checked}, compared with one process",
                 expected=truth[first].item(), got=got[first].item(), cause=cause)  # fmt: skip
 

@@ -61,23 +61,16 @@ def resumed(sampler_class, cases):
     for samples, before, after, taken, options in cases:
         with trying(f"{call_of(samples, before, options)}, set_epoch(1)"):
             order = indices_of(sampler_class(samples, 1, 0, **options), samples, 1)
-            first = [
-                indices_of(sampler_class(samples, before, rank, **options), samples, 1)
-                for rank in range(before)
-            ]
+            first = [indices_of(sampler_class(samples, before, rank, **options), samples, 1) for rank in range(before)]
         rest, lengths, following, fresh = [], [], [], []
         for rank in range(after):
             sampler = sampler_class(samples, after, rank, **options)
-            with trying(
-                f"{call_of(samples, after, options, rank)}, set_epoch(1, {taken * before})"
-            ):
+            with trying(f"{call_of(samples, after, options, rank)}, set_epoch(1, {taken * before})"):
                 rest.append(indices_of(sampler, samples, 1, taken * before))
                 lengths.append(int(len(sampler)))
             with trying(f"{call_of(samples, after, options, rank)}, set_epoch(2)"):
                 following.append(indices_of(sampler, samples, 2))
-            fresh.append(
-                indices_of(sampler_class(samples, after, rank, **options), samples, 2)
-            )
+            fresh.append(indices_of(sampler_class(samples, after, rank, **options), samples, 2))
         seen.append(
             {"order": order, "first": first, "rest": rest, "lengths": lengths, "following": following, "fresh": fresh}
         )  # fmt: skip
@@ -90,12 +83,8 @@ def indices_of(sampler, samples, *epoch):
 
 
 def indices(sampler, samples):
-    given = islice(
-        sampler, 10 * samples + 100
-    )  # an endless sampler is only recorded as too long
-    return [
-        int(index) if hasattr(index, "__index__") else str(index) for index in given
-    ]
+    given = islice(sampler, 10 * samples + 100)  # an endless sampler is only recorded as too long
+    return [int(index) if hasattr(index, "__index__") else str(index) for index in given]
 
 
 @contextmanager
@@ -159,10 +148,7 @@ def check_sharded_sampler(answer, draw):
     """
     small = [(draw.randint(20, 30), 1), (12, 3), (14, 4), (2, 5), (1, 3)]
     small.append((draw.randint(5, 30), draw.randint(2, 6)))
-    large = [
-        (ranks * draw.randint(11, 15) + draw.randrange(1, ranks), ranks)
-        for ranks in draw.sample(range(3, 7), 3)
-    ]
+    large = [(ranks * draw.randint(11, 15) + draw.randrange(1, ranks), ranks) for ranks in draw.sample(range(3, 7), 3)]
     seeds = draw.sample(range(10**6), 2)
     cases = [
         (samples, ranks, {"shuffle": shuffle, "seed": seeds[0], "drop_last": drop_last})
@@ -181,14 +167,7 @@ def check_sharded_sampler(answer, draw):
     for case, of_ranks in zip(cases, seen):
         judge_passes(*case, of_ranks)
     for drop_last in (False, True):
-        judge_odd_ones(
-            drop_last,
-            [
-                pair
-                for pair in zip(cases, seen)
-                if pair[0][2].get("drop_last") is drop_last
-            ],
-        )
+        judge_odd_ones(drop_last, [pair for pair in zip(cases, seen) if pair[0][2].get("drop_last") is drop_last])
     for case, of_ranks in zip(cases, seen):
         judge_side_effects(*case, of_ranks)
     interrupted = cases_of_resuming(draw)
@@ -276,24 +255,13 @@ def judge_shares(samples, ranks, options, of_ranks):
     """Raise Wrong unless the ranks' shares have the lengths of torch's, with each
     sample as often.
     """
-    torchs = [
-        list(DistributedSampler(range(samples), ranks, rank, **options))
-        for rank in range(ranks)
-    ]
-    length, drop_last, call = (
-        len(torchs[0]),
-        options.get("drop_last", False),
-        call_of(samples, ranks, options),
-    )
+    torchs = [list(DistributedSampler(range(samples), ranks, rank, **options)) for rank in range(ranks)]
+    length, drop_last, call = (len(torchs[0]), options.get("drop_last", False), call_of(samples, ranks, options))
     for epoch in range(3):
         given = [of_rank["epochs"][epoch] for of_rank in of_ranks]
         checked = f"{call}, in epoch {epoch}"
         for rank, share in enumerate(given):
-            if odd := [
-                index
-                for index in share
-                if not (isinstance(index, int) and 0 <= index < samples)
-            ]:
+            if odd := [index for index in share if not (isinstance(index, int) and 0 <= index < samples)]:
                 raise Wrong(checked, rank=f"{rank} of {ranks}", expected=f"indices from 0 to {samples - 1}", got=odd[0],
                             cause="a sampler returns indices of samples: integers from 0")  # fmt: skip
         lengths = [len(share) for share in given]
@@ -301,7 +269,9 @@ def judge_shares(samples, ranks, options, of_ranks):
             raise Wrong(f"the number of samples per rank from {call}", expected=[length] * ranks, got=lengths,
                         cause=cause_of_lengths(samples, ranks, drop_last, lengths))  # fmt: skip
         if of_ranks[0]["length"] != length:
-            cause = "len() must be the number of samples of this rank: a DataLoader computes its number of batches from it"
+            cause = (
+                "len() must be the number of samples of this rank: a DataLoader computes its number of batches from it"
+            )
             if of_ranks[0]["length"] == samples:
                 cause = "len() is for this rank's share, not for all samples"
             raise Wrong(f"len({call})", rank=f"0 of {ranks}", expected=length, got=of_ranks[0]["length"],
@@ -355,7 +325,9 @@ def cause_of_overlap(samples, ranks, options, given, right_by_luck):
         return "there are fewer samples than ranks: repeat them in turn, each as seldom as possible"
     if {index for share in given for index in share} == set(range(samples)):
         return "every sample is included, but some are repeated too often: repeat different ones in turn"
-    return "the shares do not fit together: cut them from one list that is the same on all ranks, without gaps or overlaps"
+    return (
+        "the shares do not fit together: cut them from one list that is the same on all ranks, without gaps or overlaps"
+    )
 
 
 def judge_order(samples, ranks, options, of_ranks):
@@ -373,17 +345,8 @@ def judge_order(samples, ranks, options, of_ranks):
         return
     if samples < 40:
         return  # so few samples that two shuffles may agree by chance
-    got = "; ".join(
-        f"epoch {epoch}: {order[0][:6]} ..." for epoch, order in enumerate(orders[:3])
-    )
-    pair = next(
-        (
-            pair
-            for pair in ((0, 1), (1, 2), (0, 2))
-            if orders[pair[0]] == orders[pair[1]]
-        ),
-        None,
-    )
+    got = "; ".join(f"epoch {epoch}: {order[0][:6]} ..." for epoch, order in enumerate(orders[:3]))
+    pair = next((pair for pair in ((0, 1), (1, 2), (0, 2)) if orders[pair[0]] == orders[pair[1]]), None)
     if pair:
         cause = "set_epoch has no effect: the shuffle must depend on the epoch"
         if all(sum(a > b for a, b in pairwise(share)) <= 1 for share in orders[0]):
@@ -396,9 +359,7 @@ def judge_order(samples, ranks, options, of_ranks):
                     expected="the same order", got=f"{orders[0][0][:8]} ..., then {orders[3][0][:8]} ...",
                     cause="the order depends on earlier epochs: it must depend on seed and epoch only, otherwise no "
                     "run can be resumed")  # fmt: skip
-    if ranks > 1 and all(
-        len({frozenset(order[rank]) for order in orders}) == 1 for rank in range(ranks)
-    ):
+    if ranks > 1 and all(len({frozenset(order[rank]) for order in orders}) == 1 for rank in range(ranks)):
         raise Wrong(f"{call}: the samples of each rank", rank=f"0 of {ranks}", expected="different samples in each epoch",
                     got="the same samples in all epochs, in a different order", cause="each rank shuffles only its own "
                     "share: shuffle all indices first, then divide them")  # fmt: skip
@@ -432,21 +393,9 @@ def judge_odd_ones(drop_last, seen):
     for (samples, ranks, options), of_ranks in seen:
         if options["shuffle"] and samples > 30 and samples % ranks:
             for epoch in range(3):
-                counts = Counter(
-                    index for of_rank in of_ranks for index in of_rank["epochs"][epoch]
-                )
-                odd_ones.append(
-                    (
-                        samples,
-                        ranks,
-                        options,
-                        {sample for sample in range(samples) if counts[sample] != 1},
-                    )
-                )
-    by_case = [
-        [odd for *case, odd in odd_ones if case[:2] == [samples, ranks]]
-        for samples, ranks, *_ in odd_ones
-    ]
+                counts = Counter(index for of_rank in of_ranks for index in of_rank["epochs"][epoch])
+                odd_ones.append((samples, ranks, options, {sample for sample in range(samples) if counts[sample] != 1}))
+    by_case = [[odd for *case, odd in odd_ones if case[:2] == [samples, ranks]] for samples, ranks, *_ in odd_ones]
     if all(odd == of_case[0] for of_case in by_case for odd in of_case):
         what = "left out" if drop_last else "repeated"
         samples, ranks, options, odd = odd_ones[0]

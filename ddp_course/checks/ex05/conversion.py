@@ -27,21 +27,12 @@ class BatchNormBlock(nn.Module):
         super().__init__()
         self.first = nn.BatchNorm3d(channels, eps, momentum)
         self.first.weight.requires_grad_(False)
-        others = nn.Sequential(
-            nn.InstanceNorm2d(channels, affine=True), nn.GroupNorm(1, channels)
-        )
-        self.images = nn.ModuleDict(
-            {"norm": nn.BatchNorm2d(channels, eps, affine=False), "others": others}
-        )
+        others = nn.Sequential(nn.InstanceNorm2d(channels, affine=True), nn.GroupNorm(1, channels))
+        self.images = nn.ModuleDict({"norm": nn.BatchNorm2d(channels, eps, affine=False), "others": others})
         rest = [nn.Linear(8 * channels, width), SyncBatchNorm(width, eps)]
-        rest += [
-            nn.Sequential(nn.Tanh(), nn.BatchNorm1d(width, eps, momentum=None)),
-            nn.LayerNorm(width),
-        ]
+        rest += [nn.Sequential(nn.Tanh(), nn.BatchNorm1d(width, eps, momentum=None)), nn.LayerNorm(width)]
         rest += [nn.BatchNorm1d(width, momentum=momentum).eval()]
-        self.rest = nn.ModuleList(
-            [nn.BatchNorm1d(channels, track_running_stats=False), nn.Sequential(*rest)]
-        )
+        self.rest = nn.ModuleList([nn.BatchNorm1d(channels, track_running_stats=False), nn.Sequential(*rest)])
 
     def forward(self, x):
         x = self.images["norm"](self.first(x).flatten(3))
@@ -70,9 +61,7 @@ def networks(seed, channels, eps, momentum):
 
 
 def mostly_in_eval_mode(channels, eps):
-    network = nn.Sequential(
-        nn.Linear(channels, channels), nn.BatchNorm1d(channels, eps)
-    )
+    network = nn.Sequential(nn.Linear(channels, channels), nn.BatchNorm1d(channels, eps))
     network.eval()
     network[1].train()
     return network
@@ -91,26 +80,13 @@ def conversions(convert, *of_networks):
     for name, network in networks(*of_networks).items():
         layers = dict(network.named_modules(remove_duplicate=False))
         tensors = tensors_of(network)
-        before, values = (
-            {path: about(layer) for path, layer in layers.items()},
-            state(network),
-        )
-        kinds = {
-            key: "Parameter" if isinstance(value, nn.Parameter) else "buffer"
-            for key, value in tensors.items()
-        }
+        before, values = ({path: about(layer) for path, layer in layers.items()}, state(network))
+        kinds = {key: "Parameter" if isinstance(value, nn.Parameter) else "buffer" for key, value in tensors.items()}
         trained = {key: value.requires_grad for key, value in tensors.items()}
         with trying(f"convert of {name}"):
             converted = convert(network)
         if not isinstance(converted, nn.Module):
-            return [
-                {
-                    "name": name,
-                    "returned": "None"
-                    if converted is None
-                    else f"a {type(converted).__name__}",
-                }
-            ]
+            return [{"name": name, "returned": "None" if converted is None else f"a {type(converted).__name__}"}]
         new = {path: at(converted, path) for path in layers}
         new_tensors = tensors_of(converted)
         seen.append({
@@ -148,10 +124,7 @@ def about(layer):
     """A description of a layer, or of the object in its place: kind, mode and options."""
     kind = "SyncBatchNorm" if isinstance(layer, SyncBatchNorm) else type(layer).__name__
     kind = "torch.nn.SyncBatchNorm" if isinstance(layer, nn.SyncBatchNorm) else kind
-    return {
-        "kind": kind,
-        **{name: getattr(layer, name, None) for name in ["training", *OPTIONS]},
-    }
+    return {"kind": kind, **{name: getattr(layer, name, None) for name in ["training", *OPTIONS]}}
 
 
 def convert_and_train(convert, batches, *of_networks):
@@ -176,12 +149,7 @@ def check_convert(answer, draw):
     options; nothing else may change; then the ranks must train like one process.
     """
     seed, channels = draw.randrange(10**6), draw.randint(3, 6)
-    of_networks = (
-        seed,
-        channels,
-        round(draw.uniform(0.1, 0.4), 2),
-        round(draw.uniform(0.2, 0.6), 2),
-    )
+    of_networks = (seed, channels, round(draw.uniform(0.1, 0.4), 2), round(draw.uniform(0.2, 0.6), 2))
     seen = answer.on_ranks(conversions, *of_networks)[0]
     for case in seen:
         if "returned" in case:
@@ -193,19 +161,14 @@ def check_convert(answer, draw):
             judge(case)
 
     generator = torch.Generator().manual_seed(seed)
-    batches = [
-        torch.randn(8, channels, 2, 2, 2, generator=generator, dtype=torch.float64)
-        for _ in range(3)
-    ]
+    batches = [torch.randn(8, channels, 2, 2, 2, generator=generator, dtype=torch.float64) for _ in range(3)]
     of_ranks = answer.on_ranks(convert_and_train, batches, *of_networks, nproc=2)
     history = take_steps(networks(*of_networks)["a network"], batches)
     for step, expected in enumerate(history):
         for rank, of_rank in enumerate(of_ranks):
             got = of_rank[step]
             if not equal(got, expected):
-                key = next(
-                    key for key in expected if not close(got.get(key), expected[key])
-                )
+                key = next(key for key in expected if not close(got.get(key), expected[key]))
                 raise Wrong(f"{key} after step {step + 1} of training with DDP", rank=f"{rank} of 2",
                             expected=expected[key], got=got.get(key), cause="each layer looks like a SyncBatchNorm, "
                             "but the ranks do not train like one process: does it compute like a SyncBatchNorm?",
@@ -223,12 +186,7 @@ def judge_kinds(seen):
             wanted = old in BATCH_NORMS and layer["before"]["training"]
             if wanted and new != "SyncBatchNorm":
                 cause = cause_of_a_layer_left(case, path, layers)
-                raise Wrong(
-                    the_place(case, path),
-                    expected="SyncBatchNorm",
-                    got=new,
-                    cause=cause,
-                )
+                raise Wrong(the_place(case, path), expected="SyncBatchNorm", got=new, cause=cause)
             if not wanted and (new != old or not layer["same"]):
                 cause = "all other modules must stay the same objects: change the given module, not a copy"
                 if old == "SyncBatchNorm":
@@ -254,10 +212,7 @@ def cause_of_a_layer_left(case, path, layers):
     done = [one["before"] for one in layers if one["after"]["kind"] == "SyncBatchNorm"]
     done = [one for one in done if one["kind"] in BATCH_NORMS]
     if after["kind"] == "torch.nn.SyncBatchNorm":
-        return (
-            "that is torch's SyncBatchNorm, which trains on GPUs only: use the one from "
-            "ddp_course.lesson05"
-        )
+        return "that is torch's SyncBatchNorm, which trains on GPUs only: use the one from ddp_course.lesson05"
     if done and before["kind"] not in [one["kind"] for one in done]:
         return "BatchNorm comes in three kinds, 1d, 2d and 3d"
     if done and "frozen" in case["name"]:
@@ -297,9 +252,7 @@ def judge_tensors(case):
     """
     keys, new_keys = case["keys"]
     if new_keys != keys:
-        old, new = next(
-            (old, new) for old, new in zip_longest(keys, new_keys) if old != new
-        )
+        old, new = next((old, new) for old, new in zip_longest(keys, new_keys) if old != new)
         raise Wrong(f"names in the state_dict of {case['name']}, converted", expected=f"{old} in this place",
                     got=new, cause="names and their order come from a layer's place among its siblings: setattr "
                     "keeps this place, but a layer that is deleted and added again comes last")  # fmt: skip
@@ -312,12 +265,7 @@ def judge_tensors(case):
             cause = "it is a copy: assign the old layer's buffer itself"
             if tensor["kind"] == "Parameter":
                 cause = "it is a copy with the same numbers: an optimizer that was made before trains the old parameter"
-            raise Wrong(
-                what,
-                expected=f"the same {tensor['kind']} as before",
-                got="another object",
-                cause=cause,
-            )
+            raise Wrong(what, expected=f"the same {tensor['kind']} as before", got="another object", cause=cause)
         if tensor["trained"][0] != tensor["trained"][1]:
             raise Wrong(f"requires_grad of {what}", expected=tensor["trained"][0], got=tensor["trained"][1],
                         cause="a frozen parameter must stay frozen")  # fmt: skip
@@ -327,8 +275,4 @@ def the_place(case, path):
     """A layer in words: 'a BatchNorm1d, converted', or 'layer 0.first of a network,
     converted'.
     """
-    return (
-        f"layer {path} of {case['name']}, converted"
-        if path
-        else f"{case['name']}, converted"
-    )
+    return f"layer {path} of {case['name']}, converted" if path else f"{case['name']}, converted"

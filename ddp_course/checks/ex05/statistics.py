@@ -25,21 +25,14 @@ def parts_of_a_batch(draw, ranks, dims, empty=None):
     empty: the rank whose part has no samples. The mean and deviation of a channel
     differ between the parts.
     """
-    lengths = [
-        0 if rank == empty else length
-        for rank, length in enumerate(draw.sample(range(3, 8), ranks))
-    ]
+    lengths = [0 if rank == empty else length for rank, length in enumerate(draw.sample(range(3, 8), ranks))]
     channels, further = draw.randint(8, 10), draw.sample(range(2, 5), dims - 2)
     generator, parts = torch.Generator().manual_seed(draw.randrange(10**6)), []
     for length in lengths:
-        noise = torch.randn(
-            length, channels, *further, generator=generator, dtype=torch.float64
-        )
+        noise = torch.randn(length, channels, *further, generator=generator, dtype=torch.float64)
         mean = 2 * torch.randn(channels, generator=generator)
         deviation = 0.5 + torch.rand(channels, generator=generator)
-        parts.append(
-            along_channels(mean, noise) + along_channels(deviation, noise) * noise
-        )
+        parts.append(along_channels(mean, noise) + along_channels(deviation, noise) * noise)
     return parts
 
 
@@ -56,9 +49,7 @@ def many_samples(draw, ranks):
     """
     generator = torch.Generator().manual_seed(draw.randrange(10**6))
     shapes = [(3000 + rank, 2, 4, 4) for rank in range(ranks)]
-    return [
-        torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes
-    ]
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
 
 
 def in_words(parts):
@@ -171,9 +162,7 @@ def judge_bytes(name, arguments, of_ranks):
 
 def agree(got, expected, tolerance):
     """Whether the numbers agree within a relative and absolute tolerance."""
-    return torch.allclose(
-        got.double(), expected.double(), rtol=tolerance, atol=tolerance
-    )
+    return torch.allclose(got.double(), expected.double(), rtol=tolerance, atol=tolerance)
 
 
 def compare(checked, where, got, expected, looks, otherwise, tolerance=1e-10):
@@ -187,9 +176,7 @@ def compare(checked, where, got, expected, looks, otherwise, tolerance=1e-10):
     if tolerance < 1e-5 and agree(got, expected, 1e-5):
         cause = "it is right to about seven digits: at some point you converted 64 bits to 32"
     else:
-        cause = next(
-            (text for value, text in looks() if agree(got, value, 1e-5)), otherwise
-        )
+        cause = next((text for value, text in looks() if agree(got, value, 1e-5)), otherwise)
     checked, expected, got = where_they_differ(checked, expected, got, tolerance)
     raise Wrong(checked, rank=where, expected=expected, got=got, cause=cause)
 
@@ -197,11 +184,7 @@ def compare(checked, where, got, expected, looks, otherwise, tolerance=1e-10):
 def where_they_differ(checked, expected, got, tolerance):
     """What to show of two tensors, so that the difference is seen."""
     if agree(got, expected, 1e-3):
-        return (
-            checked,
-            "the same to ten digits",
-            f"off by {(got - expected).abs().max():.1g}",
-        )
+        return (checked, "the same to ten digits", f"off by {(got - expected).abs().max():.1g}")
     different = ~torch.isclose(got.double(), expected.double(), tolerance, tolerance)
     if different.flatten()[:6].any():
         return checked, expected, got
@@ -262,9 +245,7 @@ def check_normalize(answer, draw):
     batches = [parts_of_a_batch(draw, n, dims) for dims in (4, 2, 5, 3)]
     batches[0] = channels_last(batches[0])
     channels = batches[0][0].shape[1]
-    far = torch.tensor(
-        [draw.choice([-1, 1]) * draw.uniform(2000, 5000) for _ in range(channels)]
-    )
+    far = torch.tensor([draw.choice([-1, 1]) * draw.uniform(2000, 5000) for _ in range(channels)])
     batches.append([(part + along_channels(far, part)).float() for part in batches[0]])
     batches.append(many_samples(draw, n))
     cases = [a_forward(draw, parts, light=parts[0].dim() == 2) for parts in batches]
@@ -308,14 +289,10 @@ def judge_normalized(name, arguments, of_ranks):
         )  # fmt: skip
 
     judge_waits(name, of_ranks)
-    for rank, of_rank in reversed(
-        list(enumerate(of_ranks))
-    ):  # rank 0 is often right by accident
+    for rank, of_rank in reversed(list(enumerate(of_ranks))):  # rank 0 is often right by accident
         where = f"{rank} of {len(parts)}"
         got = three_tensors(name, where, of_rank["returned"], parts[rank])
-        if any(tensor.isnan().any() for tensor in got) and not all(
-            of_part.any() for of_part in weights
-        ):
+        if any(tensor.isnan().any() for tensor in got) and not all(of_part.any() for of_part in weights):
             raise Wrong(name, rank=where, expected="numbers", got="nan", cause="the mean of a part that is empty or "
                         "has only weights of 0 is 0/0, which is nan, "
                         "and adding to nan gives nan: sum over all ranks first, and then divide",
@@ -340,11 +317,7 @@ def three_tensors(name, where, returned, part):
     if not is_triple or not all(isinstance(value, torch.Tensor) for value in returned):
         raise Wrong(name, rank=where, expected="three tensors", got=returned,
                     cause="return normalized, mean, variance, in this order")  # fmt: skip
-    shapes = {
-        "normalized": part.shape,
-        "the mean": part.shape[1:2],
-        "the variance": part.shape[1:2],
-    }
+    shapes = {"normalized": part.shape, "the mean": part.shape[1:2], "the variance": part.shape[1:2]}
     for (what, shape), value in zip(shapes.items(), returned):
         if value.shape != shape:
             raise Wrong(f"the shape of {what} from {name}", rank=where, expected=tuple(shape),
@@ -399,9 +372,7 @@ def looks_of_variance(parts, weights, rank):
     own_parts = [statistics(*in_one(*part)) for part in pairs_of(parts, weights)]
     variances = [own for _, own, _ in own_parts]
     weighted = sum(own * part for _, own, part in own_parts) / total
-    by_square = (
-        sum_by_channel((along_samples(of_all, joined) * joined).square()) / total
-    )
+    by_square = sum_by_channel((along_samples(of_all, joined) * joined).square()) / total
     around = (joined - along_channels(mean, joined)).square()
     apart = "it is a mean of the ranks' variances, which ignores the differences between their means: sum the squares"
     return [
@@ -487,38 +458,25 @@ def a_backward(draw, parts):
     mean, variance, _ = statistics(joined, torch.cat(weights))
     scale = (variance + eps).rsqrt()
     normalized = (joined - along_channels(mean, joined)) * along_channels(scale, joined)
-    noise = torch.randn(
-        joined.shape, generator=torch.Generator().manual_seed(draw.randrange(10**6))
-    )
+    noise = torch.randn(joined.shape, generator=torch.Generator().manual_seed(draw.randrange(10**6)))
     gradient = 0.5 + normalized.detach() + noise
     normalized.backward(gradient)
 
     lengths = [len(part) for part in parts]
     given = zip(gradient.split(lengths), normalized.detach().split(lengths), weights)
     arguments = [
-        [of_rank.clone(), normal.clone(), scale.detach().clone(), of_part]
-        for of_rank, normal, of_part in given
+        [of_rank.clone(), normal.clone(), scale.detach().clone(), of_part] for of_rank, normal, of_part in given
     ]
-    return (
-        f"input_gradient with {in_words(parts)}",
-        arguments,
-        joined.grad.split(lengths),
-    )
+    return (f"input_gradient with {in_words(parts)}", arguments, joined.grad.split(lengths))
 
 
 def judge_gradient(name, arguments, expected, of_ranks):
     """Raise Wrong unless the ranks have these gradients."""
     judge_waits(name, of_ranks)
     for rank, of_rank in reversed(list(enumerate(of_ranks))):
-        where, got, shape = (
-            f"{rank} of {len(of_ranks)}",
-            of_rank["returned"],
-            expected[rank].shape,
-        )
+        where, got, shape = (f"{rank} of {len(of_ranks)}", of_rank["returned"], expected[rank].shape)
         if not isinstance(got, torch.Tensor) or got.shape != shape:
-            given = (
-                f"shape {tuple(got.shape)}" if isinstance(got, torch.Tensor) else got
-            )
+            given = f"shape {tuple(got.shape)}" if isinstance(got, torch.Tensor) else got
             raise Wrong(name, rank=where, expected=f"a tensor of shape {tuple(shape)}", got=given,
                         cause="the gradient must have the shape of x, like normalized")  # fmt: skip
         compare(name, where, got, expected[rank], partial(looks_of_gradient, arguments, expected, rank),
@@ -539,9 +497,7 @@ def looks_of_gradient(arguments, expected, rank):
     each = along_samples(weights, gradient)
 
     def result(mean, slope, each=each, factor=scale):
-        mean, slope, factor = (
-            along_channels(vector, gradient) for vector in (mean, slope, factor)
-        )
+        mean, slope, factor = (along_channels(vector, gradient) for vector in (mean, slope, factor))
         return (gradient - each * (mean + normalized * slope)) * factor
 
     mean, slope = every / total
@@ -583,6 +539,4 @@ def sums_of_gradient(gradient, normalized, scale, weights, each=None):
     """
     if each is not None:
         gradient = gradient * along_samples(each, gradient)
-    return torch.stack(
-        [sum_by_channel(gradient), sum_by_channel(gradient * normalized)]
-    )
+    return torch.stack([sum_by_channel(gradient), sum_by_channel(gradient * normalized)])

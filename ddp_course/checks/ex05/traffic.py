@@ -50,10 +50,7 @@ def networks(widths):
             nn.Linear(INPUTS, a), twice, nn.ReLU(), nn.Linear(a, a), twice, nn.Linear(a, 2),
         ],
     }  # fmt: skip
-    return {
-        name: fill(nn.Sequential(*layers), place)
-        for place, (name, layers) in enumerate(made.items())
-    }
+    return {name: fill(nn.Sequential(*layers), place) for place, (name, layers) in enumerate(made.items())}
 
 
 def predictions(traffic, widths):
@@ -151,10 +148,7 @@ def check_traffic(answer, draw):
 
 
 def in_words(network):
-    parts = [
-        in_words(layer) if isinstance(layer, nn.Sequential) else a_name(layer)
-        for layer in network
-    ]
+    parts = [in_words(layer) if isinstance(layer, nn.Sequential) else a_name(layer) for layer in network]
     return f"Sequential({', '.join(parts)})"
 
 
@@ -196,9 +190,7 @@ def cause_of(got, expected, network):
     calls, _ = calls_of(network)
     active = [call for call in calls if call[0].training]
     once = list({layer: (layer, needed) for layer, needed in reversed(active)}.values())
-    others = [
-        module for module in network.modules() if isinstance(module, nn.BatchNorm1d)
-    ]
+    others = [module for module in network.modules() if isinstance(module, nn.BatchNorm1d)]
     looks = [
         (total(active, back=True), "nothing before the first of these layers has a trainable parameter, so its input "
                                    "needs no gradient, and autograd does not call its backward"),

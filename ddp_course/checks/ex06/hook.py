@@ -133,18 +133,13 @@ def hooked(answer, n, *arguments):
     """`hooked_trainings` on n ranks. If DDP cannot use the hook's return value, raise
     Wrong with that cause.
     """
-    checked, expected = (
-        f"a backward with weighing_hook, {n} ranks",
-        "a torch.futures.Future of a tensor",
-    )
+    checked, expected = (f"a backward with weighing_hook, {n} ranks", "a torch.futures.Future of a tensor")
     try:
         return answer.on_ranks(hooked_trainings, *arguments, nproc=n)
     except RankTimeout as late:
         if str(late).count("_engine_run_backward") == n:
             cause = "DDP waits for the future, but nothing completes it: return the work's future, or call set_result"
-            raise Wrong(
-                checked, expected=expected, got="one that never completes", cause=cause
-            ) from None
+            raise Wrong(checked, expected=expected, got="one that never completes", cause=cause) from None
         raise
     except RankError as error:
         said = next(iter(error.message.splitlines()), "")
@@ -207,10 +202,7 @@ def cause_of_mean(got, rank, own, items, step):
     total, mine, weight = sum(numbers), own[rank], numbers[rank]
     sums, plain = sum(k * one for k, one in zip(numbers, own)), sum(own)
     before = items[step - 1] if step else items[0]
-    earlier = [
-        sum(k * one for k, one in zip(others, own)) / sum(others)
-        for others in (items[0], before)
-    ]
+    earlier = [sum(k * one for k, one in zip(others, own)) / sum(others) for others in (items[0], before)]
     at_least_one = [max(k, 1) for k in numbers]
     counts_nothing = sum(k * one for k, one in zip(at_least_one, own))
     by_items = "each rank must count according to its items"
@@ -313,7 +305,5 @@ def cause_of_bytes(got, truth, steps, n):
         ([sent[-1], sum(sent)], "it contains only the last call or the last step: add to the value in state with +="),
     ]  # fmt: skip
     threads = "count in the hook itself: callbacks run in several threads at once, so counts get lost"
-    otherwise = (
-        f"it must be the sum of the bytes of all tensors that were sent; {threads}"
-    )
+    otherwise = f"it must be the sum of the bytes of all tensors that were sent; {threads}"
     return next((cause for values, cause in looks if got in values), otherwise)

@@ -25,10 +25,7 @@ from ddp_course.ranks.watch import Watch
 def pairs_of(sizes, width, seed):
     """Micro-batches of these sizes: [(inputs, target), ...]."""
     seeds = range(seed, seed + 2 * len(sizes), 2)
-    return [
-        (a_batch(size, width, one), a_batch(size, width, one + 1))
-        for size, one in zip(sizes, seeds)
-    ]
+    return [(a_batch(size, width, one), a_batch(size, width, one + 1)) for size, one in zip(sizes, seeds)]
 
 
 def stream(window, drawn, events):
@@ -54,12 +51,8 @@ def accumulations(accumulate, sizes, width, layers, seed):
     """
     with process_group() as (rank, _):
         layer = 8 * width**2  # its bytes
-        model = DistributedDataParallel(
-            Chain(width, layers, seed), bucket_cap_mb=1.5 * layer / 2**20
-        )
-        for _ in range(
-            2
-        ):  # DDP knows the order of the gradients only after its first step
+        model = DistributedDataParallel(Chain(width, layers, seed), bucket_cap_mb=1.5 * layer / 2**20)
+        for _ in range(2):  # DDP knows the order of the gradients only after its first step
             loss = model(a_batch(2, width, seed)).sum()
             with Watch() as watch:
                 loss.backward()
@@ -72,10 +65,7 @@ def accumulations(accumulate, sizes, width, layers, seed):
             drawn = []
             with trying(f"an update of {len(window)}"), Watch() as watch:
                 accumulate(model, stream(window, drawn, events), loss_of)
-            gradients = [
-                torch.zeros_like(value) if value.grad is None else value.grad
-                for value in model.parameters()
-            ]
+            gradients = [torch.zeros_like(value) if value.grad is None else value.grad for value in model.parameters()]
             windows.append(
                 {
                     "sent": sent(watch),
@@ -111,16 +101,10 @@ def check_accumulate(answer, draw):
         even = [[length] * n for length in (draw.choice([5, 6]), 1, 3)]
         uneven = [draw.sample(range(1, 6), n) for _ in range(2)]
         for lengths in (even, uneven):
-            sizes = [
-                [[draw.randint(2, 5) for _ in range(length)] for length in of_ranks]
-                for of_ranks in lengths
-            ]
+            sizes = [[[draw.randint(2, 5) for _ in range(length)] for length in of_ranks] for of_ranks in lengths]
             seen = answer.on_ranks(accumulations, sizes, width, layers, seed, nproc=n)
             for number, of_ranks in enumerate(sizes):
-                windows = [
-                    pairs_of(of_ranks[rank], width, seed_of(seed, rank, number))
-                    for rank in range(n)
-                ]
+                windows = [pairs_of(of_ranks[rank], width, seed_of(seed, rank, number)) for rank in range(n)]
                 of_window = [of_rank["windows"][number] for of_rank in seen]
                 network = Chain(width, layers, seed)
                 judge_accumulation(network, windows, seen[0]["once"], of_window)
@@ -155,18 +139,11 @@ def judge_accumulation(network, windows, once, seen):
 
 
 def gradient_of_loss(network, inputs, target):
-    return joined(
-        torch.autograd.grad(
-            loss_of(network(inputs), target), list(network.parameters())
-        )
-    )
+    return joined(torch.autograd.grad(loss_of(network(inputs), target), list(network.parameters())))
 
 
 def in_words(log):
-    names, sizes = (
-        ", ".join(sorted({name for name, _ in log})),
-        ", ".join(str(size) for _, size in log),
-    )
+    names, sizes = (", ".join(sorted({name for name, _ in log})), ", ".join(str(size) for _, size in log))
     return f"{names}: {len(log)}, of {sizes} bytes" if log else "nothing"
 
 
@@ -188,11 +165,7 @@ def cause_of_gradients(got, rank, own):
         ([sum(means) * n], f"{n} times too large: DDP already averages them; do not sum over the ranks, too"),
         ([sum(means) / length], f"{length} times too small: loss_of already scales the loss"),
     ]  # fmt: skip
-    return the_likely(
-        looks,
-        got,
-        "does each micro-batch go through forward and backward exactly once?",
-    )
+    return the_likely(looks, got, "does each micro-batch go through forward and backward exactly once?")
 
 
 def cause_with_uneven_lengths(got, rank, own):
@@ -216,12 +189,7 @@ def cause_of_sending(of_rank, once, length):
     times = len(of_rank["sent"]) // len(once)
     if of_rank["sent"] != sorted(once * times):
         return "not all of it was sent by DDP, which averages on its own: do not call collectives yourself"
-    forwards, backwards = (
-        only("forward", of_rank["events"]),
-        only("backward", of_rank["events"]),
-    )
-    if any(event["alone"] for event in backwards) and not any(
-        event["alone"] for event in forwards
-    ):
+    forwards, backwards = (only("forward", of_rank["events"]), only("backward", of_rank["events"]))
+    if any(event["alone"] for event in backwards) and not any(event["alone"] for event in forwards):
         return "no_sync is around backward only, but the forward decides whether DDP sends: put both inside"
     return f"{times} of {length} micro-batches were sent: all but the last belong inside no_sync"

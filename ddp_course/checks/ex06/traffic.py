@@ -67,9 +67,7 @@ def predictions(traffic, epochs, buckets):
     found = []
     for epoch, number in zip(map(lambda fields: Epoch(*fields), epochs), buckets):
         with trying(in_words(epoch, number)):
-            returned = traffic(
-                a_network(epoch), number, epoch.batches, epoch.every, epoch.quiet
-            )
+            returned = traffic(a_network(epoch), number, epoch.batches, epoch.every, epoch.quiet)
         found.append([whole_numbers(returned), repr(returned)[:200]])
     return found
 
@@ -84,9 +82,7 @@ def whole_numbers(returned):
 
 
 def in_words(epoch, buckets):
-    network = (
-        f"{epoch.layers} layers of {epoch.width} x {epoch.width} {epoch.dtype} weights"
-    )
+    network = f"{epoch.layers} layers of {epoch.width} x {epoch.width} {epoch.dtype} weights"
     if epoch.frozen:
         network += f", the first {epoch.frozen} frozen"
     return (
@@ -135,30 +131,14 @@ def check_traffic(answer, draw):
                         got="{}, {} bytes".format(*got), cause=cause_of(got, expected, epoch, number))  # fmt: skip
 
 
-def total(
-    epoch,
-    buckets,
-    updates=None,
-    passes=None,
-    size=None,
-    frozen=False,
-    counted=True,
-    of_count=8,
-):
+def total(epoch, buckets, updates=None, passes=None, size=None, frozen=False, counted=True, of_count=8):
     """All-reduces and bytes of an epoch, with one of its numbers replaced by a mistake."""
-    values = [
-        value
-        for value in a_network(epoch).parameters()
-        if frozen or value.requires_grad
-    ]
+    values = [value for value in a_network(epoch).parameters() if frozen or value.requires_grad]
     gradients = sum(value.numel() * (size or value.element_size()) for value in values)
     updates = -(-epoch.batches // epoch.every) if updates is None else updates
     if passes is None:
         passes = updates if epoch.quiet else epoch.batches
-    return [
-        passes * buckets + updates * counted,
-        passes * gradients + updates * counted * of_count,
-    ]
+    return [passes * buckets + updates * counted, passes * gradients + updates * counted * of_count]
 
 
 def cause_of(got, expected, epoch, buckets):
@@ -166,9 +146,7 @@ def cause_of(got, expected, epoch, buckets):
     full, other = epoch.batches // epoch.every, -(-epoch.batches // epoch.every)
     loud = "without no_sync, the gradients are sent after each micro-batch"
     if epoch.quiet:
-        loud = (
-            "with no_sync, only the last micro-batch of an update sends the gradients"
-        )
+        loud = "with no_sync, only the last micro-batch of an update sends the gradients"
     frozen = "a frozen parameter has no gradient: only those with requires_grad count"
     passes = other if epoch.quiet else epoch.batches
     gradients = (expected[1] - 8 * other) // passes
@@ -194,5 +172,7 @@ def cause_of(got, expected, epoch, buckets):
         if got == numbers:
             return cause
     if got[0] != expected[0]:
-        return "all-reduces: one per update for the number of items, and one per bucket for each backward pass that sends"
+        return (
+            "all-reduces: one per update for the number of items, and one per bucket for each backward pass that sends"
+        )
     return "bytes: all gradients, once for each backward pass that sends, and 8 for the number of items of each update"

@@ -36,10 +36,7 @@ def judge_memory(checked, where, window, events):
     micro-batches of the window have items.
     """
     expected = "forward and backward of one micro-batch, then of the next"
-    forwards, largest = (
-        only("forward", events),
-        max(len(inputs) for inputs, _ in window),
-    )
+    forwards, largest = (only("forward", events), max(len(inputs) for inputs, _ in window))
     for event in forwards:
         if event["size"] > largest:
             cause = "micro-batches were joined, which takes too much memory: process them one by one"
@@ -98,21 +95,11 @@ def joined(tensors):
 
 def agree(got, expected, tolerance=1e-5):
     """Whether two tensors are equal up to the rounding of a factor in 32 bits."""
-    return (
-        got.shape == expected.shape
-        and (got - expected).norm() <= tolerance * expected.norm()
-    )
+    return got.shape == expected.shape and (got - expected).norm() <= tolerance * expected.norm()
 
 
 def the_likely(looks, got, otherwise):
     """The first cause that has a value like `got`. looks: pairs of values, a list, and
     their cause.
     """
-    return next(
-        (
-            cause
-            for values, cause in looks
-            if any(agree(got, value) for value in values)
-        ),
-        otherwise,
-    )
+    return next((cause for values, cause in looks if any(agree(got, value) for value in values)), otherwise)

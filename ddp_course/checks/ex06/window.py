@@ -33,10 +33,7 @@ LIGHT = 3  # the place of the update in which all weights together are less than
 def items_of_windows(draw, n):
     """How many items have a weight in each of five windows: per rank, per micro-batch."""
     lengths = [draw.choice([5, 6]), 3, 2, 2, 1]
-    items = [
-        [[draw.randint(4, 10) for _ in range(length)] for _ in range(n)]
-        for length in lengths
-    ]
+    items = [[[draw.randint(4, 10) for _ in range(length)] for _ in range(n)] for length in lengths]
     one, other = draw.sample(range(n), 2)
     items[1][one][draw.randrange(2)] = items[1][other][2] = 0
     items[NOTHING] = [[0, 0] for _ in range(n)]
@@ -59,16 +56,11 @@ def a_window(items, seed, light=False):
 
 
 def windows_of(rank, items, seed):
-    return [
-        a_window(of_ranks[rank], seed + 10 * place + rank, place == LIGHT)
-        for place, of_ranks in enumerate(items)
-    ]
+    return [a_window(of_ranks[rank], seed + 10 * place + rank, place == LIGHT) for place, of_ranks in enumerate(items)]
 
 
 def a_classifier(seed):
-    return fill(
-        nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES)), seed
-    )
+    return fill(nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES)), seed)
 
 
 SIZES = [value.numel() for value in a_classifier(0).parameters()]
@@ -77,9 +69,7 @@ SIZES = [value.numel() for value in a_classifier(0).parameters()]
 def gradient_of_sum(network, inputs, labels, weights):
     """The gradient of the sum of weight times loss, for all parameters as one vector."""
     losses = F.cross_entropy(network(inputs), labels, reduction="none")
-    return joined(
-        torch.autograd.grad((losses * weights).sum(), list(network.parameters()))
-    )
+    return joined(torch.autograd.grad((losses * weights).sum(), list(network.parameters())))
 
 
 def clipped(gradient, limit):
@@ -96,9 +86,7 @@ def trajectory(draw, items, seed):
     parts = [windows_of(rank, items, seed) for rank in range(len(items[0]))]
     for place in range(len(items)):
         windows = [of_rank[place] for of_rank in parts]
-        own = [
-            [gradient_of_sum(network, *batch) for batch in window] for window in windows
-        ]
+        own = [[gradient_of_sum(network, *batch) for batch in window] for window in windows]
         plain = [
             [gradient_of_sum(network, x, labels, (weights > 0).double()) for x, labels, weights in window]
             for window in windows
@@ -110,21 +98,13 @@ def trajectory(draw, items, seed):
         factor = draw.choice([0.1, 0.14]) if place in (1, 4) else 2.5
         limit = float(mean.norm()) * factor or 1.0
         before = joined(network.parameters())
-        update = {
-            "own": own,
-            "weights": weights,
-            "plain": plain,
-            "counts": counts,
-            "mean": mean,
-        }
+        update = {"own": own, "weights": weights, "plain": plain, "counts": counts, "mean": mean}
         update |= {"limit": limit, "before": before, "momentum": momentum}
         if total:
             momentum = MOMENTUM * momentum + clipped(mean, limit)
             after = before - LEARNING_RATE * momentum
             nn.utils.vector_to_parameters(after, network.parameters())
-        updates.append(
-            update | {"after": joined(network.parameters()), "steps": int(total > 0)}
-        )
+        updates.append(update | {"after": joined(network.parameters()), "steps": int(total > 0)})
     return updates
 
 
@@ -137,9 +117,7 @@ def steps_of_windows(window_step, items, limits, seed, stop_at_gap=False):
     """
     with process_group(timeout=4) as (rank, _):
         model = DistributedDataParallel(a_classifier(seed))
-        optimizer = torch.optim.SGD(
-            model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM
-        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
         events, steps, seen = follow(model), [], []
         optimizer.register_step_post_hook(lambda *_: steps.append(1))
         for number, window in enumerate(windows_of(rank, items, seed), 1):
@@ -150,9 +128,7 @@ def steps_of_windows(window_step, items, limits, seed, stop_at_gap=False):
                 window_step(model, window, optimizer, limits[number - 1])
             backwards = len(only("backward", events))
             if stop_at_gap and number - 1 != NOTHING and backwards < len(window):
-                raise RuntimeError(
-                    f"{GAP}: {backwards} for {len(window)} in update {number}"
-                )
+                raise RuntimeError(f"{GAP}: {backwards} for {len(window)} in update {number}")
             seen.append(
                 {
                     "end": joined(model.parameters()),
@@ -198,9 +174,7 @@ def stepped(answer, items, updates, seed, n):
         return answer.on_ranks(steps_of_windows, items, limits, seed, nproc=n)
     except RankError as error:
         symptoms = [*SYMPTOMS, "SIGABRT", "gloo"]
-        if isinstance(error, RankTimeout) or any(
-            text in str(error) for text in symptoms
-        ):
+        if isinstance(error, RankTimeout) or any(text in str(error) for text in symptoms):
             try:
                 answer.on_ranks(steps_of_windows, items, limits, seed, True, nproc=n)
             except RankError as other:
@@ -227,9 +201,7 @@ def judge_updates(seen, items, updates, seed):
                     raise Wrong(f"the parameters after {checked}, in which all weights are 0", rank=where,
                                 expected="as before it", got=end, cause="no item counts, so nothing may change")  # fmt: skip
                 continue
-            got = (update["before"] - end) / LEARNING_RATE - MOMENTUM * update[
-                "momentum"
-            ]
+            got = (update["before"] - end) / LEARNING_RATE - MOMENTUM * update["momentum"]
             if not agree(got, truth, 1e-4):
                 raise Wrong(f"{checked}: the gradient of the step, for all parameters", rank=where,
                             expected=truth, got=got, cause=cause_of_step(got, rank, update, earlier))  # fmt: skip
@@ -238,9 +210,7 @@ def judge_updates(seen, items, updates, seed):
         for number, of_update in enumerate(of_rank, 1):
             judge_changes(f"update {number}", f"{rank} of {n}", of_update["changed"])
         window = [batch[:2] for batch in windows_of(rank, items, seed)[0]]
-        checked = (
-            f"the calls for the {len(window)} micro-batches of update 1, {n} ranks"
-        )
+        checked = f"the calls for the {len(window)} micro-batches of update 1, {n} ranks"
         judge_memory(checked, f"{rank} of {n}", window, of_rank[0]["events"])
 
 
@@ -303,12 +273,7 @@ def looks_of_mean(rank, update, earlier):
     """Likely mistakes in the mean: pairs of the gradients to which they lead, and a cause."""
     own, weights, truth = update["own"], update["weights"], update["mean"]
     plain, counts = update["plain"], update["counts"]
-    n, length, total, items = (
-        len(own),
-        len(own[0]),
-        sum(map(sum, weights)),
-        sum(map(sum, counts)),
-    )
+    n, length, total, items = (len(own), len(own[0]), sum(map(sum, weights)), sum(map(sum, counts)))
     sums = [sum(of_rank) for of_rank in own]
     of_micro_batches = [sum(of_ranks) for of_ranks in zip(*own)]
     means = sum(sum(map(mean_of, *of_rank)) for of_rank in zip(own, weights)) / n

@@ -4,13 +4,7 @@ import math
 
 import torch
 
-from ddp_course.checks.ex07.networks import (
-    PAGES,
-    PRELOADED,
-    Diary,
-    changed,
-    judge_inputs,
-)
+from ddp_course.checks.ex07.networks import PAGES, PRELOADED, Diary, changed, judge_inputs
 from ddp_course.checks.samples import CLASSES, Numbered, same_as, two_numbers
 from ddp_course.checks.training import equal, state
 from ddp_course.judge.answer import trying
@@ -37,9 +31,7 @@ def metrics(accuracy, sizes, batch_size, seed):
         network.train(comes_in_training(place))
         PAGES.clear()
         with trying(f"{size} samples"), Watch() as watch:
-            returned = accuracy(
-                accelerator, network, data.inputs, data.labels, batch_size
-            )
+            returned = accuracy(accelerator, network, data.inputs, data.labels, batch_size)
         modes = {module.training for module in network.modules()}
         seen.append(
             {"returned": returned, "modes": sorted(modes), "pages": list(PAGES)}
@@ -69,11 +61,7 @@ def in_training(seed):
 def settings(accelerator):
     """What the caller may have chosen, {name: value in words}."""
     chosen = dict(vars(accelerator.dataloader_config))
-    for name in (
-        "gradient_accumulation_steps",
-        "device_placement",
-        "step_scheduler_with_optimizer",
-    ):
+    for name in ("gradient_accumulation_steps", "device_placement", "step_scheduler_with_optimizer"):
         chosen[name] = getattr(accelerator, name)
     return {name: str(value) for name, value in chosen.items()}
 
@@ -98,9 +86,7 @@ def left_behind(data, network, size, seed, batch_size):
         "frozen": any(was.requires_grad > now.requires_grad for now, was in pairs),
         "unfrozen": any(was.requires_grad < now.requires_grad for now, was in pairs),
         "gradients": all(
-            now.grad is not None and torch.equal(now.grad, was.grad)
-            for now, was in pairs
-            if was.grad is not None
+            now.grad is not None and torch.equal(now.grad, was.grad) for now, was in pairs if was.grad is not None
         ),
     }
     torch.set_grad_enabled(True)
@@ -151,12 +137,7 @@ def check_accuracy(answer, draw):
         joined = n * batch_size
         # In the first case, one process of a prepared loader fills up a batch and others
         # repeat whole batches.
-        sizes = [
-            4 * joined + draw.randint(n + 1, batch_size - 1),
-            2 * joined + 1,
-            2 * joined,
-            1,
-        ]
+        sizes = [4 * joined + draw.randint(n + 1, batch_size - 1), 2 * joined + 1, 2 * joined, 1]
         seen = answer.on_ranks(metrics, sizes, batch_size, seed, nproc=n, timeout=20)
         for place, size in enumerate(sizes):
             of_ranks = [of_rank[place] for of_rank in seen]
@@ -194,20 +175,10 @@ def judge_metric(place, size, batch_size, seed, of_ranks):
     right = guesses_of(data, seed) == data.labels
     truth = torch.tensor([int(right.sum()), size])
     totals = [two_numbers(of_rank["returned"]) for of_rank in of_ranks]
-    wrong = [
-        rank
-        for rank, pair in enumerate(totals)
-        if pair is None or (pair - truth).abs().max() > 1e-6
-    ]
-    seen = [
-        [number for page in of_rank["pages"] for number in page["samples"]]
-        for of_rank in of_ranks
-    ]
+    wrong = [rank for rank, pair in enumerate(totals) if pair is None or (pair - truth).abs().max() > 1e-6]
+    seen = [[number for page in of_rank["pages"] for number in page["samples"]] for of_rank in of_ranks]
     if wrong:
-        got = ", ".join(
-            f"{of_rank['returned']} on rank {rank}"
-            for rank, of_rank in enumerate(of_ranks)
-        )
+        got = ", ".join(f"{of_rank['returned']} on rank {rank}" for rank, of_rank in enumerate(of_ranks))
         raise Wrong(checked, rank=f"{wrong[0]} of {n}", expected=f"({truth[0]}, {size}) on every process",
                     got=got, cause=cause_of_totals(totals, wrong, right, seen, batch_size))  # fmt: skip
 
@@ -216,9 +187,7 @@ def judge_work(size, batch_size, of_ranks):
     """Raise Wrong unless the processes have shared the work, with little communication."""
     n = len(of_ranks)
     checked = f"accuracy with {size} sample{'s' * (size > 1)}, batch_size={batch_size}, {n} processes"
-    batches = [
-        [len(page["samples"]) for page in of_rank["pages"]] for of_rank in of_ranks
-    ]
+    batches = [[len(page["samples"]) for page in of_rank["pages"]] for of_rank in of_ranks]
     rank = max(range(n), key=lambda rank: sum(batches[rank]))
     if size > 4 * n * batch_size and sum(batches[rank]) > 0.8 * size:
         cause = "the numbers are right, but one process does all the work: give each process its own share"
@@ -234,9 +203,7 @@ def judge_work(size, batch_size, of_ranks):
         sent, where = of_rank["sent"], f"{rank} of {n}"
         if len(sent) > MOST_CALLS:
             cause = "the numbers are right, but the processes communicate for every batch, as gather_for_metrics does: "
-            cause += (
-                "count in the loop, and add up the counts of all processes after it"
-            )
+            cause += "count in the loop, and add up the counts of all processes after it"
             if len(sent) < max(map(len, batches)):
                 cause = "the numbers are right, but two counts can be added up in one collective, or in two"
             raise Wrong(f"the number of collectives in {checked}", rank=where, expected=f"at most {MOST_CALLS}",
@@ -253,17 +220,13 @@ def judge_surroundings(checked, of_rank, where):
     """
     if of_rank["wrapped"]:
         cause = "prepare wraps the network in DistributedDataParallel, whose constructor sends all parameters. "
-        cause += (
-            "This only evaluates: call the network that you were given, without prepare"
-        )
+        cause += "This only evaluates: call the network that you were given, without prepare"
         raise Wrong(f"the collectives in {checked}", rank=where, expected=f"at most {MOST_CALLS}, of counts",
                     got=f"{len(of_rank['sent'])}, and one of them broadcasts the parameters", cause=cause)  # fmt: skip
     judge_inputs(checked, of_rank["changed"], where)
     if not of_rank["records"]:
         cause = "gradients are off for the rest of the program, so nothing can be trained: with torch.no_grad() "
-        cause += (
-            "switches them on again at its end, torch.set_grad_enabled(False) does not"
-        )
+        cause += "switches them on again at its end, torch.set_grad_enabled(False) does not"
         raise Wrong(f"torch.is_grad_enabled() after {checked}", rank=where, expected=True, got=False,
                     cause=cause)  # fmt: skip
     if of_rank["frozen"]:
@@ -285,7 +248,9 @@ def judge_surroundings(checked, of_rank, where):
     for name, value in before.items():
         if after.get(name) == value:
             continue
-        cause = "the accelerator belongs to the caller, whose training continues with its settings: leave them as they are"
+        cause = (
+            "the accelerator belongs to the caller, whose training continues with its settings: leave them as they are"
+        )
         if name == "even_batches":
             cause = "the accelerator belongs to the caller: with even_batches off, the next loader that it prepares "
             cause += "for training gives the processes different numbers of batches, and they wait for each other"
@@ -306,19 +271,13 @@ def cause_of_totals(totals, wrong, right, seen, batch_size):
         return "only process 0 has the numbers: every process must return them"
     if any(total is None for total in totals):
         return "return two numbers, on every process: the correct predictions and the samples"
-    filled = (
-        math.ceil(size / (n * batch_size)) * n * batch_size
-    )  # with the repeated samples, which are all right
+    filled = math.ceil(size / (n * batch_size)) * n * batch_size  # with the repeated samples, which are all right
 
     def all_are(first, second):
-        return all(
-            abs(pair[0] - first) < 1 and same_as(second)(pair[1]) for pair in totals
-        )
+        return all(abs(pair[0] - first) < 1 and same_as(second)(pair[1]) for pair in totals)
 
     own = [torch.tensor([int(right[share].sum()), len(share)]) for share in seen]
-    if len(seen[0]) < size and all(
-        (pair - mine).abs().max() < 1e-6 for pair, mine in zip(totals, own)
-    ):
+    if len(seen[0]) < size and all((pair - mine).abs().max() < 1e-6 for pair, mine in zip(totals, own)):
         return "each process counts only its own samples: add up the counts of all processes"
     if all_are(size, correct):
         return "the two numbers are swapped: first the correct predictions, then the samples"
@@ -326,14 +285,9 @@ def cause_of_totals(totals, wrong, right, seen, batch_size):
         return "every process went through all samples, and then they were added up: give each process its own share"
     if all_are(n * correct, n * size):
         return "summed twice: after gather_for_metrics each process already has the results of all"
-    if all_are(correct + filled - size, filled) or all_are(
-        correct + filled - size, size
-    ):
+    if all_are(correct + filled - size, filled) or all_are(correct + filled - size, size):
         cause = "samples that prepare repeats, to fill the last batches, are counted twice: "
-        return (
-            cause
-            + "a loader that is not prepared repeats none, and here no process has to wait for another"
-        )
+        return cause + "a loader that is not prepared repeats none, and here no process has to wait for another"
     if all_are((correct + filled - size) / n, filled / n):
         return "the counts are averaged over the processes: sum them"
     if all(pair[1] > size for pair in totals):
@@ -342,15 +296,10 @@ def cause_of_totals(totals, wrong, right, seen, batch_size):
     if all(pair[1] < size for pair in totals):
         return "samples are left out: include the last batch, which need not be full"
     if all(0 < pair[0] <= 1 for pair in totals):
-        return (
-            "this is an accuracy; return the number of correct predictions, an integer"
-        )
+        return "this is an accuracy; return the number of correct predictions, an integer"
     means = [part.double().mean() for part in right.split(n * batch_size)]
     accuracies = [sum(means) / len(means), (correct + filled - size) / filled]
     if any(all_are(size * accuracy, size) for accuracy in accuracies):
         cause = "it comes from a mean of accuracies, in which the few samples of a last batch count as much as "
-        return (
-            cause
-            + "those of a full batch, or repeated samples count: sum the correct predictions"
-        )
+        return cause + "those of a full batch, or repeated samples count: sum the correct predictions"
     return "do you compare the argmax of each sample with its own label, and count it once?"

@@ -37,9 +37,7 @@ def copies(together, samples, batch_size, seed):
     returned, end = together(network, data.inputs, data.labels, batch_size), None
     copied = False
     match returned:
-        case (nn.Module() as network, int() as number) if isinstance(
-            unwrapped(network), Diary
-        ):
+        case (nn.Module() as network, int() as number) if isinstance(unwrapped(network), Diary):
             returned, end = number, state(unwrapped(network))
             copied = never_trained(unwrapped(network))
         case _:
@@ -80,9 +78,7 @@ def check_together(answer, draw):
 
 def judge_copies(seen, samples, batch_size, seed):
     n, data = len(seen), Numbered(samples, seed)
-    checked = (
-        f"together with {samples} samples, batch_size={batch_size}, on {n} processes"
-    )
+    checked = f"together with {samples} samples, batch_size={batch_size}, on {n} processes"
     for rank, of_rank in enumerate(seen):
         where = f"{rank} of {n}"
         if of_rank["counted"] != n:
@@ -99,9 +95,7 @@ def judge_copies(seen, samples, batch_size, seed):
     judge_samples(checked, trained, samples, batch_size)
 
     def those_that(seeds=(seed,) * n, **mistakes):
-        return ends(
-            [Diary(one) for one in seeds], data, trained, LEARNING_RATE, **mistakes
-        )
+        return ends([Diary(one) for one in seeds], data, trained, LEARNING_RATE, **mistakes)
 
     looks = [
         ([{"averaged": False}], "the processes start from the same parameters, but do not average gradients: call "

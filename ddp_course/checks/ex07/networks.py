@@ -31,23 +31,14 @@ class Diary(nn.Module):
     def __init__(self, seed, mixing=False):
         super().__init__()
         middle = [nn.BatchNorm1d(8), nn.Dropout(0.5)] if mixing else []
-        self.layers = nn.Sequential(
-            nn.Linear(WIDTH, 8), *middle, nn.Tanh(), nn.Linear(8, CLASSES)
-        )
+        self.layers = nn.Sequential(nn.Linear(WIDTH, 8), *middle, nn.Tanh(), nn.Linear(8, CLASSES))
         fill(self, seed)
 
     def forward(self, inputs):
         outputs = self.layers(inputs[:, 1:])
         training = any(module.training for module in self.modules())
         numbers = inputs[:, 0].long().tolist()
-        PAGES.append(
-            {
-                "samples": numbers,
-                "training": training,
-                "gradient": outputs.requires_grad,
-                "network": id(self),
-            }
-        )
+        PAGES.append({"samples": numbers, "training": training, "gradient": outputs.requires_grad, "network": id(self)})
         return outputs
 
 
@@ -99,9 +90,7 @@ def judge_samples(checked, trained, samples, batch_size, epochs=1, window=1):
 
     for rank, count in enumerate(counts):
         if count == 0:
-            raise wrong_count(
-                rank, "no samples went through the network that should be trained"
-            )
+            raise wrong_count(rank, "no samples went through the network that should be trained")
         if len(seen[rank]) == samples and count >= epochs * samples:
             cause = "every process goes through all samples: prepare the loader, too, and loop over what "
             raise wrong_count(rank, cause + "prepare returns")
@@ -112,11 +101,7 @@ def judge_samples(checked, trained, samples, batch_size, epochs=1, window=1):
         raise Wrong(f"the sizes of the batches in {checked}", expected=batch_size,
                     got=", ".join(map(str, sizes)), cause=cause)  # fmt: skip
     for rank, count in enumerate(counts):
-        if (
-            count == share
-            and count < epochs * share
-            and len(set.union(*seen)) == samples
-        ):
+        if count == share and count < epochs * share and len(set.union(*seen)) == samples:
             raise wrong_count(rank, "that is one epoch only")
         if count < epochs * share:
             cause = "samples are left out: if a sampler divides them, and then prepare does, too, each "
@@ -127,27 +112,20 @@ def judge_samples(checked, trained, samples, batch_size, epochs=1, window=1):
     joined = n * batch_size * window
     for update in range(epochs * samples // joined):
         begin = update * joined % samples
-        of_ranks = [
-            sum(batches[update * window : (update + 1) * window], [])
-            for batches in trained
-        ]
+        of_ranks = [sum(batches[update * window : (update + 1) * window], []) for batches in trained]
         together = sorted(sum(of_ranks, []))
         if together != list(range(begin, begin + joined)):
             cause = "the samples come in a different order: without a shuffle, and distributed batch by batch, "
             cause += "each update must use the next samples of the data"
             if len(set(together)) < len(together):
                 cause = "several processes are trained on the same samples: each sample must go to one process"
-            got = ", ".join(
-                f"{numbers} on rank {rank}" for rank, numbers in enumerate(of_ranks)
-            )
+            got = ", ".join(f"{numbers} on rank {rank}" for rank, numbers in enumerate(of_ranks))
             raise Wrong(f"the samples of update {update + 1}, of all processes together, in {checked}",
                         expected=f"samples {begin} to {begin + joined - 1}", got=got,
                         cause=cause)  # fmt: skip
 
 
-def ends(
-    networks, data, trained, rate, window=1, averaged=True, each=False, clears="after"
-):
+def ends(networks, data, trained, rate, window=1, averaged=True, each=False, clears="after"):
     """The states of all ranks' networks after SGD on these batches.
 
     trained: for each rank, the samples of each of its batches; window: how many of

@@ -102,9 +102,7 @@ def check_plan(answer, draw):
     start_server(*PRELOADED)  # where none runs yet
     for n in (2, 3):
         cases = [a_case(draw, n, prepared) for prepared in (True, False)]
-        cases.append(
-            (4 * n * draw.randint(2, 3), 4, 1, 1, True)
-        )  # nothing is left over
+        cases.append((4 * n * draw.randint(2, 3), 4, 1, 1, True))  # nothing is left over
         predicted = answer.on_ranks(predictions, cases, n, nproc=n, timeout=20)
         seen = answer.without(counted, cases, nproc=n, timeout=20)
         for place, case in enumerate(cases):
@@ -116,10 +114,7 @@ def a_case(draw, n, prepared):
     """Sizes with which something is left over in every step."""
     while True:
         batch_size, accumulation = draw.randint(3, 5), draw.randint(3, 5)
-        samples, epochs = (
-            draw.randint(4 * n * batch_size, 12 * n * batch_size),
-            draw.randint(2, 3),
-        )
+        samples, epochs = (draw.randint(4 * n * batch_size, 12 * n * batch_size), draw.randint(2, 3))
         batches = math.ceil(samples / batch_size)
         of_each = math.ceil(batches / n)
         case = samples, batch_size, accumulation, epochs, prepared
@@ -142,12 +137,7 @@ def judge_plan(answers, of_ranks, case):
     n, (samples, _, _, epochs, _) = len(of_ranks), case
     seen = sum(len(batch) for one in of_ranks for batch in one["batches"])
     first = of_ranks[0]
-    truth = [
-        len(first["batches"]) // epochs,
-        seen // epochs - samples,
-        first["updates"],
-        first["steps"],
-    ]
+    truth = [len(first["batches"]) // epochs, seen // epochs - samples, first["updates"], first["steps"]]
     for rank, got in enumerate(answers):
         where = f"{rank} of {n}"
         if isinstance(got, str):
@@ -183,23 +173,15 @@ def looks(case, n):
     of_each = math.ceil(batches / n)
     updates = epochs * math.ceil(of_each / accumulation)
     given = of_each * n * batch_size
-    prepared_too_few = (
-        "a prepared scheduler takes one step for each process at every update"
-    )
+    prepared_too_few = "a prepared scheduler takes one step for each process at every update"
     too_few = "prepare repeats samples until every process has equally many batches, and all of them are full: these "
     too_few += "are more than one sample, or one batch, per process"
     unprepared = "this scheduler is not prepared: it steps whenever it is called, in every micro-batch"
     if prepared:
         steps = [
             (updates, prepared_too_few),
-            (
-                epochs * of_each,
-                "a prepared scheduler waits for the last micro-batch of an update",
-            ),
-            (
-                epochs * of_each * n,
-                "a prepared scheduler waits for the last micro-batch of an update",
-            ),
+            (epochs * of_each, "a prepared scheduler waits for the last micro-batch of an update"),
+            (epochs * of_each * n, "a prepared scheduler waits for the last micro-batch of an update"),
         ]
     else:
         steps = [(updates, unprepared), (updates * n, unprepared)]

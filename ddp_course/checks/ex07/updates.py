@@ -37,16 +37,7 @@ def trainings(train, cases, rate, seed):
         data, network = Numbered(samples, seed), Diary(seed)
         PAGES.clear()
         with trying(f"{samples} samples, batch_size={batch_size}, every={every}"):
-            returned = train(
-                accelerator,
-                network,
-                data.inputs,
-                data.labels,
-                batch_size,
-                every,
-                epochs,
-                rate,
-            )
+            returned = train(accelerator, network, data.inputs, data.labels, batch_size, every, epochs, rate)
         network = unwrapped(returned)
         of_case = {
             "returned": in_words(returned),
@@ -160,10 +151,7 @@ def judge_shares(checked, trained, case):
 def right_updates(case, n):
     samples, batch_size, every, epochs = case
     joined = n * batch_size * every
-    epoch = [
-        range(begin, min(begin + joined, samples))
-        for begin in range(0, samples, joined)
-    ]
+    epoch = [range(begin, min(begin + joined, samples)) for begin in range(0, samples, joined)]
     return [[(list(part), 1 / len(part))] for part in epoch] * epochs
 
 
@@ -172,17 +160,8 @@ def windows(trained, every, epochs):
     found = []
     for batches in trained:
         length = len(batches) // epochs
-        epoch = [
-            batches[first : first + length]
-            for first in range(0, len(batches), max(length, 1))
-        ]
-        found.append(
-            [
-                part[first : first + every]
-                for part in epoch
-                for first in range(0, len(part), every)
-            ]
-        )
+        epoch = [batches[first : first + length] for first in range(0, len(batches), max(length, 1))]
+        found.append([part[first : first + every] for part in epoch for first in range(0, len(part), every)])
     return list(zip(*found))
 
 
@@ -190,9 +169,7 @@ def descend(data, seed, rate, updates):
     """The state of one process's network after SGD on these updates."""
     network = Diary(seed)
     for update in updates:
-        loss = sum(
-            weight * sum_of_losses(network, data, numbers) for numbers, weight in update
-        )
+        loss = sum(weight * sum_of_losses(network, data, numbers) for numbers, weight in update)
         gradients = torch.autograd.grad(loss, list(network.parameters()))
         with torch.no_grad():
             for parameter, gradient in zip(network.parameters(), gradients):
@@ -219,19 +196,14 @@ def repeats_count(window):
 
 def divided_by(parts):
     """Each batch's mean is one of so many parts of the update's loss."""
-    return lambda window: [
-        (batch, 1 / len(batch) / parts) for batch in all_batches(window)
-    ]
+    return lambda window: [(batch, 1 / len(batch) / parts) for batch in all_batches(window)]
 
 
 def means_of_own(case, n):
     """Each process divides by its own samples, without the repeated ones."""
     batch_size, found = case[1], []
     for [(numbers, _)] in right_updates(case, n):
-        batches = [
-            numbers[first : first + batch_size]
-            for first in range(0, len(numbers), batch_size)
-        ]
+        batches = [numbers[first : first + batch_size] for first in range(0, len(numbers), batch_size)]
         shares = [sum(batches[process::n], []) for process in range(n)]
         found.append([(share, 1 / len(share) / n) for share in shares if share])
     return found

@@ -35,10 +35,7 @@ class Meeting:
         ranks that left none.
         """
         self.leave(topic, note)
-        keys, deadline = (
-            [f"{topic}, {rank}" for rank in range(self.n)],
-            time.monotonic() + patience,
-        )
+        keys, deadline = ([f"{topic}, {rank}" for rank in range(self.n)], time.monotonic() + patience)
         while not self.store.check(keys) and time.monotonic() < deadline:
             time.sleep(0.002)
         return [self.left_by(rank, topic) for rank in range(self.n)]
@@ -82,9 +79,7 @@ def a_trainer(model, made, examples, **options):
     from transformers.trainer_callback import PrinterCallback
 
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    trainer = Trainer(
-        model, made, train_dataset=examples, optimizers=(optimizer, None), **options
-    )
+    trainer = Trainer(model, made, train_dataset=examples, optimizers=(optimizer, None), **options)
     trainer.remove_callback(PrinterCallback)
     return trainer
 

@@ -5,14 +5,7 @@ import math
 import torch
 from torch import nn
 
-from ddp_course.checks.ex08.on_ranks import (
-    LEARNING_RATE,
-    PRELOADED,
-    TIMEOUT,
-    Meeting,
-    a_trainer,
-    settings,
-)
+from ddp_course.checks.ex08.on_ranks import LEARNING_RATE, PRELOADED, TIMEOUT, Meeting, a_trainer, settings
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.judge.verdict import Wrong
@@ -85,9 +78,7 @@ def numbers(returned):
 
 def in_words(case, n):
     examples, batch_size, accumulation, epochs, warmup = case
-    return (
-        f"plan({examples}, {n}, {batch_size}, {accumulation}, {epochs}, {warmup:.3g})"
-    )
+    return f"plan({examples}, {n}, {batch_size}, {accumulation}, {epochs}, {warmup:.3g})"
 
 
 @question(
@@ -166,9 +157,7 @@ def judge_plan(got, seen, case):
     checked = in_words(case, n)
     if isinstance(got, str):
         cause = "return four numbers, in the order of the list above"
-        raise Wrong(
-            f"what {checked} returns", expected="four numbers", got=got, cause=cause
-        )
+        raise Wrong(f"what {checked} returns", expected="four numbers", got=got, cause=cause)
     for place, (name, number) in enumerate(zip(NAMES, truth)):
         if not abs(got[place] - number) <= 1e-6:  # NaN, too
             cause = cause_of(place, got, truth, case, n)
@@ -199,26 +188,19 @@ def looks(case, n):
     steps = math.ceil(epochs * updates)
     alone = math.ceil(batches / accumulation)
     fewer = of_rank // accumulation
-    rounds = "round up twice: each epoch ends with an update, full or not, and so does the training, even within an epoch"
+    rounds = (
+        "round up twice: each epoch ends with an update, full or not, and so does the training, even within an epoch"
+    )
     one_epoch = [(updates, "that is one epoch")] if epochs > 2 else []
     number = [
-        (
-            math.ceil(warmup * steps),
-            "a warmup_steps of 1 or more is a number of updates",
-        ),
-        (
-            warmup * n,
-            "each update is one step of Trainer's schedule, on any number of ranks",
-        ),
+        (math.ceil(warmup * steps), "a warmup_steps of 1 or more is a number of updates"),
+        (warmup * n, "each update is one step of Trainer's schedule, on any number of ranks"),
         (warmup * accumulation, "the schedule counts updates, not micro-batches"),
     ]
     fraction = [
         (math.floor(warmup * steps), "Trainer rounds the warm-up up, not down"),
         (warmup, "a warmup_steps below 1 is a part of all updates, not their number"),
-        (
-            math.ceil(warmup * updates),
-            "it is a part of the whole training, not of one epoch",
-        ),
+        (math.ceil(warmup * updates), "it is a part of the whole training, not of one epoch"),
     ]
     return [
         [

@@ -8,15 +8,7 @@ from contextlib import suppress
 import torch
 from torch import nn
 
-from ddp_course.checks.ex08.on_ranks import (
-    PRELOADED,
-    TIMEOUT,
-    Meeting,
-    a_trainer,
-    in_row,
-    ranks,
-    settings,
-)
+from ddp_course.checks.ex08.on_ranks import PRELOADED, TIMEOUT, Meeting, a_trainer, in_row, ranks, settings
 from ddp_course.checks.training import fill
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
@@ -53,24 +45,11 @@ def trainings(stop_together, cases, every, seed):
     meeting, seen = Meeting(), []
     rank, n = meeting.rank, meeting.n
     if n == 1:  # like a program started without a launcher, which has no process group
-        for name in (
-            "RANK",
-            "LOCAL_RANK",
-            "WORLD_SIZE",
-            "LOCAL_WORLD_SIZE",
-            "MASTER_ADDR",
-            "MASTER_PORT",
-        ):
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
             del os.environ[name]
     torch.manual_seed(seed)
-    examples = [
-        {"inputs": torch.randn(3, dtype=torch.float64)} for _ in range(2 * EPOCH * n)
-    ]
-    options = {
-        "per_device_train_batch_size": 1,
-        "gradient_accumulation_steps": 2,
-        "logging_steps": 1,
-    }
+    examples = [{"inputs": torch.randn(3, dtype=torch.float64)} for _ in range(2 * EPOCH * n)]
+    options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "logging_steps": 1}
     with settings(meeting, max_steps=MAX_STEPS, **options) as made:
         for number, case in enumerate(cases):
             calls, ends = [], []
@@ -78,9 +57,7 @@ def trainings(stop_together, cases, every, seed):
             def should_stop(step, calls=calls, wish=case.get(rank)):
                 calls.append(step)
                 if step == wish:
-                    time.sleep(
-                        0.1
-                    )  # a rank that does not wait for this one will not know its wish
+                    time.sleep(0.1)  # a rank that does not wait for this one will not know its wish
                 return step == wish
 
             with trying(f"StopTogether(should_stop, {every})"):
@@ -125,10 +102,7 @@ def meet_at_the_ends(trainer, meeting, number, ends):
             with Watch() as watch:
                 given, control = control, call_all(args, state, control)
             flags = {name: getattr(control, name, None) for name in FLAGS}
-            note = {
-                name: None if flag is None else bool(flag)
-                for name, flag in flags.items()
-            }
+            note = {name: None if flag is None else bool(flag) for name, flag in flags.items()}
             note |= {
                 "event": event,
                 "step": state.global_step,
@@ -145,9 +119,7 @@ def meet_at_the_ends(trainer, meeting, number, ends):
                 other = notes.index(None)
                 stands = STUCK if meeting.left_by(other, f"to {place}") else GOES_ON
                 where = f"the end of the {event.split('_')[1]}, after step {state.global_step}"
-                raise RuntimeError(
-                    f"{APART}rank {meeting.rank} has come to {where}, rank {other} {stands}"
-                )
+                raise RuntimeError(f"{APART}rank {meeting.rank} has come to {where}, rank {other} {stands}")
             ends.append(notes)
             if disagree(ends):
                 raise Parted
@@ -265,9 +237,7 @@ ONE_SIDED = (
 
 def checked_in(message, n, every):
     """The case that failed, from the note that `trying` adds to an error."""
-    case = (
-        message.splitlines()[-1].removeprefix("(in a training where ").removesuffix(")")
-    )
+    case = message.splitlines()[-1].removeprefix("(in a training where ").removesuffix(")")
     return f"StopTogether(should_stop, {every}) on {ranks(n)}, where {case}"
 
 
@@ -283,9 +253,7 @@ def judge_stops(cases, every, seen):
 
     for case, (first, *_) in zip(cases, done):
         if disagree(first["ends"]):
-            tell_of_the_parting(
-                checked(f"step {first['steps']}", case), first["ends"][-1]
-            )
+            tell_of_the_parting(checked(f"step {first['steps']}", case), first["ends"][-1])
     for case, of_ranks in zip(cases, done):
         for rank, of_rank in enumerate(of_ranks):
             calls, steps = of_rank["calls"], of_rank["steps"]
@@ -319,7 +287,9 @@ def judge_silence(checked, case, every, ends):
                 cause += "a rank keeps its wish until then"
                 if note["event"] == "on_epoch_end":
                     at = f"the end of the epoch, after step {note['step']}"
-                    cause = "the end of an epoch may be far away: decide in on_step_end, in the steps that are multiples "
+                    cause = (
+                        "the end of an epoch may be far away: decide in on_step_end, in the steps that are multiples "
+                    )
                     cause += "of `every`"
                 raise Wrong(checked(f"collectives at {at}", case), rank=f"{rank} of {len(notes)}",
                             expected="none", got=note["sent"], cause=cause)  # fmt: skip
@@ -386,9 +356,7 @@ def tell_of_the_parting(checked, notes):
         cause = "the ranks have communicated, but not all of them have the result: reduce and gather give the "
         cause += "result to one rank, all_reduce and all_gather to all"
     got = f"rank {stops.index(True)} stops, rank {stops.index(False)} goes on"
-    raise Wrong(
-        checked, expected="the same decision on all ranks", got=got, cause=cause
-    )
+    raise Wrong(checked, expected="the same decision on all ranks", got=got, cause=cause)
 
 
 def end_of(case, every):
@@ -428,11 +396,7 @@ def cause_of_end(case, every, seen, cases, done):
         return "it comes one step late: every rank must know the decision before it starts the next step"
     if end == truth + every:
         return f"it comes {every} steps late: decide in the same step in which the ranks communicate"
-    heard = [
-        case
-        for case, (first, *_) in zip(cases, done)
-        if case and first["steps"] == end_of(case, every)
-    ]
+    heard = [case for case, (first, *_) in zip(cases, done) if case and first["steps"] == end_of(case, every)]
     if not heard:
         return "no rank has stopped: Trainer checks control.should_training_stop"
     if at_once(heard, every) and not at_once([case], every):

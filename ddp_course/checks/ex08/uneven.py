@@ -25,9 +25,7 @@ from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.launch import RankError, start_server
 
 WORDS, WIDTH, CLASSES = 7, 4, 11
-LENGTHS = range(
-    3, 10
-)  # of examples; there are more classes, so that the two cannot be mixed up unnoticed
+LENGTHS = range(3, 10)  # of examples; there are more classes, so that the two cannot be mixed up unnoticed
 BATCH_SIZE, ACCUMULATION = 2, 3
 IGNORED = -100
 
@@ -37,10 +35,7 @@ class Tagger(nn.Module):
 
     def __init__(self, seed):
         super().__init__()
-        self.embedding, self.linear = (
-            nn.Embedding(WORDS, WIDTH),
-            nn.Linear(WIDTH, CLASSES),
-        )
+        self.embedding, self.linear = (nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, CLASSES))
         fill(self, seed)
 
     def forward(self, tokens):
@@ -55,16 +50,11 @@ def an_example(draw, counting=None):
     counting = draw.randint(2, length) if counting is None else counting
     targets = torch.tensor([draw.randrange(CLASSES) for _ in range(length)])
     targets[draw.sample(range(length), length - counting)] = IGNORED
-    return {
-        "tokens": torch.tensor([draw.randrange(1, WORDS) for _ in range(length)]),
-        "targets": targets,
-    }
+    return {"tokens": torch.tensor([draw.randrange(1, WORDS) for _ in range(length)]), "targets": targets}
 
 
 def padded(batch, name, value, side="right"):
-    return nn.utils.rnn.pad_sequence(
-        [example[name] for example in batch], True, value, side
-    )
+    return nn.utils.rnn.pad_sequence([example[name] for example in batch], True, value, side)
 
 
 def count(batch):
@@ -85,8 +75,7 @@ def collated(collate, mean_loss, batches):
 def spoiled(examples, originals):
     """Whether examples, a list of dicts of tensors, differ from what they were."""
     return len(examples) != len(originals) or any(
-        now.keys() != before.keys()
-        or any(not torch.equal(now[name], before[name]) for name in before)
+        now.keys() != before.keys() or any(not torch.equal(now[name], before[name]) for name in before)
         for now, before in zip(examples, originals)
     )
 
@@ -113,39 +102,21 @@ def trained(collate, mean_loss, examples, seed):
         before = labels.clone()
         loss = mean_loss(outputs, labels, num_items_in_batch=num_items_in_batch)
         written.append(not torch.equal(labels, before))
-        if (
-            not isinstance(loss, torch.Tensor)
-            or loss.dim() > 0
-            or not comes_from(logits, loss)
-        ):
+        if not isinstance(loss, torch.Tensor) or loss.dim() > 0 or not comes_from(logits, loss):
             raise OddLoss(loss)
         losses.append(loss.item())
         return loss
 
-    options = {
-        "per_device_train_batch_size": BATCH_SIZE,
-        "gradient_accumulation_steps": ACCUMULATION,
-    }
-    with settings(
-        Meeting(), num_train_epochs=1, logging_strategy="no", **options
-    ) as made:
+    options = {"per_device_train_batch_size": BATCH_SIZE, "gradient_accumulation_steps": ACCUMULATION}
+    with settings(Meeting(), num_train_epochs=1, logging_strategy="no", **options) as made:
         model = Tagger(seed)
-        trainer = a_trainer(
-            model, made, examples, data_collator=collate, compute_loss_func=noted
-        )
-        trainer.optimizer.register_step_post_hook(
-            lambda *_: history.append(joined(model.parameters()))
-        )
+        trainer = a_trainer(model, made, examples, data_collator=collate, compute_loss_func=noted)
+        trainer.optimizer.register_step_post_hook(lambda *_: history.append(joined(model.parameters())))
         try:
             trainer.train()
         except OddLoss as odd:
             return {"odd": odd.args}
-    return {
-        "odd": [],
-        "losses": losses,
-        "history": history,
-        "written": any(written),
-    }
+    return {"odd": [], "losses": losses, "history": history, "written": any(written)}
 
 
 class OddLoss(Exception):
@@ -156,10 +127,7 @@ def comes_from(logits, loss):
     """Whether the backward of a loss leads to the logits."""
     if not loss.requires_grad:
         return False
-    return (
-        torch.autograd.grad(loss, logits, retain_graph=True, allow_unused=True)[0]
-        is not None
-    )
+    return torch.autograd.grad(loss, logits, retain_graph=True, allow_unused=True)[0] is not None
 
 
 def joined(tensors):
@@ -193,10 +161,7 @@ def judge_collate(answer, draw):
     [of_rank] = answer.on_ranks(collated, batches, timeout=TIMEOUT)
     for batch, seen in zip(batches, of_rank):
         checked, got = f"collate, with {lengths_of(batch)}", seen["made"]
-        expected = {
-            "tokens": padded(batch, "tokens", 0),
-            "labels": padded(batch, "targets", IGNORED),
-        }
+        expected = {"tokens": padded(batch, "tokens", 0), "labels": padded(batch, "targets", IGNORED)}
         if not isinstance(got, dict) or got.keys() != expected.keys():
             raise Wrong(checked, expected="a dict of tokens and labels", got=kind_of(got),
                         cause=cause_of_names(got))  # fmt: skip
@@ -227,9 +192,7 @@ def telling_batches(draw):
     later_is_shorter = any(a > b for a, b in pairwise(map(max, lengths)))
     ordered = first in (sorted(first), sorted(first, reverse=True))
     return (
-        telling_batches(draw)
-        if ordered or not later_is_shorter or len(set(first)) < 3 or len(longest) < 3
-        else batches
+        telling_batches(draw) if ordered or not later_is_shorter or len(set(first)) < 3 or len(longest) < 3 else batches
     )
 
 
@@ -269,9 +232,7 @@ def cause_of_shape(got, expected):
 
 
 def rows(tensor):
-    return "\n".join(
-        " ".join(f"{number:4}" for number in row) for row in tensor.tolist()
-    )
+    return "\n".join(" ".join(f"{number:4}" for number in row) for row in tensor.tolist())
 
 
 def cause_of_padding(name, got, batch):
@@ -285,9 +246,7 @@ def cause_of_padding(name, got, batch):
         return "-100 is for labels: a model that looks up tokens in a table has no row -100; pad with 0"
     if name == "labels" and torch.equal(got, padded(batch, of, 0)):
         return "0 is a class like any other, so the padding would be counted and learned: pad with -100"
-    if name == "labels" and torch.equal(
-        got, F.pad(truth[:, 1:], (0, 1), value=IGNORED)
-    ):
+    if name == "labels" and torch.equal(got, F.pad(truth[:, 1:], (0, 1), value=IGNORED)):
         return "the targets were shifted: here the target of a token is at the token's own place"
     return f"row i holds the {of} of example i, unchanged, and then padding"
 
@@ -302,9 +261,7 @@ def uneven_batches(draw, n):
     window = n * ACCUMULATION
     length = 2 * window + n * draw.randrange(1, ACCUMULATION)
     batches = [[an_example(draw) for _ in range(BATCH_SIZE)] for _ in range(length)]
-    batches[2 * window - draw.randint(1, n)] = [
-        an_example(draw, counting=0) for _ in range(BATCH_SIZE)
-    ]
+    batches[2 * window - draw.randint(1, n)] = [an_example(draw, counting=0) for _ in range(BATCH_SIZE)]
     first = list(map(count, batches[:window]))
     return batches if max(first) >= 2 * min(first) else uneven_batches(draw, n)
 
@@ -345,18 +302,14 @@ def judge_training(seen, batches, seed):
         length = len(window) // n
         checked = f"update {update + 1} on {ranks(n)}, of {length} micro-batch{'es' * (length > 1)}"
         start = joined(network.parameters())
-        truth = sum(gradient(network, batch) for batch in window) / sum(
-            map(count, window)
-        )
+        truth = sum(gradient(network, batch) for batch in window) / sum(map(count, window))
         for rank, of_rank in reversed(list(enumerate(seen))):
             got = (start - of_rank["history"][update]) / LEARNING_RATE
             if not agree(got, truth):
                 cause = cause_of_update(got, truth, network, window, n)
                 raise Wrong(f"{checked}: its gradient, for all parameters in a row", rank=f"{rank} of {n}",
                             expected=truth, got=got, cause=cause)  # fmt: skip
-        nn.utils.vector_to_parameters(
-            start - LEARNING_RATE * truth, network.parameters()
-        )
+        nn.utils.vector_to_parameters(start - LEARNING_RATE * truth, network.parameters())
     for rank, of_rank in enumerate(seen):
         if not torch.tensor(of_rank["losses"]).isfinite().all():
             raise Wrong(f"the losses of the micro-batches, on {ranks(n)}", rank=f"{rank} of {n}",
@@ -397,9 +350,7 @@ def gradient(network, batch, loss_of=None):
 
 
 def sum_of_losses(logits, labels):
-    return F.cross_entropy(
-        logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
-    )
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
 def cause_of_update(got, truth, network, window, n):
@@ -450,9 +401,7 @@ def counts_padding(logits, labels):
 
 def reshapes(logits, labels):
     batch, length, classes = logits.shape
-    return F.cross_entropy(
-        logits.reshape(batch, classes, length), labels, reduction="sum"
-    )
+    return F.cross_entropy(logits.reshape(batch, classes, length), labels, reduction="sum")
 
 
 def shifts(logits, labels):

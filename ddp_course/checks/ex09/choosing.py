@@ -96,13 +96,7 @@ def found_in(newest_good, cases, seed):
             with trying(in_words(case)):
                 answer = newest_good(folder)
             untouched, stayed = listing(folder) == before, os.getcwd() == here
-            found.append(
-                {
-                    "answer": name_in(folder, answer),
-                    "untouched": untouched,
-                    "stayed": stayed,
-                }
-            )
+            found.append({"answer": name_in(folder, answer), "untouched": untouched, "stayed": stayed})
             os.chdir(here)
     return found
 
@@ -120,10 +114,7 @@ NO_FOLDER = ", without its folder"
 
 
 def listing(folder):
-    return sorted(
-        (str(path), path.read_bytes() if path.is_file() else b"")
-        for path in folder.rglob("*")
-    )
+    return sorted((str(path), path.read_bytes() if path.is_file() else b"") for path in folder.rglob("*"))
 
 
 def in_words(case):
@@ -155,10 +146,7 @@ def check_newest_good(answer, draw):
 
 def cases_of_folders(draw):
     """Folders, as the arguments of `plant`: each damage, and other combinations."""
-    steps = sorted(draw.sample(range(2, 9), 2)) + [
-        draw.randrange(10, 90),
-        draw.randrange(100, 900),
-    ]
+    steps = sorted(draw.sample(range(2, 9), 2)) + [draw.randrange(10, 90), draw.randrange(100, 900)]
     first, second, third, last = map(str, steps)
     planned = [([last], {}), ([first, second, third, last], {})]
     planned += [([first, second, third], {last: damage}) for damage in DAMAGES]
@@ -169,8 +157,7 @@ def cases_of_folders(draw):
         ([], {}),
     ]
     return [
-        {"files": 2 + number % 3, "whole": whole, "damaged": damaged}
-        for number, (whole, damaged) in enumerate(planned)
+        {"files": 2 + number % 3, "whole": whole, "damaged": damaged} for number, (whole, damaged) in enumerate(planned)
     ]
 
 
@@ -184,18 +171,11 @@ def judge_choice(case, seen):
         rows = {"expected": expected, "got": got if isinstance(got, str) else repr(got)}
         raise Wrong(checked, cause=cause, **rows)
     if not seen["untouched"]:
-        cause = (
-            "the folder has changed: a search for a checkpoint must not change anything"
-        )
+        cause = "the folder has changed: a search for a checkpoint must not change anything"
         raise Wrong(checked, expected="an unchanged folder", got="another", cause=cause)
     if not seen["stayed"]:
         cause = "os.chdir changes the folder of the whole program, in which it then looks for other files: join paths"
-        raise Wrong(
-            checked,
-            expected="the same current folder",
-            got="another, after the call",
-            cause=cause,
-        )
+        raise Wrong(checked, expected="the same current folder", got="another, after the call", cause=cause)
 
 
 CAUSES = {

@@ -36,9 +36,7 @@ def feed_forward(width):
 
 
 MODELS = {  # the width is drawn
-    "a network": lambda width: nn.Sequential(
-        nn.Linear(width, 3 * width), nn.GELU(), nn.Linear(3 * width, width)
-    ),
+    "a network": lambda width: nn.Sequential(nn.Linear(width, 3 * width), nn.GELU(), nn.Linear(3 * width, width)),
     "a GPT with a tied head": lambda width: GPT(10 * width, 32, 2, 2, width),
     "a network with a frozen layer and two buffers, one of them with persistent=False": FrozenTrunk,
     "a network in bf16": feed_forward,
@@ -173,10 +171,7 @@ def judge_plan(words, model, run, got, measured):
             got=f"{size:,.0f} bytes",
             cause=cause_of_size(size, model),
         )
-    save, failures = (
-        true_size / run["disk_speed"],
-        run["machine_mtbf"] / run["machines"],
-    )
+    save, failures = (true_size / run["disk_speed"], run["machine_mtbf"] / run["machines"])
     best = math.sqrt(2 * save * failures)
     if not near(seconds, best):
         checked = f"the interval for {words}: a disk of {run['disk_speed']:,.0f} bytes per second, "
@@ -239,4 +234,6 @@ def cause_of_interval(seconds, save, run):
     for value, cause in looks:
         if near(seconds, value):
             return cause
-    return "the best interval is sqrt(2 * d * M): d is the time of one save, M the mean time between failures of the run"
+    return (
+        "the best interval is sqrt(2 * d * M): d is the time of one save, M the mean time between failures of the run"
+    )

@@ -16,12 +16,7 @@ def rests(rest_of_epoch, cases):
     before, seen = torch.get_rng_state(), []
     for case in cases:
         with trying(str(case)):
-            seen.append(
-                [
-                    [int(index) for index in rest_of_epoch(rank=rank, **case)]
-                    for rank in range(case["ranks"])
-                ]
-            )
+            seen.append([[int(index) for index in rest_of_epoch(rank=rank, **case)] for rank in range(case["ranks"])])
     return seen, bool(torch.equal(before, torch.get_rng_state()))
 
 
@@ -49,7 +44,9 @@ def check_rest_of_epoch(answer, draw):
     for case, of_ranks in zip(cases, seen):
         judge_rest(case, of_ranks)
     if not generator_stayed:
-        cause = "dropout draws from torch's global generator: leave it alone, and draw from a torch.Generator of your own"
+        cause = (
+            "dropout draws from torch's global generator: leave it alone, and draw from a torch.Generator of your own"
+        )
         raise Wrong(
             "the state of torch's global random generator",
             expected="as it was before the call",
@@ -96,11 +93,7 @@ def judge_rest(case, of_ranks):
 
 def cause_of_rest(case, of_ranks, rank, order, skipped):
     """The likely cause of a wrong rest of an epoch."""
-    got, ranks, done = (
-        of_ranks[rank],
-        case["ranks"],
-        case["batches_done"] * case["batch_size"],
-    )
+    got, ranks, done = (of_ranks[rank], case["ranks"], case["batches_done"] * case["batch_size"])
     first = order_of(case["length"], case["seed"], 0)
     padded = order + order[: -len(order) % case["old_ranks"]]
     looks = [

@@ -22,10 +22,7 @@ UNKNOWN = ""  # the file of a flush, where the system does not tell
 
 
 def a_state(seed, numbers=20_000):
-    return {
-        "weights": torch.randn(numbers, generator=torch.Generator().manual_seed(seed)),
-        "step": seed,
-    }
+    return {"weights": torch.randn(numbers, generator=torch.Generator().manual_seed(seed)), "step": seed}
 
 
 # ---- what a rank does ----
@@ -80,10 +77,7 @@ def watching(path, function):
 
     os_functions = {name: getattr(os, name) for name in ("fsync", "fdatasync", "sync")
                     if hasattr(os, name)}  # fmt: skip
-    replaced = {
-        original: sync if name == "sync" else flush
-        for name, original in os_functions.items()
-    }
+    replaced = {original: sync if name == "sync" else flush for name, original in os_functions.items()}
     replaced[sleep] = hurry
     sys.addaudithook(hook)
     places = [vars(os), vars(time), vars(sys.modules["posix"])]
@@ -113,9 +107,7 @@ def replacing(replaced, namespaces):
 
 
 def writes(mode, flags):
-    return bool(set(mode or "") & set("wax+")) or bool(
-        (flags or 0) & (os.O_WRONLY | os.O_RDWR)
-    )
+    return bool(set(mode or "") & set("wax+")) or bool((flags or 0) & (os.O_WRONLY | os.O_RDWR))
 
 
 def save_on_ranks(save_whole, path, seed):
@@ -179,10 +171,7 @@ def save_and_die(save_whole, path, seed, offset):
     with process_group(timeout=4):
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(
-            resource.RLIMIT_FSIZE,
-            (offset, resource.getrlimit(resource.RLIMIT_FSIZE)[1]),
-        )
+        resource.setrlimit(resource.RLIMIT_FSIZE, (offset, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
         save_whole(Path(path), a_state(seed))
 
 
@@ -207,9 +196,7 @@ def save_and_fail(save_whole, path, seed, most, ended_folder):
         Path(ended_folder, str(rank)).touch()
         if rank == 0:
             resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-            while (
-                len(os.listdir(ended_folder)) < n and time.monotonic() < now + PATIENCE
-            ):
+            while len(os.listdir(ended_folder)) < n and time.monotonic() < now + PATIENCE:
                 time.sleep(0.02)
         return {"ended": ended, "at": now}
 
@@ -293,9 +280,7 @@ def judge_failing(answer, path, seed, n, size):
                 "half a file is left behind, on a disk that is full: where writing fails, remove the temporary file "
                 "before you raise the error"
             )
-            raise Wrong(
-                checked, expected="no other file in its folder", got=more, cause=cause
-            )
+            raise Wrong(checked, expected="no other file in its folder", got=more, cause=cause)
 
 
 def judge_errors(checked, of_ranks):
@@ -341,12 +326,7 @@ def judge_kill(answer, path, seed, offset, size):
         checked = f"a file that is saved for the second time, by a process that is killed after {offset:,} "
         checked += f"of {size:,} bytes"
         cause = "the good file was overwritten in place: write under another name, then rename"
-        raise Wrong(
-            checked,
-            expected="the first one, whole",
-            got=found_in_words(found, seed),
-            cause=cause,
-        )
+        raise Wrong(checked, expected="the first one, whole", got=found_in_words(found, seed), cause=cause)
 
 
 def found_in_words(found, seed):
@@ -384,8 +364,7 @@ def judge_waiting(of_ranks, path, seed):
         if seen["found"] == seed:
             continue
         cause = (
-            "this rank continues before the file exists: all ranks must wait for rank 0, with dist.barrier() at the "
-            "end"
+            "this rank continues before the file exists: all ranks must wait for rank 0, with dist.barrier() at the end"
         )
         if any(one["kind"] == "sleep" for one in seen["events"]):
             cause = (
@@ -393,7 +372,9 @@ def judge_waiting(of_ranks, path, seed):
                 "with dist.barrier() at the end"
             )
         if rank == 0:
-            cause = "rank 0 must write the state with torch.save, and rename the file to `path`, before save_whole returns"
+            cause = (
+                "rank 0 must write the state with torch.save, and rename the file to `path`, before save_whole returns"
+            )
         if seen["found"] == "a file with other weights":
             cause = "the file must hold the whole state, with the numbers as they are"
         raise Wrong(
@@ -411,13 +392,7 @@ def judge_what_is_left(checked, of_ranks, path):
     if seen["left"] != [path.name]:
         more = [name for name in seen["left"] if name != path.name]
         cause = "a file is left behind, one more at each checkpoint: rename it with os.replace instead of copying"
-        raise Wrong(
-            checked,
-            rank=f"0 of {n}",
-            expected=f"only {path.name} in its folder",
-            got=more,
-            cause=cause,
-        )
+        raise Wrong(checked, rank=f"0 of {n}", expected=f"only {path.name} in its folder", got=more, cause=cause)
     for rank, seen in enumerate(of_ranks):
         if not seen["kept"]:
             cause = "the state belongs to the training, which goes on with it: do not change it"
@@ -445,11 +420,7 @@ def judge_order(checked, seen, path, n):
             )
             got = f"{before['kind']} of {Path(before['name']).name}, then {now['kind']}"
             raise Wrong(checked, cause=cause, **rows, got=got)
-    renames = [
-        number
-        for number, one in enumerate(events)
-        if one["kind"] == "rename" and Path(one["to"]) == path
-    ]
+    renames = [number for number, one in enumerate(events) if one["kind"] == "rename" and Path(one["to"]) == path]
     if not renames:
         cause = (
             "the file is written in place: a process that is killed meanwhile has lost the old file and has not "
@@ -471,17 +442,19 @@ def judge_flushes(checked, size, events, rename, rows):
     source, path = Path(events[rename]["name"]), Path(events[rename]["to"])
     names = (source.name, path.name, UNKNOWN)
     flushes = [
-        number
-        for number, one in enumerate(events)
-        if one["kind"] == "flush" and Path(one["name"]).name in names
+        number for number, one in enumerate(events) if one["kind"] == "flush" and Path(one["name"]).name in names
     ]
     if events[rename]["size"] < size:
-        cause = "the rename comes too early: a part of the file was still in Python's own buffer. Close the file first, "
+        cause = (
+            "the rename comes too early: a part of the file was still in Python's own buffer. Close the file first, "
+        )
         cause += "or call file.flush()"
         rows["expected"] = f"{size:,} bytes in the file before the rename"
         raise Wrong(checked, cause=cause, **rows, got=f"{events[rename]['size']:,}")
     if not flushes:
-        cause = "the name is on the disk immediately, but the content may be only in memory: after a power cut, the file "
+        cause = (
+            "the name is on the disk immediately, but the content may be only in memory: after a power cut, the file "
+        )
         cause += "exists and is empty. Call os.fsync(file.fileno()) before the rename"
         raise Wrong(checked, cause=cause, **rows, got="no fsync")
     if flushes[0] > rename:
@@ -490,8 +463,7 @@ def judge_flushes(checked, size, events, rename, rows):
     flushed = max(events[number]["size"] for number in flushes if number < rename)
     if flushed < size:
         cause = (
-            "fsync flushes only the system's buffer; the rest was still in Python's own buffer: call file.flush() "
-            "first"
+            "fsync flushes only the system's buffer; the rest was still in Python's own buffer: call file.flush() first"
         )
         rows["expected"] = f"{size:,} bytes flushed"
         raise Wrong(checked, cause=cause, **rows, got=f"{flushed:,} bytes")

@@ -56,9 +56,7 @@ class Llama(nn.Module):
     def __init__(self, vocabulary, layers, width, heads, kv_heads, hidden):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
-        self.layers = nn.Sequential(
-            *(Layer(width, heads, kv_heads, hidden) for _ in range(layers))
-        )
+        self.layers = nn.Sequential(*(Layer(width, heads, kv_heads, hidden) for _ in range(layers)))
         self.norm, self.head = nn.RMSNorm(width), matrix(width, vocabulary)
 
     def forward(self, tokens):
@@ -185,9 +183,7 @@ def judge_prediction(case, predicted, really, rank=...):
     """Raise Wrong unless the three numbers are right; the first one exactly."""
     if isinstance(predicted, str):
         cause = "return three numbers: (parameters, flops, sent)"
-        raise Wrong(
-            in_words(case), expected="three numbers", got=predicted, cause=cause
-        )
+        raise Wrong(in_words(case), expected="three numbers", got=predicted, cause=cause)
     causes = [cause_of_parameters, cause_of_flops, cause_of_sent]
     for what, got, true, cause_of in zip(WHAT, predicted, really, causes):
         close = 0 if what == "parameters" else 0.002
@@ -208,9 +204,7 @@ def first_like(got, looks, otherwise, close):
     return otherwise
 
 
-def cause_of_parameters(
-    got, true, vocabulary, context, layers, width, heads, kv_heads, hidden, **_
-):
+def cause_of_parameters(got, true, vocabulary, context, layers, width, heads, kv_heads, hidden, **_):
     table, narrow = vocabulary * width, kv_heads * width // heads
     looks = [
         (true - table, "the head is not tied: it is a matrix of its own, as large as the embedding"),
@@ -225,17 +219,10 @@ def cause_of_parameters(
         (true + context * width, "positions have no parameters here"),
         (true + layers * 3 * width * (4 * width - hidden), "the MLP is `hidden` wide, not 4 * width"),
     ]  # fmt: skip
-    return first_like(
-        got,
-        looks,
-        "add up the matrices and vectors of the list: one of them is missing or too large",
-        0,
-    )
+    return first_like(got, looks, "add up the matrices and vectors of the list: one of them is missing or too large", 0)
 
 
-def cause_of_flops(
-    got, true, vocabulary, context, layers, width, heads, kv_heads, windows, ranks, **_
-):
+def cause_of_flops(got, true, vocabulary, context, layers, width, heads, kv_heads, windows, ranks, **_):
     tokens, attention = windows * context, 12 * layers * width * context
     norms = 6 * (2 * layers + 1) * width
     table = 6 * vocabulary * width
@@ -276,6 +263,4 @@ def cause_of_sent(got, true, ranks, **_):
         (true / 4, "these are numbers, not bytes: a gradient in float32 has 4 bytes per number"),
         (true * ranks, "that is what all ranks send together"),
     ]  # fmt: skip
-    return first_like(
-        got, looks, "2 * (ranks - 1) / ranks of 4 bytes for each parameter", 0.002
-    )
+    return first_like(got, looks, "2 * (ranks - 1) / ranks of 4 bytes for each parameter", 0.002)

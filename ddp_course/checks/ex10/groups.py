@@ -52,9 +52,7 @@ NETWORKS = {
 
 def decaying(network):
     """The names of the parameters that decay."""
-    tables = {
-        id(part.weight) for part in network.modules() if isinstance(part, nn.Embedding)
-    }
+    tables = {id(part.weight) for part in network.modules() if isinstance(part, nn.Embedding)}
     return {
         name
         for name, value in network.named_parameters()
@@ -75,19 +73,10 @@ def groups_of(parameter_groups, decay):
             groups = list(parameter_groups(network, decay))
             found = []
             for group in groups:
-                parameters = (
-                    [group["params"]]
-                    if isinstance(group["params"], torch.Tensor)
-                    else list(group["params"])
-                )
+                parameters = [group["params"]] if isinstance(group["params"], torch.Tensor) else list(group["params"])
                 decays = group.get("weight_decay")
-                found += [
-                    [names.get(id(one), "a stranger"), decays] for one in parameters
-                ]
-            torch.optim.AdamW(
-                [{**group, "params": list(group["params"])} for group in groups],
-                lr=1e-3,
-            )
+                found += [[names.get(id(one), "a stranger"), decays] for one in parameters]
+            torch.optim.AdamW([{**group, "params": list(group["params"])} for group in groups], lr=1e-3)
         seen.append(found)
     return seen
 
@@ -114,37 +103,21 @@ def check_parameter_groups(answer, draw):
 def judge_groups(words, network, decay, found):
     checked = f"the groups of {words}, weight_decay={decay}"
     names, decayed = [name for name, _ in found], decaying(network)
-    trained = {
-        name: value for name, value in network.named_parameters() if value.requires_grad
-    }
+    trained = {name: value for name, value in network.named_parameters() if value.requires_grad}
     for name in sorted(set(names)):
         if name not in trained:
             cause = "a frozen parameter has no gradient, so leave it out of the optimizer: check requires_grad"
             if name == "a stranger":
-                cause = (
-                    "put the parameters themselves into the groups, not copies of them"
-                )
-            raise Wrong(
-                checked,
-                expected="the parameters that are trained",
-                got=f"{name}, too",
-                cause=cause,
-            )
+                cause = "put the parameters themselves into the groups, not copies of them"
+            raise Wrong(checked, expected="the parameters that are trained", got=f"{name}, too", cause=cause)
         if (times := names.count(name)) > 1:
             cause = "if a parameter is in two groups, or twice in one, AdamW refuses it or updates it twice"
-            raise Wrong(
-                checked, expected=f"{name} once", got=f"{times} times", cause=cause
-            )
+            raise Wrong(checked, expected=f"{name} once", got=f"{times} times", cause=cause)
     decays = dict(found)
     for name, value in trained.items():
         if name not in decays:
             cause = "this parameter is in no group, so it would never be trained"
-            raise Wrong(
-                checked,
-                expected=f"{name} in a group",
-                got="it is in no group",
-                cause=cause,
-            )
+            raise Wrong(checked, expected=f"{name} in a group", got="it is in no group", cause=cause)
         truth = decay if name in decayed else 0.0
         others = {other for known, other in found if other and known in decayed}
         if name in decayed and decays[name] and len(others) == 1:
@@ -161,7 +134,9 @@ def judge_groups(words, network, decay, found):
         elif "embedding" in name:
             cause = "this is the weight of a Linear, so it must decay: look at the module, not at its name"
         else:
-            cause = "a weight with two or more dimensions must be decayed, for example that of a Linear or a convolution"
+            cause = (
+                "a weight with two or more dimensions must be decayed, for example that of a Linear or a convolution"
+            )
         if decays[name] is None or not abs(decays[name] - truth) < 1e-12:
             raise Wrong(checked, expected=f"{name} {tuple(value.shape)}: weight_decay {truth}",
                         got=f"weight_decay {decays[name]}", cause=cause)  # fmt: skip

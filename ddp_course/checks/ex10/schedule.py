@@ -6,13 +6,7 @@ from ddp_course.checks.functions import check_function
 from ddp_course.judge.question import question
 
 
-def schedule(
-    up=lambda n, warmup, first, peak: first + (peak - first) * n / warmup,
-    down=sqrt,
-    begin=0,
-    end=0,
-    to=None,
-):
+def schedule(up=lambda n, warmup, first, peak: first + (peak - first) * n / warmup, down=sqrt, begin=0, end=0, to=None):
     """The right rate, or one with a mistake in a part of it.
 
     up: the warm-up; down: from 0 to 1 in the decay; begin, end: by how many updates it is
@@ -26,9 +20,7 @@ def schedule(
         if step <= held:
             return peak
         low = last if to is None else to * peak
-        return peak + (low - peak) * down(
-            max(0, step - held - begin) / (decay - begin + end)
-        )
+        return peak + (low - peak) * down(max(0, step - held - begin) / (decay - begin + end))
 
     return rate
 
@@ -37,16 +29,12 @@ def falls_at_once(down):
     """No part of the run stays at the peak: the decay begins after the warm-up."""
 
     def rate(step, steps, warmup, **others):
-        return schedule(down=down)(
-            step, steps, warmup, **others | {"decay": steps - 1 - warmup}
-        )
+        return schedule(down=down)(step, steps, warmup, **others | {"decay": steps - 1 - warmup})
 
     return rate
 
 
-LESSON_10 = (
-    "that is lesson 10's warm-up: here update 0 has `first`, and the line begins there"
-)
+LESSON_10 = "that is lesson 10's warm-up: here update 0 has `first`, and the line begins there"
 MISTAKES = {
     "updates count from 0: the first one has `first`, and update number `warmup` has `peak`":
         schedule(up=lambda n, warmup, first, peak: first + (peak - first) * (n + 1) / warmup),
@@ -93,16 +81,8 @@ def check_learning_rate(answer, draw):
     and without anything in between.
     """
     some, cases = lambda: draw.randrange(3, 9), []
-    runs = [
-        (some() + 1, some(), some() + 2),
-        (0, some(), some()),
-        (some(), 0, some()),
-        (some(), some(), 0),
-        (0, 0, 1),
-    ]
-    for (warmup, stable, decay), share in zip(
-        runs, [0.25, *draw.sample([0.0, 0.03, 0.2, 0.4, 0.6], 4)]
-    ):
+    runs = [(some() + 1, some(), some() + 2), (0, some(), some()), (some(), 0, some()), (some(), some(), 0), (0, 0, 1)]
+    for (warmup, stable, decay), share in zip(runs, [0.25, *draw.sample([0.0, 0.03, 0.2, 0.4, 0.6], 4)]):
         run = {
             "steps": warmup + 1 + stable + decay,
             "warmup": warmup,
@@ -110,10 +90,7 @@ def check_learning_rate(answer, draw):
             "first": draw.uniform(1e-5, 1e-4),
         }
         run["peak"] = draw.uniform(1e-3, 1e-2)
-        cases += [
-            {"step": step} | run | {"last": share * run["peak"]}
-            for step in range(run["steps"])
-        ]
+        cases += [{"step": step} | run | {"last": share * run["peak"]} for step in range(run["steps"])]
     check_function(
         answer, draw, "learning_rate", cases, schedule(), MISTAKES, of_this_part,
         scale=lambda case: case["peak"],

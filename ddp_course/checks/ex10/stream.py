@@ -244,16 +244,15 @@ def judge_places(checked, case, of_ranks):
             rank = next(rank for rank, of_rank in enumerate(places) if now in of_rank)
             cause = "windows overlap, so some tokens are learnt twice: a window must begin where the last one ends"
             if now == before:
-                cause = "two ranks have the same window, or one rank has it twice: rank r takes windows r, r + ranks, ..."
+                cause = (
+                    "two ranks have the same window, or one rank has it twice: rank r takes windows r, r + ranks, ..."
+                )
             raise Wrong(checked, rank=f"{rank} of {ranks}", expected=f"windows that begin {context} apart",
                         got=f"at {before} and {now}", cause=cause)  # fmt: skip
     if everything and everything[0] != start:
         cause = "the first `start` tokens of the whole stream are left out, not more and not fewer"
         raise Wrong(
-            checked,
-            expected=f"the first window begins at {start}",
-            got=f"it begins at {everything[0]}",
-            cause=cause,
+            checked, expected=f"the first window begins at {start}", got=f"it begins at {everything[0]}", cause=cause
         )
     if everything != list(range(start, start + len(everything) * context, context)):
         cause = (

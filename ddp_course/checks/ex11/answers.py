@@ -35,10 +35,7 @@ def a_batch(case, rank):
 
 
 def a_model(seed):
-    return fill(
-        nn.Sequential(nn.Embedding(WORDS, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WORDS)),
-        seed,
-    )
+    return fill(nn.Sequential(nn.Embedding(WORDS, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WORDS)), seed)
 
 
 PATIENCE = datetime.timedelta(seconds=3)  # for ranks that are still in answer_loss
@@ -97,9 +94,7 @@ def sums(case, rank, span=lambda begin, end: (begin, end), shift=1):
     for row, answer in enumerate(zip(questions.tolist(), lengths.tolist())):
         begin, end = span(*answer)
         for place in range(max(shift, begin), min(end, tokens.shape[1])):
-            total = total + F.cross_entropy(
-                logits[row, place - shift], tokens[row, place]
-            )
+            total = total + F.cross_entropy(logits[row, place - shift], tokens[row, place])
             number += 1
     total.backward()
     return flat(model), total.item(), number
@@ -108,9 +103,7 @@ def sums(case, rank, span=lambda begin, end: (begin, end), shift=1):
 def mean_of_all(case, n, **how):
     of_ranks = [sums(case, rank, **how) for rank in range(n)]
     number = max(1, sum(number for *_, number in of_ranks))
-    return sum(gradient for gradient, *_ in of_ranks) / number, sum(
-        total for _, total, _ in of_ranks
-    ) / number
+    return sum(gradient for gradient, *_ in of_ranks) / number, sum(total for _, total, _ in of_ranks) / number
 
 
 @question(
@@ -141,10 +134,7 @@ def a_case(draw, n, empty):
     texts = [draw.randrange(1, 5) for _ in range(n)]
     case = {"seed": draw.randrange(10**6)}
     case["questions"] = [[draw.randrange(2, 6) for _ in range(size)] for size in texts]
-    case["answers"] = [
-        [draw.randrange(2, 5) + 3 * rank for _ in range(size)]
-        for rank, size in enumerate(texts)
-    ]
+    case["answers"] = [[draw.randrange(2, 5) + 3 * rank for _ in range(size)] for rank, size in enumerate(texts)]
     if empty:  # cut off: the questions were too long
         rank = draw.randrange(n)
         case["answers"][rank] = [0] * texts[rank]
@@ -170,12 +160,7 @@ def judge_losses(case, n, of_ranks):
             "the gradients are right, but the loss is not: the mean of the ranks' losses must be the mean over all "
             "tokens"
         )
-        raise Wrong(
-            checked,
-            expected=f"{loss:.6f}, the mean of all ranks' losses",
-            got=f"{mean:.6f}",
-            cause=cause,
-        )
+        raise Wrong(checked, expected=f"{loss:.6f}, the mean of all ranks' losses", got=f"{mean:.6f}", cause=cause)
 
 
 def cause_of_gradient(case, n, got):
@@ -209,12 +194,7 @@ def cause_of_gradient(case, n, got):
     for cause, how in looks.items():
         alike.append((cause, mean_of_all(case, n, **how)[0]))
         wrong_parts = [sums(case, rank, **how) for rank in range(n)]
-        alike.append(
-            (
-                cause,
-                sum(gradient / max(1, count) for gradient, _, count in wrong_parts) / n,
-            )
-        )
+        alike.append((cause, sum(gradient / max(1, count) for gradient, _, count in wrong_parts) / n))
     for cause, gradient in alike:
         if near(got, gradient):
             return cause

@@ -13,13 +13,8 @@ class Packed(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.weight = nn.Parameter(
-            torch.zeros(18, 1, dtype=torch.uint8), requires_grad=False
-        )
-        self.A, self.B = (
-            nn.Parameter(torch.randn(2, 6)),
-            nn.Parameter(torch.zeros(6, 2)),
-        )
+        self.weight = nn.Parameter(torch.zeros(18, 1, dtype=torch.uint8), requires_grad=False)
+        self.A, self.B = (nn.Parameter(torch.randn(2, 6)), nn.Parameter(torch.zeros(6, 2)))
 
 
 class Adapted(nn.Module):
@@ -32,12 +27,7 @@ class Adapted(nn.Module):
         self.embedding = nn.Embedding(9, 6)
         self.blocks = nn.ModuleList(
             nn.ModuleDict(
-                {
-                    "attention": Packed(),
-                    "norm": nn.LayerNorm(6),
-                    "overhead": nn.Linear(6, 3),
-                    "heads": nn.Linear(6, 2),
-                }
+                {"attention": Packed(), "norm": nn.LayerNorm(6), "overhead": nn.Linear(6, 3), "heads": nn.Linear(6, 2)}
             )
             for _ in range(2)
         )
@@ -68,15 +58,10 @@ def observe_choices(train_only):
         given = list(parts)
         with trying(f"parts {parts}"):
             counts = train_only(network, given)
-        names = [
-            name
-            for name, value in network.named_parameters(remove_duplicate=False)
-            if value.requires_grad
-        ]
+        names = [name for name, value in network.named_parameters(remove_duplicate=False) if value.requires_grad]
         same = {id(value) for value in network.parameters()} == before
         untouched = given == parts and all(
-            torch.equal(value, state[name])
-            for name, value in network.state_dict().items()
+            torch.equal(value, state[name]) for name, value in network.state_dict().items()
         )
         of_choice = {"names": names, "same": same, "counts": counts}
         seen.append(of_choice | {"untouched": untouched})
@@ -87,15 +72,9 @@ def truth_of(parts):
     """(names of the trained parameters, (the number that trains, the number of all))."""
     network = Adapted()
     named = list(network.named_parameters(remove_duplicate=False))
-    chosen = {
-        id(value)
-        for name, value in named
-        if set(parts) & set(name.split(".")) and value.is_floating_point()
-    }
+    chosen = {id(value) for name, value in named if set(parts) & set(name.split(".")) and value.is_floating_point()}
     names = [name for name, value in named if id(value) in chosen]
-    trained = sum(
-        value.numel() for value in network.parameters() if id(value) in chosen
-    )
+    trained = sum(value.numel() for value in network.parameters() if id(value) in chosen)
     return names, (trained, sum(value.numel() for value in network.parameters()))
 
 
@@ -123,35 +102,22 @@ def check_train_only(answer, draw):
 def judge_choice(words, parts, seen):
     checked = f"{words}: train_only(network, {parts})"
     names, counts = truth_of(parts)
-    got, values = (
-        seen["names"],
-        dict(Adapted().named_parameters(remove_duplicate=False)),
-    )
+    got, values = (seen["names"], dict(Adapted().named_parameters(remove_duplicate=False)))
     if not seen["untouched"]:
-        cause = (
-            "set requires_grad, and leave the numbers and the list of parts as they are"
-        )
-        raise Wrong(
-            checked, expected="weights and parts as before", got="changed", cause=cause
-        )
+        cause = "set requires_grad, and leave the numbers and the list of parts as they are"
+        raise Wrong(checked, expected="weights and parts as before", got="changed", cause=cause)
     if not seen["same"]:
-        cause = (
-            "freeze the model's own parameters instead of replacing them with new ones"
-        )
+        cause = "freeze the model's own parameters instead of replacing them with new ones"
         raise Wrong(checked, expected="the same parameters", got="others", cause=cause)
     for name in got:
         if name not in names:
-            cause = (
-                "a parameter that is not chosen must be frozen: requires_grad_(False)"
-            )
+            cause = "a parameter that is not chosen must be frozen: requires_grad_(False)"
             if any(part in name for part in parts):
                 cause = (
                     "compare whole words: 'head' matches neither 'overhead' nor 'heads', and 'A' matches no other "
                     "word; split at dots"
                 )
-            raise Wrong(
-                checked, expected=f"{name} frozen", got="it trains", cause=cause
-            )
+            raise Wrong(checked, expected=f"{name} frozen", got="it trains", cause=cause)
     for name in names:
         if name not in got:
             cause = (
@@ -167,13 +133,9 @@ def judge_choice(words, parts, seen):
                 )
             elif name.startswith("norm."):
                 cause = "the norm at the end was frozen before, but is chosen now: requires_grad_(True)"
-            raise Wrong(
-                checked, expected=f"{name} trains", got="it is frozen", cause=cause
-            )
+            raise Wrong(checked, expected=f"{name} trains", got="it is frozen", cause=cause)
     returned = seen["counts"]
-    if not (
-        isinstance(returned, list) and len(returned) == 2 and tuple(returned) == counts
-    ):
+    if not (isinstance(returned, list) and len(returned) == 2 and tuple(returned) == counts):
         cause = "return two integers: how many numbers train, and how many there are in total; numel() counts them"
         if isinstance(returned, list) and len(returned) == 2:
             twice = sum(value.numel() for value in values.values())

@@ -32,17 +32,12 @@ def observe_layers(kind, cases):
     """
     seen = []
     for case in cases:
-        with trying(
-            f"{case['inputs']} inputs, {case['outputs']} outputs, r={case['r']}, alpha={case['alpha']}"
-        ):
+        with trying(f"{case['inputs']} inputs, {case['outputs']} outputs, r={case['r']}, alpha={case['alpha']}"):
             layer, x = a_layer(case), inputs_of(case)
             torch.manual_seed(case["seed"])
             lora = kind(layer, case["r"], case["alpha"])
             of_case = {
-                "trained": [
-                    [name, list(value.shape)]
-                    for name, value in trained_of(lora).items()
-                ],
+                "trained": [[name, list(value.shape)] for name, value in trained_of(lora).items()],
                 "seeded": torch.initial_seed() != case["seed"],
             }
             of_case["begin"] = lora(x)
@@ -58,10 +53,7 @@ def observe_numbers(lora, layer, x, case):
     output = lora(x)
     if output.requires_grad:
         output.pow(2).sum().backward()
-    flows = any(
-        value.grad is not None and value.grad.abs().sum() > 0
-        for value in trained_of(lora).values()
-    )
+    flows = any(value.grad is not None and value.grad.abs().sum() > 0 for value in trained_of(lora).values())
     all_zeros = not any(value.detach().any() for value in trained_of(lora).values())
     some_zeros = not all(value.detach().any() for value in trained_of(lora).values())
     values = []
@@ -144,11 +136,7 @@ def check_lora_layer(answer, draw):
         if not near(of_rank["end"], expected):
             cause = "after training with DDP, the merged layer is not that of one process on all batches"
             raise Wrong(
-                f"{steps} steps with DDP",
-                rank=f"{rank} of {n}",
-                expected=expected,
-                got=of_rank["end"],
-                cause=cause,
+                f"{steps} steps with DDP", rank=f"{rank} of {n}", expected=expected, got=of_rank["end"], cause=cause
             )
 
 
@@ -156,10 +144,7 @@ def thin(values, case):
     """(B A, in that shape) of two matrices that are found by their shapes, whichever
     way round they are stored.
     """
-    r, shapes = (
-        case["r"],
-        {(case["r"], case["inputs"]): "A", (case["outputs"], case["r"]): "B"},
-    )
+    r, shapes = (case["r"], {(case["r"], case["inputs"]): "A", (case["outputs"], case["r"]): "B"})
     found = {}
     for value in values:
         for matrix in (value, value.T):
@@ -188,30 +173,19 @@ def trained_by_hand(case, begin, steps, n):
 
 
 def judge_layer(case, seen):
-    r, inputs, outputs, alpha = (
-        case[name] for name in ("r", "inputs", "outputs", "alpha")
-    )
+    r, inputs, outputs, alpha = (case[name] for name in ("r", "inputs", "outputs", "alpha"))
     checked = f"LoRALinear of {inputs} inputs, {outputs} outputs, bias {case['bias']}, r={r}, alpha={alpha}"
     layer, x = a_layer(case).double(), inputs_of(case).double()
     shapes = sorted(sorted(shape) for _, shape in seen["trained"])
     if shapes != sorted([sorted([r, inputs]), sorted([outputs, r])]):
-        names = (
-            ", ".join(f"{name} {tuple(shape)}" for name, shape in seen["trained"])
-            or "none"
-        )
+        names = ", ".join(f"{name} {tuple(shape)}" for name, shape in seen["trained"]) or "none"
         cause = "only the two new matrices may train"
-        if any(
-            list(shape) in ([outputs, inputs], [outputs])
-            for _, shape in seen["trained"]
-        ):
+        if any(list(shape) in ([outputs, inputs], [outputs]) for _, shape in seen["trained"]):
             cause = "the layer's own weight and bias are frozen: layer.requires_grad_(False)"
         elif not seen["trained"]:
             cause = "A and B must be nn.Parameters that require a gradient, stored as attributes of the module"
         raise Wrong(
-            checked,
-            expected=f"parameters that train: A {(r, inputs)} and B {(outputs, r)}",
-            got=names,
-            cause=cause,
+            checked, expected=f"parameters that train: A {(r, inputs)} and B {(outputs, r)}", got=names, cause=cause
         )
     if not near(seen["begin"], layer(x)):
         cause = "it must start with the output of the given layer: initialise B with zeros, so that B A is zero"
@@ -222,43 +196,28 @@ def judge_layer(case, seen):
         raise Wrong(checked, expected=layer(x), got=seen["begin"], cause=cause)
     if seen["all zeros"]:
         cause = (
-            "if A and B both start as zeros, the gradient of each is a product with the other, so it stays zero "
-            "forever"
+            "if A and B both start as zeros, the gradient of each is a product with the other, so it stays zero forever"
         )
-        raise Wrong(
-            checked, expected="a gradient in the first step", got="zeros", cause=cause
-        )
+        raise Wrong(checked, expected="a gradient in the first step", got="zeros", cause=cause)
     change = thin([value.double() for value in seen["values"]], case)
     scale = scale_of(case)
     truth = layer(x) + scale * x @ change.T
     if not near(seen["output"], truth):
         looks = {
-            "this is plain LoRA's alpha / r: here the sum is scaled by alpha / sqrt(r)": [
-                alpha / r
-            ],
+            "this is plain LoRA's alpha / r: here the sum is scaled by alpha / sqrt(r)": [alpha / r],
             "a whole-number division or root drops the fraction: the scale is alpha / sqrt(r)": [
                 alpha // r,
                 alpha // r**0.5,
                 alpha // math.isqrt(r),
                 alpha / math.isqrt(r),
             ],
-            "the sum is scaled by alpha / sqrt(r)": [
-                alpha,
-                1,
-                1 / r,
-                r / alpha,
-                r**-0.5,
-                (alpha / r) ** 0.5,
-            ],
+            "the sum is scaled by alpha / sqrt(r)": [alpha, 1, 1 / r, r / alpha, r**-0.5, (alpha / r) ** 0.5],
             "the added term has the wrong sign": [-scale],
             "B A x is missing: the new matrices have no effect": [0],
         }
         cause = "the layer must compute W x + b + alpha / sqrt(r) B A x"
         for likely, scales in looks.items():
-            if any(
-                near(seen["output"], layer(x) + other * x @ change.T)
-                for other in scales
-            ):
+            if any(near(seen["output"], layer(x) + other * x @ change.T) for other in scales):
                 cause = likely
         if near(seen["output"], scale * x @ change.T):
             cause = "W x + b is missing: add the output of A and B to the output of the layer"
@@ -268,24 +227,13 @@ def judge_layer(case, seen):
             "the constructor sets torch's seed, so all layers start with the same A, and "
             "everything random that follows changes: leave the seed to the program"
         )
-        raise Wrong(
-            checked, expected="torch's seed as before", got="another", cause=cause
-        )
+        raise Wrong(checked, expected="torch's seed as before", got="another", cause=cause)
     if not seen["flows"]:
         cause = "no gradient reaches A and B: forward detaches their output, or computes it under no_grad"
-        raise Wrong(
-            checked,
-            expected="a gradient in the first step",
-            got="none, or zeros",
-            cause=cause,
-        )
+        raise Wrong(checked, expected="a gradient in the first step", got="none, or zeros", cause=cause)
     judge_gradient_of_inputs(checked, seen["of x"], layer, change, scale, x)
     if seen["kind"] != "Linear" or not seen["new"]:
-        got = (
-            seen["kind"]
-            if seen["kind"] != "Linear"
-            else "the layer that it was given, changed"
-        )
+        got = seen["kind"] if seen["kind"] != "Linear" else "the layer that it was given, changed"
         cause = "merged() must return a new nn.Linear that does not need this class; the LoRALinear must not change"
         raise Wrong(checked, expected="a new Linear", got=got, cause=cause)
     later = layer(x) + 2 * scale * x @ change.T
@@ -293,19 +241,11 @@ def judge_layer(case, seen):
         of_now = later if what == "again" else truth
         if not near(seen[what], of_now):
             raise Wrong(
-                f"{checked}: {MERGED[what]}",
-                expected=of_now,
-                got=seen[what],
-                cause=cause_of_merge(what, seen, case),
+                f"{checked}: {MERGED[what]}", expected=of_now, got=seen[what], cause=cause_of_merge(what, seen, case)
             )
     if not seen["gradients on"]:
         cause = "gradients are off for the whole program: use torch.no_grad() in a with block or as a decorator"
-        raise Wrong(
-            f"{checked}: after merged()",
-            expected="gradients on",
-            got="off",
-            cause=cause,
-        )
+        raise Wrong(f"{checked}: after merged()", expected="gradients on", got="off", cause=cause)
     if len(seen["still"]) != 2:
         cause = "merged() has frozen A and B: the LoRALinear must stay as it is"
         raise Wrong(
@@ -334,10 +274,7 @@ def judge_gradient_of_inputs(checked, got, layer, change, scale, x):
             "something else: freeze with requires_grad_(False), not with no_grad() or detach()"
         )
     elif near(got, gradient(layer.weight)):
-        cause = (
-            "no gradient passes through A and B to x, so the layers before learn something "
-            "else: do not detach x"
-        )
+        cause = "no gradient passes through A and B to x, so the layers before learn something else: do not detach x"
     raise Wrong(f"{checked}: the gradient of x", expected=truth, got=got, cause=cause)
 
 
@@ -356,9 +293,7 @@ def cause_of_merge(what, seen, case):
     layer, x = a_layer(case).double(), inputs_of(case).double()
     change = thin([value.double() for value in seen["values"]], case)
     scale = scale_of(case)
-    if case["bias"] and near(
-        seen["merged"], layer(x) - layer.bias + scale * x @ change.T
-    ):
+    if case["bias"] and near(seen["merged"], layer(x) - layer.bias + scale * x @ change.T):
         return "the merged layer has lost the bias"
     if near(seen["merged"], layer(x) + x @ change.T):
         return "the merged layer has no alpha / sqrt(r): include it in the weight, too"

@@ -44,9 +44,7 @@ def measure(layers, sizes):
 
 
 def measured(layers, r, n):
-    adapted = (
-        LoRALinear(nn.Linear(*shape, bias=False).bfloat16(), r) for shape in layers
-    )
+    adapted = (LoRALinear(nn.Linear(*shape, bias=False).bfloat16(), r) for shape in layers)
     model = nn.Sequential(*adapted)
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(trained_of(model).values())
@@ -80,9 +78,7 @@ def check_plan(answer, draw):
         truth = None
         if case.ranks <= 3:
             sizes = [true_plan(case)[0], true_plan(case)[0] + 1]
-            measured = answer.without(
-                measure, case.layers, sizes, nproc=case.ranks, timeout=30
-            )
+            measured = answer.without(measure, case.layers, sizes, nproc=case.ranks, timeout=30)
             truth = measured[0]
         judge_plan(case, pair, truth, list(zip(cases, pairs)))
 
@@ -158,9 +154,7 @@ def cause_of_r(case, r, answers):
         return "r is a whole number: round down"
     for cause, (frozen, trained) in LOOKS_OF_R.items():
         guesses = [true_plan(case, frozen, trained)[0] for case, _ in answers]
-        if all(
-            max(0, guess) == max(0, r) for guess, (_, (r, _)) in zip(guesses, answers)
-        ):
+        if all(max(0, guess) == max(0, r) for guess, (_, (r, _)) in zip(guesses, answers)):
             return cause
     if r == true_plan(case)[0] + 1:
         return "with this r, the bytes are just above the budget: round down"

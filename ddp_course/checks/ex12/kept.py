@@ -20,28 +20,15 @@ def words(case):
 
 
 def true_bytes(
-    parameters,
-    ranks,
-    stage,
-    mixed=False,
-    buckets=False,
-    shard=None,
-    sizes=None,
-    begin=(3, 2, 1),
-    again=None,
+    parameters, ranks, stage, mixed=False, buckets=False, shard=None, sizes=None, begin=(3, 2, 1), again=None
 ):
     """The right answer; the other arguments are for wrong ones: another shard, other
     sizes, sharded from other stages.
     """
     shard = -(-parameters // ranks) if shard is None else shard
     sizes = sizes or ((2, 2, 12) if mixed else (4, 4, 8))
-    kept = sum(
-        size * (shard if stage >= sharded_from else parameters)
-        for size, sharded_from in zip(sizes, begin)
-    )
-    return kept + (
-        parameters * (sizes[1] if again is None else again) if buckets else 0
-    )
+    kept = sum(size * (shard if stage >= sharded_from else parameters) for size, sharded_from in zip(sizes, begin))
+    return kept + (parameters * (sizes[1] if again is None else again) if buckets else 0)
 
 
 @question(
@@ -64,9 +51,7 @@ def check_kept_bytes(answer, draw):
                 parameters = ranks * draw.randrange(10, 10**6) + rest
                 case = {"parameters": parameters, "ranks": ranks, "stage": stage}
                 # what is False may be left out
-                case |= (
-                    {"mixed": True} if mixed else draw.choice([{}, {"mixed": False}])
-                )
+                case |= {"mixed": True} if mixed else draw.choice([{}, {"mixed": False}])
                 cases.append(case | draw.choice([{}, {"buckets": False}]))
                 if stage == 0 and ranks > 1:
                     cases.append(case | {"buckets": True})
@@ -110,9 +95,7 @@ def cause_of_bytes(cases, seen, case):
         if change is None:
             alike = all(one_at_a_time(c) == got for c, got in zip(cases, seen))
         else:
-            alike = all(
-                about(true_bytes(**c, **change(c)), got) for c, got in zip(cases, seen)
-            )
+            alike = all(about(true_bytes(**c, **change(c)), got) for c, got in zip(cases, seen))
         if alike:
             return cause
     one_more = case["parameters"] // case["ranks"] + 1
@@ -140,7 +123,6 @@ def one_at_a_time(case):
     shard = -(-case["parameters"] // case["ranks"])
     sizes = (2, 2, 12) if case.get("mixed") else (4, 4, 8)
     kept = sum(
-        size * (shard if case["stage"] == stage else case["parameters"])
-        for size, stage in zip(sizes, (3, 2, 1))
+        size * (shard if case["stage"] == stage else case["parameters"]) for size, stage in zip(sizes, (3, 2, 1))
     )
     return kept + (sizes[1] * case["parameters"] if case.get("buckets") else 0)

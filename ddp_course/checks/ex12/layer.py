@@ -3,13 +3,7 @@
 import torch
 
 from ddp_course.checks.differences import near
-from ddp_course.checks.ex12.counted import (
-    ROOM,
-    SIZE,
-    bytes_sent,
-    least_in_use,
-    messages,
-)
+from ddp_course.checks.ex12.counted import ROOM, SIZE, bytes_sent, least_in_use, messages
 from ddp_course.judge.question import question
 from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
@@ -102,12 +96,8 @@ def judge_numbers(checked, case, rank, n, seen):
     weight, x, gradient = all_of[rank]
     truth = x @ weight.T
     if not near(seen["y"], truth):
-        cause = (
-            "y = x @ weight.T, with all rows of the weight, in the order of the ranks"
-        )
-        raise Wrong(
-            f"{checked}: y", rank=where, expected=truth, got=seen["y"], cause=cause
-        )
+        cause = "y = x @ weight.T, with all rows of the weight, in the order of the ranks"
+        raise Wrong(f"{checked}: y", rank=where, expected=truth, got=seen["y"], cause=cause)
     if not near(seen["x"], gradient @ weight):
         cause = "the gradient of x must be gradient @ weight, with the whole weight, gathered again"
         if near(seen["x"], gradient @ weight / n):
@@ -115,16 +105,8 @@ def judge_numbers(checked, case, rank, n, seen):
         elif not case["longer"]:
             total = sum(g @ weight for _, _, g in all_of)
             if near(seen["x"], total) or near(seen["x"], total / n):
-                cause = (
-                    "each rank has its own x, so the gradient of x must not be averaged"
-                )
-        raise Wrong(
-            f"{checked}: the gradient of x",
-            rank=where,
-            expected=gradient @ weight,
-            got=seen["x"],
-            cause=cause,
-        )
+                cause = "each rank has its own x, so the gradient of x must not be averaged"
+        raise Wrong(f"{checked}: the gradient of x", rank=where, expected=gradient @ weight, got=seen["x"], cause=cause)
     judge_shard(checked, rank, n, seen["shard"], all_of)
 
 
@@ -132,9 +114,7 @@ def judge_bytes(checked, case, rank, n, seen):
     where, needed = f"{rank} of {n}", SIZE * case["inputs"] * case["outputs"]
     allowed = seen["y"].nbytes + ROOM
     if seen["kept"] > allowed:
-        cause = (
-            "you keep more for backward than necessary: x and the shard exist anyway"
-        )
+        cause = "you keep more for backward than necessary: x and the shard exist anyway"
         if seen["kept"] >= allowed - ROOM + needed:
             cause = "the whole weight is still in memory: save x and the shard, and gather again in backward"
         raise Wrong(f"{checked}: what forward leaves", rank=where, expected=f"y, {seen['y'].nbytes:,} bytes",
@@ -144,16 +124,11 @@ def judge_bytes(checked, case, rank, n, seen):
         if sent > times * needed * 1.1 + ROOM:
             kinds = ", ".join(name for name, _ in seen[phase])
             cause = (
-                "forward must gather the weight once; backward must gather it once and reduce-scatter its gradient "
-                "once"
+                "forward must gather the weight once; backward must gather it once and reduce-scatter its gradient once"
             )
             if "allreduce" in kinds:
                 cause = "an all_reduce gives all ranks all rows of the gradient: reduce_scatter sends half of that"
-            elif (
-                phase == "backward"
-                and kinds.count("allgather") > 1
-                and "reduce_scatter" not in kinds
-            ):
+            elif phase == "backward" and kinds.count("allgather") > 1 and "reduce_scatter" not in kinds:
                 cause = "gathering all ranks' gradients sends n times as much as reduce_scatter, and keeps them all"
             raise Wrong(f"{checked}: what {phase} sends", rank=where, got=f"{sent:,} bytes, by {kinds}",
                         expected=f"{times} times the weight, {times * needed:,} bytes", cause=cause)  # fmt: skip
@@ -168,18 +143,10 @@ def judge_shard(checked, rank, n, got, all_of):
     cause = "it must be the mean over ranks of gradient.T @ x, of which this rank gets its rows"
     if near(got, n * truth):
         cause = "this is the sum over ranks: divide by the number of ranks, as DDP does"
-    elif near(got, (gradient.T @ x).chunk(n)[rank]) or near(
-        got, (gradient.T @ x).chunk(n)[rank] / n
-    ):
+    elif near(got, (gradient.T @ x).chunk(n)[rank]) or near(got, (gradient.T @ x).chunk(n)[rank] / n):
         cause = "this is the gradient of this rank's batch only: the other ranks' batches used the same weight"
     elif any(near(got, part) for part in whole.chunk(n)):
         cause = "these are another rank's rows: rank r has the r-th part of the weight, and of its gradient"
     elif isinstance(got, torch.Tensor) and got.shape == truth.shape and not got.any():
         cause = "it is zero: reduce_scatter(own, parts) writes to its first argument; return that"
-    raise Wrong(
-        f"{checked}: the gradient of the shard",
-        rank=f"{rank} of {n}",
-        expected=truth,
-        got=got,
-        cause=cause,
-    )
+    raise Wrong(f"{checked}: the gradient of the shard", rank=f"{rank} of {n}", expected=truth, got=got, cause=cause)

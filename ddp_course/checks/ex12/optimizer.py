@@ -7,13 +7,7 @@ import torch
 from torch import nn
 
 from ddp_course.checks.differences import near, parted
-from ddp_course.checks.ex12.counted import (
-    ROOM,
-    SIZE,
-    bytes_sent,
-    least_in_use,
-    messages,
-)
+from ddp_course.checks.ex12.counted import ROOM, SIZE, bytes_sent, least_in_use, messages
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.judge.verdict import Wrong
@@ -89,11 +83,7 @@ def observe_optimizer(kind, run):
                     optimizer.step()
                     optimizer.zero_grad()
                 left.append(
-                    [
-                        "zeros" if not one.grad.any() else "a gradient"
-                        for one in parameters
-                        if one.grad is not None
-                    ]
+                    ["zeros" if not one.grad.any() else "a gradient" for one in parameters if one.grad is not None]
                 )
             moved = bytes_of_moved(parameters, given)
             kept = least_in_use(timeline, share_of(parameters, n) + moved) - moved
@@ -107,11 +97,7 @@ def bytes_of_moved(parameters, given):
     their weights are new memory, and the old memory is free.
     """
     places = {storage.data_ptr() for storage in given}
-    return sum(
-        parameter.nbytes
-        for parameter in parameters
-        if parameter.untyped_storage().data_ptr() not in places
-    )
+    return sum(parameter.nbytes for parameter in parameters if parameter.untyped_storage().data_ptr() not in places)
 
 
 @question(
@@ -133,11 +119,7 @@ def check_sharded_adamw(answer, draw):
     matrices = draw.sample(MATRICES, len(MATRICES))
     vectors = draw.sample(VECTORS, len(VECTORS))
     in_turn = [shape for pair in zip(matrices, vectors) for shape in pair]
-    for n, shapes, clips in [
-        (2, in_turn, False),
-        (draw.choice([3, 4]), matrices + vectors, True),
-        (3, FEW, True),
-    ]:
+    for n, shapes, clips in [(2, in_turn, False), (draw.choice([3, 4]), matrices + vectors, True), (3, FEW, True)]:
         run = Run(draw.randrange(10**6), lr, n, shapes, clips)
         expected = one_process(run)
         of_ranks = answer.on_ranks(observe_optimizer, list(run), nproc=n, timeout=10)
@@ -204,10 +186,7 @@ def cause_of_weights(run, number, end):
     """
     got = end[number]
     if torch.equal(got, numbers_of(run, 0)[number]):
-        return (
-            "this parameter has not changed here: after the step, its owner must "
-            "broadcast it to all other ranks"
-        )
+        return "this parameter has not changed here: after the step, its owner must broadcast it to all other ranks"
     n, limit = run.n, run.max_norm
     of_one = [
         ("it has grown: it is a sum of all ranks' values; use only the owner's value",
@@ -253,10 +232,7 @@ def cause_of_weights(run, number, end):
 def judge_optimizer(run, rank, seen, expected):
     checked, where, n = run.in_words(), f"{rank} of {run.n}", run.n
     for left in filter(None, seen["left"]):
-        kind, cause = (
-            "zeros",
-            "zeros take as much memory as gradients: set each parameter's grad to None",
-        )
+        kind, cause = ("zeros", "zeros take as much memory as gradients: set each parameter's grad to None")
         if "a gradient" in left:
             kind = "a gradient"
             cause = "zero_grad must clear all parameters: those of other owners have gradients here, too"
@@ -292,8 +268,7 @@ def judge_balance(checked, kept, parameters):
     if max(kept) - min(kept) > uneven:
         most, least = kept.index(max(kept)), kept.index(min(kept))
         cause = (
-            "the ranks share the state unevenly: divide the parameters about evenly, by "
-            "their sizes, among all ranks"
+            "the ranks share the state unevenly: divide the parameters about evenly, by their sizes, among all ranks"
         )
         raise Wrong(f"{checked}: what is kept", rank=f"{most} of {len(kept)}",
                     expected=f"at most {uneven:,} bytes more than another rank", cause=cause,

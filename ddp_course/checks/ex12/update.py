@@ -49,8 +49,7 @@ class Network(nn.Module):
         super().__init__()
         self.first, self.last = linear(width, width), linear(width, width)
         self.blocks = nn.ModuleList(
-            nn.Sequential(linear(width, hidden), nn.Tanh(), linear(hidden, width))
-            for hidden in widths
+            nn.Sequential(linear(width, hidden), nn.Tanh(), linear(hidden, width)) for hidden in widths
         )
 
     def forward(self, x):
@@ -102,9 +101,7 @@ def measure(width, widths, micro_batches, sync_each, expected):
 # ---- the formula ----
 
 
-def true_bytes(
-    case, state=8, whole=None, gathers=2, of_rest=1, scatters=None, share=None
-):
+def true_bytes(case, state=8, whole=None, gathers=2, of_rest=1, scatters=None, share=None):
     """(bytes kept after the first backward, bytes sent). The other arguments are for
     wrong ones.
 
@@ -172,9 +169,7 @@ def numbers_of(case, got):
     """The two numbers of an answer."""
     pair = two_numbers(got)
     if pair is None:
-        cause = (
-            "return two numbers: the bytes that are kept, and the bytes that are sent"
-        )
+        cause = "return two numbers: the bytes that are kept, and the bytes that are sent"
         raise Wrong(case.in_words(), expected="(kept, sent)", got=got, cause=cause)
     return pair.tolist()
 
@@ -233,14 +228,9 @@ def cause_of(name, answers):
     """The mistake that explains all answers' kept or sent bytes."""
     place = PLACES[name]
     for cause, change in LOOKS[name].items():
-        if all(
-            alike(true_bytes(case, **change(case))[place], pair[place])
-            for case, pair in answers
-        ):
+        if all(alike(true_bytes(case, **change(case))[place], pair[place]) for case, pair in answers):
             return cause
-    if name == "sent" and all(
-        alike(sent_if_gathered_once(case), pair[1]) for case, pair in answers
-    ):
+    if name == "sent" and all(alike(sent_if_gathered_once(case), pair[1]) for case, pair in answers):
         return (
             "weights are freed after each micro-batch, so each gathers them anew; only the reduce-scatter can wait for "
             "the last one"

@@ -3,12 +3,7 @@ a training loop that is ported to DeepSpeed, and layers that are placed on stage
 """
 
 from ddp_course.checks.ex13.checkpoints import check_checkpoint_bytes
-from ddp_course.checks.ex13.configurations import (
-    RANKS,
-    broken,
-    check_repair,
-    listing,
-)
+from ddp_course.checks.ex13.configurations import RANKS, broken, check_repair, listing
 from ddp_course.checks.ex13.engine import check_train
 from ddp_course.checks.ex13.stages import check_place
 

@@ -27,17 +27,12 @@ NAMES = "plain SGD", "SGD with momentum", "AdamW"
 
 CAUSES = {
     "gradients": "a checkpoint holds no gradients: the next step computes new ones",
-    "all write the weights": "in stages 0 to 2 all ranks have the same weights, and only "
-    "rank 0 writes them",
-    "all write the state": "in stage 0 all ranks have the same optimizer state, and only "
-    "rank 0 writes it",
+    "all write the weights": "in stages 0 to 2 all ranks have the same weights, and only rank 0 writes them",
+    "all write the state": "in stage 0 all ranks have the same optimizer state, and only rank 0 writes it",
     "sharded in stage 0": "in stage 0 nothing is sharded: rank 0 writes all of it",
-    "not sharded": "from stage 1 on, each rank writes only its part of the optimizer's "
-    "state",
-    "sharded weights": "in stages 1 and 2 the weights are not sharded: rank 0 writes "
-    "them whole",
-    "whole weights in stage 3": "in stage 3 no rank has the whole weights, and none "
-    "writes them",
+    "not sharded": "from stage 1 on, each rank writes only its part of the optimizer's state",
+    "sharded weights": "in stages 1 and 2 the weights are not sharded: rank 0 writes them whole",
+    "whole weights in stage 3": "in stage 3 no rank has the whole weights, and none writes them",
     "weights in stage 3": "in stage 3 the files of model states hold no weights, as "
     "lesson 13 shows: the weights are in the optimizer's 32 bits only",
     "no master weights in fp32": "from stage 1 on, DeepSpeed's optimizer has its own "
@@ -48,8 +43,7 @@ CAUSES = {
     "weights: it updates the weights themselves",
     "averages in bf16": "the optimizer keeps its numbers in 32 bits, also in bf16",
     "weights in fp32": "in bf16, the network's own weights have 2 bytes each",
-    "always AdamW": "`averages` says how many numbers the optimizer keeps: it is not "
-    "always AdamW, which keeps two",
+    "always AdamW": "`averages` says how many numbers the optimizer keeps: it is not always AdamW, which keeps two",
 }
 
 
@@ -67,9 +61,7 @@ def true_bytes(parameters, ranks, stage, precision, averages, mistakes=()):
     else:
         state += 4 * ("master weights in stage 0" in mistakes)
     state += weight * ("gradients" in mistakes)
-    sharded = (
-        "not sharded" not in mistakes if stage else "sharded in stage 0" in mistakes
-    )
+    sharded = "not sharded" not in mistakes if stage else "sharded in stage 0" in mistakes
     every_rank = state / ranks if sharded else 0.0
     if not sharded and (stage or "all write the state" in mistakes):
         every_rank = state
@@ -193,9 +185,7 @@ def check_checkpoint_bytes(answer, draw):
     measured, large = some_cases(draw)
     [predictions] = answer.on_ranks(observe_predictions, measured + large)
     ranks = measured[0]["ranks"]
-    found = answer.on_ranks(
-        observe_checkpoints, measured, nproc=ranks, timeout=TIMEOUT
-    )[0]
+    found = answer.on_ranks(observe_checkpoints, measured, nproc=ranks, timeout=TIMEOUT)[0]
     cause = cause_of(measured + large, predictions)
     for case, got, real in zip(measured, predictions, found):
         checked = "the files that a real engine has written"
@@ -205,9 +195,7 @@ def check_checkpoint_bytes(answer, draw):
 
 
 def judge_bytes(case, got, expected, checked, tolerance, cause):
-    checked = (
-        f"checkpoint_bytes({words(case)}), with {NAMES[case['averages']]}: {checked}"
-    )
+    checked = f"checkpoint_bytes({words(case)}), with {NAMES[case['averages']]}: {checked}"
     in_bytes = f"bytes, from rank 0 on: {listed(expected)}"
 
     def fail(cause, got=got):
@@ -231,9 +219,7 @@ def is_list(got):
 
 
 def agree(got, expected, tolerance, slack=0):
-    return len(got) == len(expected) and all(
-        abs(a - b) <= tolerance * b + slack for a, b in zip(got, expected)
-    )
+    return len(got) == len(expected) and all(abs(a - b) <= tolerance * b + slack for a, b in zip(got, expected))
 
 
 def cause_of(cases, predictions):

@@ -18,11 +18,7 @@ GOOD = {
     "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.01}},
     "scheduler": {
         "type": "WarmupLR",
-        "params": {
-            "warmup_min_lr": 1e-6,
-            "warmup_max_lr": 3e-4,
-            "warmup_num_steps": 100,
-        },
+        "params": {"warmup_min_lr": 1e-6, "warmup_max_lr": 3e-4, "warmup_num_steps": 100},
     },
     "gradient_clipping": 0.0,
     "zero_optimization": {"stage": 2},
@@ -36,16 +32,11 @@ def broken(draw=None):
     """
     good = copy.deepcopy(GOOD)
     if draw:
-        micro, accumulation = (
-            draw.randrange(2, 9),
-            draw.randrange(3, 7),
-        )  # not the notebook's 2
+        micro, accumulation = (draw.randrange(2, 9), draw.randrange(3, 7))  # not the notebook's 2
         good |= dict(zip(BATCH, (micro * accumulation * RANKS, micro, accumulation)))
         good["zero_optimization"]["stage"] = draw.choice([1, 2, 3])
         rate = draw.choice([1e-4, 2e-4, 6e-4])
-        good["optimizer"]["params"]["lr"] = good["scheduler"]["params"][
-            "warmup_max_lr"
-        ] = rate
+        good["optimizer"]["params"]["lr"] = good["scheduler"]["params"]["warmup_max_lr"] = rate
     found = {name: copy.deepcopy(good) for name in WANTED}
     found["arithmetic"]["gradient_accumulation_steps"] *= 2
     found["memory"]["zero_optimisation"] = found["memory"].pop("zero_optimization")
@@ -102,9 +93,7 @@ def check_repair(answer, draw):
     repaired, and nothing else changed.
     """
     for cases in (broken(), broken(draw)):
-        [seen] = answer.on_ranks(
-            observe_repairs, {name: config for name, (_, config) in cases.items()}
-        )
+        [seen] = answer.on_ranks(observe_repairs, {name: config for name, (_, config) in cases.items()})
         for name, (wanted, config) in cases.items():
             judge_repair(name, wanted, config, seen[name])
 
@@ -112,12 +101,7 @@ def check_repair(answer, draw):
 def judge_repair(name, wanted, config, got):
     checked = f"repair({name!r}, ...), which wants {wanted}"
     if not isinstance(got, dict):
-        raise Wrong(
-            checked,
-            expected="a configuration, a dict",
-            got=got,
-            cause="return the repaired configuration",
-        )
+        raise Wrong(checked, expected="a configuration, a dict", got=got, cause="return the repaired configuration")
 
     def fail(expected, cause, got=got):
         raise Wrong(checked, expected=expected, got=got, cause=cause)
@@ -143,35 +127,19 @@ def judge_repair(name, wanted, config, got):
                 sorted(got),
             )
         if got["zero_optimization"] != config["zero_optimisation"]:
-            fail(
-                config["zero_optimisation"],
-                "its contents were right",
-                got["zero_optimization"],
-            )
+            fail(config["zero_optimisation"], "its contents were right", got["zero_optimization"])
     if name == "clipping":
         if "gradient_clipping" not in got:
-            fail(
-                "a line that says so",
-                "left out, gradient_clipping is 1.0",
-                "no gradient_clipping",
-            )
+            fail("a line that says so", "left out, gradient_clipping is 1.0", "no gradient_clipping")
         if got["gradient_clipping"] != 0:
             fail(
                 "gradient_clipping 0.0",
                 "0 does not clip; any other number is the largest norm",
                 got["gradient_clipping"],
             )
-    enabled = [
-        kind
-        for kind in ("fp16", "bf16")
-        if isinstance(got.get(kind), dict) and got[kind].get("enabled")
-    ]
+    enabled = [kind for kind in ("fp16", "bf16") if isinstance(got.get(kind), dict) and got[kind].get("enabled")]
     if name == "precision" and enabled != ["bf16"]:
-        fail(
-            "bf16, and not fp16",
-            "exactly one of the two may be enabled, and bf16 is wanted",
-            enabled,
-        )
+        fail("bf16, and not fp16", "exactly one of the two may be enabled, and bf16 is wanted", enabled)
     if name == "schedule":
         rate = lowest_rate(got)
         highest = config["scheduler"]["params"]["warmup_max_lr"]
@@ -195,16 +163,10 @@ def judge_repair(name, wanted, config, got):
         for one in (before, after):
             one["scheduler"]["params"].pop("warmup_min_lr")
     if name == "memory" and "zero_optimisation" in after:
-        fail(
-            "no key zero_optimisation", "the misspelt one is still there", sorted(after)
-        )
+        fail("no key zero_optimisation", "the misspelt one is still there", sorted(after))
     for key in sorted(before.keys() | after.keys()):
         if key not in may_change and before.get(key) != after.get(key):
-            fail(
-                f"{key} as it was: {before.get(key)}",
-                "change what is wrong, and nothing else",
-                after.get(key),
-            )
+            fail(f"{key} as it was: {before.get(key)}", "change what is wrong, and nothing else", after.get(key))
 
 
 def lowest_rate(config):

@@ -107,10 +107,7 @@ def look_at(engine):
         "optimizer": type(optimizer).__name__,
         "dtype": str(next(engine.module.parameters()).dtype),
         "schedule": engine.lr_scheduler is not None,
-        "groups": [
-            {name: group.get(name) for name in names}
-            for group in optimizer.param_groups
-        ],
+        "groups": [{name: group.get(name) for name in names} for group in optimizer.param_groups],
         "kept": sum(kept),
         "end": lesson13.whole_parameters(engine),
     }
@@ -141,10 +138,7 @@ def check_train(answer, draw):
     """
     deepspeed_is_needed()
     # one after the other: what goes wrong in stage 0 is explained before stage 3 raises
-    for stages, ranks, max_norm in (
-        ([0], draw.choice([2, 3]), 0.0),
-        ([1, 2, 3], 2, 0.3),
-    ):
+    for stages, ranks, max_norm in (([0], draw.choice([2, 3]), 0.0), ([1, 2, 3], 2, 0.3)):
         window = draw.randint(2, 4)
         case = {"stage": draw.choice(stages), "window": window, "max_norm": max_norm}
         case |= {"seed": draw.randrange(10**6), "batch_size": draw.randint(2, 4)}
@@ -156,9 +150,7 @@ def check_train(answer, draw):
 
 
 def judge_training(case, rank, ranks, seen):
-    checked = (
-        f"train with {case['length']} micro-batches per rank, stage {case['stage']}"
-    )
+    checked = f"train with {case['length']} micro-batches per rank, stage {case['stage']}"
     checked += f", accumulate {case['window']}, max_norm {case['max_norm']}"
 
     def fail(what, expected, got, cause):
@@ -169,12 +161,7 @@ def judge_training(case, rank, ranks, seen):
     if engine is None:
         cause = "build an engine with deepspeed.initialize, train with it, and return "
         got = f"a {seen['kind']}" if "kind" in seen else seen["returned"]
-        fail(
-            "what comes back",
-            "an engine and the losses",
-            got,
-            f"{cause}(engine, losses)",
-        )
+        fail("what comes back", "an engine and the losses", got, f"{cause}(engine, losses)")
     judge_state(fail, case, ranks, engine)
     judge_calls(fail, case, seen)
     truth, losses = by_one_process(case, ranks)
@@ -190,9 +177,7 @@ def judge_state(fail, case, ranks, engine):
     if engine["stage"] != case["stage"]:
         parameters = sum(map(torch.Tensor.numel, engine["end"].values()))
         part = ranks if case["stage"] else 1
-        expected = (
-            f"stage {case['stage']}, so {parameters // part} numbers, or a few more"
-        )
+        expected = f"stage {case['stage']}, so {parameters // part} numbers, or a few more"
         got = f"stage {engine['stage']}, and {engine['kept']} numbers"
         cause = "the configuration's zero_optimization has the stage: take it from the "
         cause += "argument"
@@ -210,21 +195,15 @@ def judge_calls(fail, case, seen):
     if seen["calls"] != updates * window:
         cause = "each micro-batch of a whole update goes through the engine once"
         if seen["calls"] > updates * window:
-            cause = (
-                "the micro-batches at the end that make no whole update are left out"
-            )
+            cause = "the micro-batches at the end that make no whole update are left out"
         fail("micro-batches", updates * window, seen["calls"], cause)
     if engine["updates"] != updates:
-        cause = (
-            "call engine.step() after each micro-batch: it counts them, and makes an "
-        )
+        cause = "call engine.step() after each micro-batch: it counts them, and makes an "
         cause += f"update after every {window} of them"
         if engine["micro_steps"] == 0:
             cause = "engine.step() is not called: nothing has been updated"
         elif engine["batch"][-1] != window:
-            cause = (
-                f"an update takes {window} micro-batches, and the engine accumulates "
-            )
+            cause = f"an update takes {window} micro-batches, and the engine accumulates "
             cause += f"{engine['batch'][-1]}: the engine has to know the right number"
         fail("updates of the engine", updates, engine["updates"], cause)
     if engine["dtype"] != "torch.float32":
@@ -239,9 +218,7 @@ def cause_of_drift(case, ranks, seen):
     """Why the parameters are not those of one process, as far as one can tell."""
     engine = seen["engine"]
     if engine["optimizer"] != "SGD":
-        return (
-            f"the loop has SGD with momentum, and the engine has {engine['optimizer']}"
-        )
+        return f"the loop has SGD with momentum, and the engine has {engine['optimizer']}"
     if engine["schedule"]:
         return "the engine has a schedule, and the loop has none"
     settings = {"lr": RATE, "momentum": MOMENTUM, "nesterov": False, "dampening": 0}
@@ -262,12 +239,10 @@ def cause_of_drift(case, ranks, seen):
         return f"the engine clips at {used}, not at {case['max_norm']}; left out, " \
             "gradient_clipping is 1.0, and 0 does not clip"  # fmt: skip
     for mistake, cause in {
-        "again": "the loss is divided twice: engine.backward() divides it by the "
-        "accumulation already",
+        "again": "the loss is divided twice: engine.backward() divides it by the accumulation already",
         "last": "only the last micro-batch of each update counts: engine.step() clears "
         "gradients when it is time, and nobody else should",
-        "swapped": "the biases decay here, and the matrices do not: it is the other way "
-        "round",
+        "swapped": "the biases decay here, and the matrices do not: it is the other way round",
     }.items():
         if near(engine["end"], by_one_process(case, ranks, mistake)[0]):
             return cause
@@ -287,9 +262,7 @@ def judge_configuration(fail, case, ranks, engine):
         cause = "the configuration has other sizes than the training: DeepSpeed's "
         fail("the sizes of a batch", *as_words, f"{cause}reports would be wrong")
     if case["stage"] and engine["bucket"] > 10**6:
-        cause = (
-            "a bucket is a buffer in memory: give reduce_bucket_size; its default is "
-        )
+        cause = "a bucket is a buffer in memory: give reduce_bucket_size; its default is "
         got = f"{engine['bucket']:,} numbers"
         cause += "500 million numbers, 2 GB"
         fail("the engine's bucket", "at most a million numbers", got, cause)
@@ -347,10 +320,7 @@ def by_one_process(case, ranks, mistake=None):
     of_ranks = micro_batches(case, ranks)
     for begin in range(0, case["length"] // window * window, window):
         losses = [
-            [
-                F.cross_entropy(network(inputs.double()), labels)
-                for inputs, labels in mine[begin : begin + window]
-            ]
+            [F.cross_entropy(network(inputs.double()), labels) for inputs, labels in mine[begin : begin + window]]
             for mine in of_ranks
         ]
         counted = [mine[-1:] if mistake == "last" else mine for mine in losses]
@@ -377,16 +347,13 @@ def mean(numbers):
 def agree(numbers, others):
     """Whether two lists hold the same numbers, to four digits."""
     others = list(others)
-    return len(numbers) == len(others) and all(
-        abs(a - b) <= 1e-4 * (1 + abs(b)) for a, b in zip(numbers, others)
-    )
+    return len(numbers) == len(others) and all(abs(a - b) <= 1e-4 * (1 + abs(b)) for a, b in zip(numbers, others))
 
 
 def near(some, others):
     """Whether two states hold the same numbers, as far as 32 bits go."""
     return some.keys() == others.keys() and all(
-        torch.allclose(some[name].double(), others[name], rtol=1e-3, atol=1e-4)
-        for name in others
+        torch.allclose(some[name].double(), others[name], rtol=1e-3, atol=1e-4) for name in others
     )
 
 

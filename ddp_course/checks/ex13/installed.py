@@ -14,8 +14,6 @@ TIMEOUT = 60  # seconds, for ranks that have yet to import these; else they need
 def deepspeed_is_needed():
     """Start the ranks' server with DeepSpeed. Raises Wrong where it is not installed."""
     if find_spec("deepspeed") is None:
-        cause = (
-            "DeepSpeed is not installed here: pip install deepspeed (not on Windows)"
-        )
+        cause = "DeepSpeed is not installed here: pip install deepspeed (not on Windows)"
         raise Wrong("nothing yet: this question runs a DeepSpeed engine", cause=cause)
     start_server(*PRELOADED)  # where none runs yet

@@ -19,10 +19,7 @@ def best(costs, stages):
     tried.
     """
     every = combinations(range(1, len(costs)), stages - 1)
-    return min(
-        slowest(costs, [b - a for a, b in zip((0, *cuts), (*cuts, len(costs)))])
-        for cuts in every
-    )
+    return min(slowest(costs, [b - a for a, b in zip((0, *cuts), (*cuts, len(costs)))]) for cuts in every)
 
 
 def observe_places(place, cases):
@@ -72,27 +69,13 @@ def judge_place(costs, stages, got):
     checked = f"place({costs}, {stages})"
     truth = best(costs, stages)
     expected = f"{stages} numbers of layers, with which the slowest stage takes {truth}"
-    if not isinstance(got, list | tuple) or not all(
-        isinstance(size, int) for size in got
-    ):
-        cause = (
-            "return a list: how many layers each stage has, from the first to the last"
-        )
+    if not isinstance(got, list | tuple) or not all(isinstance(size, int) for size in got):
+        cause = "return a list: how many layers each stage has, from the first to the last"
         raise Wrong(checked, expected=expected, got=got, cause=cause)
     if len(got) != stages:
-        raise Wrong(
-            checked,
-            expected=expected,
-            got=got,
-            cause=f"these are {len(got)} stages, not {stages}",
-        )
+        raise Wrong(checked, expected=expected, got=got, cause=f"these are {len(got)} stages, not {stages}")
     if min(got) < 1:
-        raise Wrong(
-            checked,
-            expected=expected,
-            got=got,
-            cause="a stage without a layer is a rank without work",
-        )
+        raise Wrong(checked, expected=expected, got=got, cause="a stage without a layer is a rank without work")
     if sum(got) != len(costs):
         cause = f"there are {len(costs)} layers, and each is on one stage: these are {sum(got)}"
         raise Wrong(checked, expected=expected, got=got, cause=cause)

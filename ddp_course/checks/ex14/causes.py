@@ -39,9 +39,7 @@ def of_error(trial, checked, error, told, n):
         got = f"rank {error.rank} has written more than 4,096 bytes to a file"
         return Wrong(checked, **rows, got=got, cause=cause)
     if "SystemExit" in text:
-        cause = (
-            "train has to return the losses, on all ranks; its caller ends the program"
-        )
+        cause = "train has to return the losses, on all ranks; its caller ends the program"
         return Wrong(checked, **rows, got=error.message, cause=cause)
     if isinstance(error, RankTimeout) or any(words in text for words in SYMPTOMS):
         who = "the signals have reached the ranks at different moments"
@@ -91,7 +89,9 @@ def of_loss(trial, of_ranks, rank, start, place):
         return "these losses are from before the restart: they belong into the checkpoint as they are"
     if place == start:
         if near(got, loss_with(trial, 0, start)):
-            return "this is the loss of a network that was never trained: load its parameters from the file, on all ranks"
+            return (
+                "this is the loss of a network that was never trained: load its parameters from the file, on all ranks"
+            )
         if near(got, loss_with(trial, start - 1, start)):
             return "the parameters in the checkpoint are those before the last update: save after optimizer.step()"
         return (

@@ -67,9 +67,7 @@ def do(found, machine, script):
 
 def wait_for_listener(found, machine, port, patience=20):
     deadline = time.monotonic() + patience
-    while f":{port:04X} 00000000:0000 0A" not in do(
-        found, machine, "cat /proc/net/tcp"
-    ):
+    while f":{port:04X} 00000000:0000 0A" not in do(found, machine, "cat /proc/net/tcp"):
         if time.monotonic() > deadline:
             raise TimeoutError(f"nobody listens at port {port} of node{machine}")
         time.sleep(0.05)
@@ -89,9 +87,7 @@ def table_of(found, machine):
         for own in card.get("addr_info", [])
     ]
     lines = [line.split() for line in do(found, machine, "cat /etc/hosts").splitlines()]
-    resolves = {
-        line[1]: line[0] for line in lines if len(line) == 2 and ":" not in line[0]
-    }
+    resolves = {line[1]: line[0] for line in lines if len(line) == 2 and ":" not in line[0]}
     return {
         "name": f"node{machine}",
         "interfaces": interfaces,
@@ -109,10 +105,7 @@ def meet(machines, address, port, names, host):
     """
     # not by launch(): while an answer is graded, ranks are spawned, which enter no machine
     here = ["python", "-m", __name__, address, str(port), str(host)]
-    meeting = [
-        machines.start(machine, [*here, str(machine), name], **PIPES)
-        for machine, name in enumerate(names)
-    ]
+    meeting = [machines.start(machine, [*here, str(machine), name], **PIPES) for machine, name in enumerate(names)]
     said = [process.communicate(timeout=100)[0] for process in meeting]
     if not all("6.0" in text.splitlines() for text in said):
         raise RuntimeError("the ranks on three machines printed\n" + "\n".join(said))
@@ -124,9 +117,7 @@ def add_up(address, port, host, rank, name):
     os.environ["GLOO_SOCKET_IFNAME"] = name
     serves = {"is_master": rank == host, "wait_for_workers": False}
     store = dist.TCPStore(address, port, timeout=patience, **serves)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=3, timeout=patience
-    )
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=3, timeout=patience)
     total = torch.tensor(rank + 1.0)
     dist.all_reduce(total)
     dist.barrier()

@@ -34,10 +34,7 @@ def a_table(draw, traps, good_ports="first", wide=False, names_lead="elsewhere")
     start = draw.randrange(20_000, 60_000)
     ports = list(range(start, start + 5))
     nets = [draw.randrange(1, 120), draw.randrange(130, 250)]
-    right = [
-        f"10.{nets[0]}.{k if wide else 0}.{11 + k}/{16 if wide else 24}"
-        for k in range(n)
-    ]
+    right = [f"10.{nets[0]}.{k if wide else 0}.{11 + k}/{16 if wide else 24}" for k in range(n)]
     slow = [f"192.168.{nets[1]}.{51 + k}/24" for k in range(n)]
     fast = [f"10.{nets[1]}.0.{11 + k}/24" for k in range(n)]
     found = {"slow": (slow, [1000] * n), "right": (right, [25_000] * n)}
@@ -49,16 +46,9 @@ def a_table(draw, traps, good_ports="first", wide=False, names_lead="elsewhere")
     if "uneven" in traps:
         found["fast"] = (fast, [100_000] * (n - 1) + [10_000])
     if "lookalike" in traps:
-        found["fast"] = (
-            [f"10.{nets[1]}.0.{3 + 64 * k}/26" for k in range(n)],
-            [50_000] * n,
-        )
+        found["fast"] = ([f"10.{nets[1]}.0.{3 + 64 * k}/26" for k in range(n)], [50_000] * n)
     odd = draw.randrange(n)  # the host with the trap
-    names = {
-        "slow": ["eth0", "eno1"],
-        "right": ["eth1", "ens5f0"],
-        "fast": ["ib0", "eth2"],
-    }
+    names = {"slow": ["eth0", "eno1"], "right": ["eth1", "ens5f0"], "fast": ["ib0", "eth2"]}
     hosts = []
     for k in range(n):
         interfaces = [
@@ -98,16 +88,8 @@ def without_a_network(draw):
 def cases_of(draw):
     plain = [a_table(draw, [], names_lead="right"), a_table(draw, [], wide=True)]
     trapped = [a_table(draw, [trap]) for trap in TRAPS]
-    together = [
-        a_table(
-            draw, ["bridges", *draw.sample([*TRAPS][1:], 1)], wide=draw.random() < 0.5
-        )
-        for _ in range(4)
-    ]
-    at_the_end = [
-        a_table(draw, ["bridges", "uneven"], "last"),
-        a_table(draw, [], "last"),
-    ]
+    together = [a_table(draw, ["bridges", *draw.sample([*TRAPS][1:], 1)], wide=draw.random() < 0.5) for _ in range(4)]
+    at_the_end = [a_table(draw, ["bridges", "uneven"], "last"), a_table(draw, [], "last")]
     hopeless = [a_table(draw, ["bridges"], "none"), without_a_network(draw)]
     return [*plain, *trapped, *together, *at_the_end, *hopeless]
 
@@ -123,10 +105,7 @@ def networks(hosts):
     """The networks that join all hosts, {network: its speed in Mbit/s}."""
     found = {}
     for network in {network_of(i) for host in hosts for i in host["interfaces"]}:
-        members = [
-            [i for i in host["interfaces"] if i["up"] and network_of(i) == network]
-            for host in hosts
-        ]
+        members = [[i for i in host["interfaces"] if i["up"] and network_of(i) == network] for host in hosts]
         if network.is_loopback or not all(members):
             continue
         addresses = [own[0]["address"] for own in members]
@@ -173,8 +152,7 @@ def in_words(hosts):
     return "\n" + "\n".join(
         f"{host['name']}: "
         + ", ".join(
-            f"{i['name']} {i['address']}{'' if i['up'] else ' (down)'} {i['speed']}"
-            for i in host["interfaces"]
+            f"{i['name']} {i['address']}{'' if i['up'] else ' (down)'} {i['speed']}" for i in host["interfaces"]
         )
         for host in hosts
     )
@@ -251,22 +229,16 @@ def judge_interfaces(fail, hosts, names, found, best):
         return
     tell = lambda cause: fail(f"{right}, in {best}", names, cause)
     if len(names) != len(hosts):
-        tell(
-            f"there are {len(hosts)} hosts, and each needs the name of its interface, in the hosts' order"
-        )
+        tell(f"there are {len(hosts)} hosts, and each needs the name of its interface, in the hosts' order")
     chosen = []
     for host, name in zip(hosts, names):
         matching = [i for i in host["interfaces"] if i["name"] == name]
         if not matching:
-            tell(
-                f"{host['name']} has no interface {name!r}: interfaces may have other names on other hosts"
-            )
+            tell(f"{host['name']} has no interface {name!r}: interfaces may have other names on other hosts")
         chosen.append(matching[0])
     for host, interface in zip(hosts, chosen):
         if network_of(interface).is_loopback:
-            tell(
-                "lo leads to the host itself: the other hosts cannot be reached over it"
-            )
+            tell("lo leads to the host itself: the other hosts cannot be reached over it")
         if not interface["up"]:
             tell(f"{interface['name']} is down on {host['name']}")
     addresses = [interface["address"] for interface in chosen]
@@ -316,21 +288,14 @@ def judge_address(fail, hosts, text, network):
         )
     known = {i["address"].split("/")[0] for host in hosts for i in host["interfaces"]}
     if text in known:
-        tell(
-            text,
-            f"this address is not in {network}: the rendezvous has to be in the network that you chose",
-        )
+        tell(text, f"this address is not in {network}: the rendezvous has to be in the network that you chose")
     tell(text, "no host has this address")
 
 
 def judge_port(fail, host, ports, port, address):
     """Raise Wrong unless the port is free and open on the host."""
     good = usable(host, ports)
-    expected = (
-        f"one of {good} on {host['name']}"
-        if good
-        else f"another host than {host['name']}"
-    )
+    expected = f"one of {good} on {host['name']}" if good else f"another host than {host['name']}"
     got = f"port {port!r} on {host['name']}"
     if not isinstance(port, int) or isinstance(port, bool):
         fail(expected, got, "the port is a whole number")
@@ -338,17 +303,9 @@ def judge_port(fail, host, ports, port, address):
         fail(expected, got, "this port is not one of those to choose from")
     if port in host["taken"]:
         cause = "somebody listens at this port already: the job would end with EADDRINUSE, or talk to another job"
-        fail(
-            expected,
-            got,
-            f"{cause}"
-            + ("" if good else ". This host has no good port: look at the others"),
-        )
+        fail(expected, got, f"{cause}" + ("" if good else ". This host has no good port: look at the others"))
     if port in host["blocked"]:
-        cause = "the firewall of this host drops what comes to this port: the other hosts would wait for their time limit"
-        fail(
-            expected,
-            got,
-            f"{cause}"
-            + ("" if good else ". This host has no good port: look at the others"),
+        cause = (
+            "the firewall of this host drops what comes to this port: the other hosts would wait for their time limit"
         )
+        fail(expected, got, f"{cause}" + ("" if good else ". This host has no good port: look at the others"))

@@ -56,11 +56,7 @@ def paying_cases(draw, cases):
     for case in cases:
         if case["machines"] > 1:
             saved = alone(case) - computing(case)
-            for part in (
-                draw.uniform(0.1, 0.4),
-                draw.uniform(0.5, 0.8),
-                draw.uniform(1.1, 3),
-            ):
+            for part in (draw.uniform(0.1, 0.4), draw.uniform(0.5, 0.8), draw.uniform(1.1, 3)):
                 delay = part * saved / messages(case["machines"])
                 found.append({**case, "delay": delay})
     for case in found:
@@ -101,10 +97,7 @@ def true_bandwidth(case):
 
 
 def observe_predictions(step_seconds, bandwidth_that_pays, name, cases):
-    function = {
-        "step_seconds": step_seconds,
-        "bandwidth_that_pays": bandwidth_that_pays,
-    }[name]
+    function = {"step_seconds": step_seconds, "bandwidth_that_pays": bandwidth_that_pays}[name]
     seen = []
     for case in cases:
         with trying(f"{name}({in_words(case)})"):
@@ -122,8 +115,7 @@ def as_float(value):
 
 def in_words(case):
     return ", ".join(
-        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in case.items()
+        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in case.items()
     )
 
 
@@ -166,9 +158,7 @@ def check_second_machine(answer, draw):
     [steps] = answer.on_ranks(observe_predictions, "step_seconds", cases)
     measured = {}
     for place, case in enumerate(cases[:3]):
-        seconds = answer.without(
-            observe_steps, case, nproc=case["machines"], timeout=25
-        )
+        seconds = answer.without(observe_steps, case, nproc=case["machines"], timeout=25)
         measured[place] = max(seconds)
     for place, case in enumerate(cases):
         judge_step(case, steps[place], measured.get(place), cases, steps)
@@ -285,10 +275,7 @@ def cause_of_step(cases, steps):
 
 
 def explains(formula, cases, numbers):
-    return all(
-        isinstance(got, float) and near(got, formula(case))
-        for case, got in zip(cases, numbers)
-    )
+    return all(isinstance(got, float) and near(got, formula(case)) for case, got in zip(cases, numbers))
 
 
 def judge_bandwidth(case, got, cases, found):
@@ -310,15 +297,8 @@ def judge_bandwidth(case, got, cases, found):
     says = f"{got:.5g} bytes per second"
     if 0 < got < math.inf:
         step = true_step({**case, "bandwidth": got})
-        says += (
-            f", with which {n} machines take {step:.4g} s, and one {alone(case):.4g} s"
-        )
-    raise Wrong(
-        checked,
-        expected=told,
-        got=says,
-        cause=cause_of_bandwidth(case, got, cases, found),
-    )
+        says += f", with which {n} machines take {step:.4g} s, and one {alone(case):.4g} s"
+    raise Wrong(checked, expected=told, got=says, cause=cause_of_bandwidth(case, got, cases, found))
 
 
 def left(case):
@@ -332,11 +312,7 @@ def pays(bytes_of, left=left):
 
 
 ring = lambda case: messages(case["machines"]) * case["gradient"] / case["machines"]
-without = lambda computing: (
-    lambda case: (
-        alone(case) - computing(case) - messages(case["machines"]) * case["delay"]
-    )
-)
+without = lambda computing: lambda case: alone(case) - computing(case) - messages(case["machines"]) * case["delay"]
 PAYING_LOOK = [
     (pays(ring, without(even)), "samples cannot be divided: some machines get one more, and all wait for these"),
     (pays(ring, without(floor)), "the rest of the batch is left out: some machines get one sample more, and all wait for "

@@ -138,10 +138,7 @@ class OneProcess:
             parts = [batch]
             if shares is not None:
                 parts = [torch.tensor(part) for part in shares[update] if part] or parts
-            means = [
-                F.cross_entropy(network(data.inputs[part]), data.labels[part])
-                for part in parts
-            ]
+            means = [F.cross_entropy(network(data.inputs[part]), data.labels[part]) for part in parts]
             loss = sum(means) / len(means)
             gradients = torch.autograd.grad(loss, list(network.parameters()))
             if update == forget:

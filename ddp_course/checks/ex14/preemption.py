@@ -98,9 +98,7 @@ class Trial:
         self.judge(checked, of_ranks, stopped)
         if self.saved() is None:
             cause = "nothing was saved: all of it is lost when the job is started again"
-            if any(
-                self.path.stem in name for name in self.answer.files(self.path.parent)
-            ):
+            if any(self.path.stem in name for name in self.answer.files(self.path.parent)):
                 cause = "the checkpoint has another name: rename it to `path`"
             expected = f"a file {self.path.name}"
             raise Wrong(checked, expected=expected, got="no such file", cause=cause)
@@ -120,14 +118,10 @@ class Trial:
                 cause = "for a moment there was no file at `path`: leave the old one there until os.replace"
                 checked = f"{checked}; rank 0 is killed in the middle of the new file"
                 got = "no file"
-                raise Wrong(
-                    checked, expected="the old file", got=got, cause=cause
-                ) from None
+                raise Wrong(checked, expected="the old file", got=got, cause=cause) from None
             self.torn = size if size <= limit else None
             return
-        self.judge(
-            checked, of_ranks, self.judge_stop(checked, of_ranks, update_in(told))
-        )
+        self.judge(checked, of_ranks, self.judge_stop(checked, of_ranks, update_in(told)))
         cause = "no checkpoint was written at this signal: each preemption needs one"
         got = f"no rank has written more than {limit:,} bytes to a file"
         raise Wrong(checked, expected="a new checkpoint", got=got, cause=cause)
@@ -163,9 +157,7 @@ class Trial:
                     "and all return"
                 )
             if computed <= update:
-                cause = (
-                    "the update in which the signal came was not computed: finish it"
-                )
+                cause = "the update in which the signal came was not computed: finish it"
             told = {"rank": f"{rank} of {len(of_ranks)}", "got": f"{computed} updates"}
             expected = f"{update + 1} updates, with that of the signal"
             raise Wrong(checked, expected=expected, **told, cause=cause)
@@ -201,9 +193,7 @@ class Trial:
             return start
         cause = "updates have been left out, with all their samples"
         if start < self.done:
-            cause = (
-                "an update that was saved is computed again: go on behind the last loss"
-            )
+            cause = "an update that was saved is computed again: go on behind the last loss"
         if start == 0:
             cause = "the training begins anew, and what was saved is not used: load the file if it exists"
         if start == 0 and self.torn is not None:
@@ -251,15 +241,7 @@ class Trial:
     def shares(self, of_ranks):
         """For each update, the samples of each rank in this run."""
         return [
-            [
-                [
-                    n
-                    for call in seen["seen"]
-                    for n in call
-                    if self.update_of.get(n) == update
-                ]
-                for seen in of_ranks
-            ]
+            [[n for call in seen["seen"] for n in call if self.update_of.get(n) == update] for seen in of_ranks]
             for update in range(UPDATES)
         ]
 

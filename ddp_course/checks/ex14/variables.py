@@ -34,9 +34,7 @@ def a_job(number, nodelist, hosts, tasks, cyclic=False, asked=False):
         "SLURM_JOB_ID": str(number),
         "SLURM_JOB_NODELIST": nodelist,
         "SLURM_NNODES": str(len(hosts)),
-        "SLURM_TASKS_PER_NODE": ",".join(
-            f"{size}(x{times})" if times > 1 else f"{size}" for size, times in runs
-        ),
+        "SLURM_TASKS_PER_NODE": ",".join(f"{size}(x{times})" if times > 1 else f"{size}" for size, times in runs),
     }
     if asked:
         shared["SLURM_NTASKS_PER_NODE"] = str(max(tasks))
@@ -96,10 +94,7 @@ def meeting_jobs(draw):
     """Some jobs of four tasks that can really meet, each at a port of its own."""
     hosts, sizes = ["localhost", "node4", "node5"], [2, 1, 1]
     numbers = draw.sample(range(10_000, 20_000), 20)
-    return [
-        (hosts, sizes, a_job(number, "localhost,node[4-5]", hosts, sizes))
-        for number in numbers
-    ]
+    return [(hosts, sizes, a_job(number, "localhost,node[4-5]", hosts, sizes)) for number in numbers]
 
 
 def expected_of(hosts, tasks, slurm):
@@ -129,9 +124,7 @@ def answers_for(rank_variables, tasks):
 
 
 def in_words(slurm):
-    return ", ".join(
-        f"{name}={value}" for name, value in slurm.items() if "SLURM_" in name
-    )
+    return ", ".join(f"{name}={value}" for name, value in slurm.items() if "SLURM_" in name)
 
 
 def answer_in_this_task(rank_variables, tasks):
@@ -183,11 +176,7 @@ def check_rank_variables(answer, draw):
     jobs = [*jobs_of(draw), *neighbours(draw), *meeting]
     tasks = [slurm for _, _, of_tasks in jobs for slurm in of_tasks]
     [seen] = answer.on_ranks(answers_for, tasks, timeout=10)
-    expected = [
-        expected_of(hosts, sizes, slurm)
-        for hosts, sizes, of_tasks in jobs
-        for slurm in of_tasks
-    ]
+    expected = [expected_of(hosts, sizes, slurm) for hosts, sizes, of_tasks in jobs for slurm in of_tasks]
     for slurm, got in zip(tasks, seen):
         judge_form(slurm, got)
     for name in [*SAME, "MASTER_ADDR"]:
@@ -211,9 +200,7 @@ def judge_form(slurm, got):
         raise Wrong(in_words(slurm), **told, cause=cause)
     for name, value in got.items():
         if not isinstance(value, str):
-            cause = (
-                "the environment holds texts only: os.environ would raise a TypeError"
-            )
+            cause = "the environment holds texts only: os.environ would raise a TypeError"
             told |= {"expected": f"{name} as a text", "got": f"{value!r}"}
             raise Wrong(in_words(slurm), **told, cause=cause)
 
@@ -325,10 +312,7 @@ OTHERWISE = {
 def cause_of_number(name, tasks, values):
     """The likely mistake: the formula that explains the values for all tasks."""
     for formula, cause in LOOKS[name]:
-        if all(
-            value == str(formula(*numbers_of(slurm)))
-            for slurm, value in zip(tasks, values)
-        ):
+        if all(value == str(formula(*numbers_of(slurm))) for slurm, value in zip(tasks, values)):
             return cause
     if any(not value.isdecimal() for value in values):
         return f"{OTHERWISE[name]}, a whole number"
@@ -354,9 +338,7 @@ def cause_of_host(slurm, right, got):
         return "the zeros in front of a number belong to the name: gpu03 is not gpu3"
     if right.startswith(got) and got:
         return "a part of the name is missing: what is behind a pair of brackets, another pair, too, belongs to it"
-    return (
-        "rank 0 is on the first host of SLURM_JOB_NODELIST, and all have to meet there"
-    )
+    return "rank 0 is on the first host of SLURM_JOB_NODELIST, and all have to meet there"
 
 
 def without_zeros(name):
@@ -398,7 +380,9 @@ def judge_neighbours(found):
                 continue
             cause = "two jobs may share a machine: those whose numbers differ by less than 10,000 need different ports"
             if len(set(found.values())) == 1:
-                cause = "all jobs have the same port, and two of them may share a machine: derive it from the job's number"
+                cause = (
+                    "all jobs have the same port, and two of them may share a machine: derive it from the job's number"
+                )
             checked = f"MASTER_PORT for the jobs {other} and {job}"
             got = f"{port} for both"
             raise Wrong(checked, expected="two ports", got=got, cause=cause)
@@ -431,9 +415,7 @@ def judge_meeting(answer, tasks, expected):
         if got != [rank, 4, 10.0]:
             told = {"rank": f"{rank} of 4", "expected": [rank, 4, 10.0], "got": got}
             checked = "rank, world size, and 1 + 2 + 3 + 4 of four processes that join with these variables"
-            cause = (
-                "does the function return the same for the same variables each time?"
-            )
+            cause = "does the function return the same for the same variables each time?"
             raise Wrong(checked, **told, cause=cause)
 
 

@@ -319,13 +319,7 @@ def judge_run(case, ranks):
             limit, sent = QUIET if expected is None else LOUD, seen["checks"][place][1]
             judge_bytes(where, rank, sent, limit)
             if not sent and case["checks"][place] not in case["checks"][:place]:
-                raise Wrong(
-                    f"{where}: its bytes",
-                    rank=rank,
-                    expected="some",
-                    got=0,
-                    cause=SILENT,
-                )
+                raise Wrong(f"{where}: its bytes", rank=rank, expected="some", got=0, cause=SILENT)
     if case["checks"] == LONG:
         judge_memory(checked, ranks)
 
@@ -363,14 +357,8 @@ def judge_bytes(where, rank, sent, limit):
 
 SILENT = "a rank knows nothing of the others' parameters but what it is sent: exchange a hash in each check"
 TOO_MUCH = {
-    QUIET: (
-        "while all agree",
-        "one hash of everything is enough then, whatever the number of steps and tensors",
-    ),
-    LOUD: (
-        "as they differ",
-        "find the step first, with one hash per step, and then exchange only this step's hashes",
-    ),
+    QUIET: ("while all agree", "one hash of everything is enough then, whatever the number of steps and tensors"),
+    LOUD: ("as they differ", "find the step first, with one hash per step, and then exchange only this step's hashes"),
 }
 
 

@@ -54,9 +54,7 @@ def check_diagnoses(answer, draw):
 def judge_form(name, found):
     """Raise Wrong unless there is a name, and a possible diagnosis for each patient."""
     if not name.strip() or name.strip().lower() == "your name":
-        cause = (
-            "write your own name: the patients are drawn from it, so yours are yours"
-        )
+        cause = "write your own name: the patients are drawn from it, so yours are yours"
         raise Wrong("the name in diagnoses()", got=repr(name), cause=cause)
     missing = [letter for letter in PATIENTS if letter not in found]
     if missing:
@@ -77,9 +75,7 @@ def judge_form(name, found):
                 checked,
                 expected=f"a rank from 0 to {RANKS - 1}, a step from 1 to {STEPS}",
                 got=f"rank {rank}, step {step}",
-                cause="the order is (rank, step, cause)"
-                if whole
-                else "ranks and steps are whole numbers",
+                cause="the order is (rank, step, cause)" if whole else "ranks and steps are whole numbers",
             )
 
 

@@ -37,11 +37,7 @@ def latest_collectives(rank, path, count=2):
     """Lines about the latest collectives in a rank's flight record."""
     if not path.exists():
         return [f"rank {rank} has left no flight record"]
-    calls = [
-        call
-        for call in pickle.loads(path.read_bytes())["entries"]
-        if call["process_group"][0] == "0"
-    ]
+    calls = [call for call in pickle.loads(path.read_bytes())["entries"] if call["process_group"][0] == "0"]
     lines = []
     for call in calls[-count:]:
         frame = next(f for f in call["frames"] if "patients" in f["filename"])

@@ -106,11 +106,7 @@ def in_quarters(event):
 
 
 def spans(events, wanted):
-    return [
-        (e["ts"], e["ts"] + e["dur"], e["args"].get("seq"))
-        for e in events
-        if e["ph"] == "X" and wanted(e)
-    ]
+    return [(e["ts"], e["ts"] + e["dur"], e["args"].get("seq")) for e in events if e["ph"] == "X" and wanted(e)]
 
 
 def is_transfer(e):
@@ -132,9 +128,7 @@ def truth(traces):
         computing, transfers = spans(events, is_computing), spans(events, is_transfer)
         [(first, last, _)] = spans(events, lambda e: e["name"] == STEP)
         counts = dict.fromkeys(KINDS, 0)
-        edges = [
-            edge for begin, end, _ in computing + transfers for edge in (begin, end)
-        ]
+        edges = [edge for begin, end, _ in computing + transfers for edge in (begin, end)]
         edges += complete.values()
         edges = [first, *sorted(edge for edge in edges if first < edge < last), last]
         for now, next_edge in zip(edges, edges[1:]):
@@ -157,9 +151,7 @@ def analysed(analyse, cases):
         with trying(name):
             returned = analyse(traces)
         try:
-            found.append(
-                [{kind: float(rank[kind]) for kind in KINDS} for rank in returned]
-            )
+            found.append([{kind: float(rank[kind]) for kind in KINDS} for rank in returned])
         except (TypeError, ValueError, KeyError):
             found.append(repr(returned)[:200])
     return found

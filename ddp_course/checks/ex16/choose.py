@@ -66,9 +66,7 @@ def measure(case, cap, count):
     os.environ[NETWORK] = f"{case['alpha']} {1 / case['beta']}"
     with process_group(timeout=20):
         yours, one_bucket = (
-            DistributedDataParallel(
-                Sleepy(case["gradients"]), bucket_cap_mb=size / 2**20
-            )
+            DistributedDataParallel(Sleepy(case["gradients"]), bucket_cap_mb=size / 2**20)
             for size in (min(max(cap, 1), ONE_BUCKET), ONE_BUCKET)
         )
         for model in (yours, one_bucket) * 2:  # DDP arranges its buckets in two steps
@@ -142,9 +140,7 @@ def micro_batches(case, exposed_time):
 def a_case(draw, *network):
     """A profile, and a network, for which a coarse search finds a good size, too."""
     while True:
-        case = a_profile(draw) | dict(
-            zip(("alpha", "beta", "ranks", "efficiency"), network)
-        )
+        case = a_profile(draw) | dict(zip(("alpha", "beta", "ranks", "efficiency"), network))
         whole = sum(size for _, size in case["gradients"])
         coarse = min(exposed(case, whole * part / 300) for part in range(1, 301))
         one = case["forward"] + case["backward"]
@@ -177,10 +173,7 @@ def a_case_for_the_laboratory(draw):
     """Large gradients, a slow network, and times that can be slept. Several buckets are
     much better than one, and five micro-batches much better than one.
     """
-    gradients = [
-        (round(0.012 * (place + 1), 3), 4 * draw.randrange(40_000, 60_000))
-        for place in range(8)
-    ]
+    gradients = [(round(0.012 * (place + 1), 3), 4 * draw.randrange(40_000, 60_000)) for place in range(8)]
     return {"gradients": gradients, "forward": 0.024, "backward": 0.096, "ranks": 2, "alpha": 2e-3,
             "beta": 0.15 / sum(size for _, size in gradients), "efficiency": 0.85}  # fmt: skip
 
@@ -251,9 +244,7 @@ def judge_measured(case, cap, count, best):
                     cause=cause_of_count(case, exposed(case, cap), count))  # fmt: skip
     names = {ONE: ONE, BUCKETS: BUCKETS, YOURS: f"your buckets, {count} micro-batches"}
     return "bars", {
-        "values": {
-            shown: 100 * best[COMPUTING] / best[name] for name, shown in names.items()
-        },
+        "values": {shown: 100 * best[COMPUTING] / best[name] for name, shown in names.items()},
         "xlabel": "efficiency (%)",
         "title": "Your choice, measured on a pretend network",
         "unit": " %",

@@ -56,9 +56,7 @@ def observed(evaluate, count, seed):
     except (TypeError, ValueError):
         seen["returned"] = repr(returned)
     changed = not torch.equal(before, model[1].running_mean)
-    seen["trains"] = torch.is_grad_enabled() and all(
-        parameter.requires_grad for parameter in model.parameters()
-    )
+    seen["trains"] = torch.is_grad_enabled() and all(parameter.requires_grad for parameter in model.parameters())
     left = all(module.training for module in model.modules())
     return seen | {"operators": work.operators, "left": left, "changed": changed}
 
@@ -67,9 +65,7 @@ def timed(evaluate, seed):
     """The seconds of evaluations by the answer, and by the slow program, in turn."""
     model, loader = make_model(seed), DataLoader(samples(LARGE, seed), BATCH)
     with process_group(), trying(f"evaluate(model, a loader of {LARGE} samples)"):
-        return in_turn(
-            lambda: slow_evaluate(model, loader), lambda: evaluate(model, loader)
-        )
+        return in_turn(lambda: slow_evaluate(model, loader), lambda: evaluate(model, loader))
 
 
 def truth(count, seed):
@@ -86,12 +82,8 @@ def truth(count, seed):
         "right": [right.mean().item(), losses.mean().item()],
         "of means": [of_batches(right) / batches, of_batches(losses) / batches],
         "sums": [right.sum().item(), losses.sum().item()],
-        "full batches": [
-            values.sum().item() / (batches * BATCH) for values in (right, losses)
-        ],
-        "without the last": [
-            values[: count // BATCH * BATCH].mean().item() for values in (right, losses)
-        ],
+        "full batches": [values.sum().item() / (batches * BATCH) for values in (right, losses)],
+        "without the last": [values[: count // BATCH * BATCH].mean().item() for values in (right, losses)],
     }
 
 

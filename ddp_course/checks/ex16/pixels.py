@@ -69,9 +69,7 @@ def bytes_in_use():
     tracemalloc.start()
     gc.collect()
     made, _ = tracemalloc.get_traced_memory()
-    return made + watch.bytes_of(
-        [thing for thing in gc.get_objects() if type(thing) is torch.Tensor]
-    )
+    return made + watch.bytes_of([thing for thing in gc.get_objects() if type(thing) is torch.Tensor])
 
 
 def wide_tensors(count):
@@ -153,9 +151,7 @@ def judge_batches(seen, images, labels, checked):
     if [len(batch) for batch in seen["batches"]] != [2] * len(pairs):
         raise Wrong(f"{checked}: the batches", expected=f"{len(pairs)} batches of images and labels",
                     got=f"{len(seen['batches'])} batches", cause="return an image and its label")  # fmt: skip
-    named = [
-        (f"batch {i}", *pair) for i, pair in enumerate(zip(pairs, seen["batches"]))
-    ]
+    named = [(f"batch {i}", *pair) for i, pair in enumerate(zip(pairs, seen["batches"]))]
     named.append(("dataset[3]", (normal[3], labels[3]), seen["one"]))
     for where, (expected, label), (got, got_label) in named:
         if not near(got, expected, 1e-4) or got.dtype != torch.float32:
@@ -198,9 +194,7 @@ def cause_of_images(got, expected, images):
     if got.dtype != torch.float32:
         return "images are float32"
     if abs(got.mean() - got.new_tensor(0)) < 1e-3 and len(expected) < len(images):
-        return (
-            "mean and deviation are those of all images, not of one image or one batch"
-        )
+        return "mean and deviation are those of all images, not of one image or one batch"
     if near(got * numbers.std(), expected * numbers.std() + numbers.mean(), 1e-3):
         return "subtract the mean before you divide"
     return "subtract the mean over all images, and divide by their standard deviation"

@@ -126,10 +126,7 @@ def alone(n, count, size, seed, scale=1.0):
     optimizer, parameters, losses = make_optimizer(model, n), [], []
     for number in range(UPDATES):
         optimizer.zero_grad()
-        of_ranks = [
-            micro_batches(count, size, seed + 1000 * (rank + 1) + 100 * number)
-            for rank in range(n)
-        ]
+        of_ranks = [micro_batches(count, size, seed + 1000 * (rank + 1) + 100 * number) for rank in range(n)]
         means = []
         for parts in zip(*of_ranks):
             each = [F.cross_entropy(model(x), y) for x, y in parts]

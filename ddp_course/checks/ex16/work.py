@@ -48,6 +48,5 @@ class Work(TorchDispatchMode):
 def has_mask(function, args):
     """Whether an operator is labels[mask], whose length only the GPU knows."""
     return function._opname == "index" and any(
-        index is not None and index.dtype in (torch.bool, torch.uint8)
-        for index in args[1]
+        index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
     )
