@@ -23,6 +23,7 @@ from conftest import COURSE, THOROUGH
 
 from ddp_course import checks
 from ddp_course.checks import ex03, ex16, functions
+from ddp_course.checks.claims import agree
 from ddp_course.checks.ex16 import analyse
 from ddp_course.judge import answer as answers
 from ddp_course.judge import hints
@@ -199,7 +200,7 @@ def analyse(traces):
 def test_values_agree_if_they_are_the_same_and_of_the_same_type(
     got, expected, scale, same
 ):
-    assert functions.agree(got, expected, scale) == same
+    assert agree(got, expected, functions.DIGITS, scale) == same
 
 
 def test_of_several_mistakes_the_first_that_explains_all_results_is_told():

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 
 import torch
 
+from ddp_course.checks.checked_watch import CheckedWatch
 from ddp_course.checks.claims import Claim, alike
 from ddp_course.checks.training import gradients_of, state
 from ddp_course.checks.works import noting_works
-from ddp_course.ranks.watch import Watch
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def recording(network):
     views = {
         name: parameter.grad.view(-1) for name, parameter in network.named_parameters() if parameter.grad is not None
     }
-    with Watch() as watch, noting_works() as works:
+    with CheckedWatch() as watch, noting_works() as works:
         yield (record := {"log": watch.log, "works": works})
     after = gradients_of(network)
     record |= {

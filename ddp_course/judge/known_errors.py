@@ -73,6 +73,8 @@ KNOWN_ERRORS = {
     "iter() returned non-iterator": "__iter__ must return an iterator: for a list, return iter(the_list)",
     "can require gradients": "a weight that is packed into integers cannot have a gradient: check "
     "value.is_floating_point()",
+    "torch's dispatcher was not told of": "what is sent is counted here: call the functions of torch.distributed, in the "
+    "thread that calls the answer",
     "trying to initialize the default process group twice": "the check has already joined the process group: do not "
     "call init_process_group",
 }

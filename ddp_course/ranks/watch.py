@@ -10,15 +10,24 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+# the functional collectives, which DTensor and compiled programs call, by c10d's names
+FUNCTIONAL = {
+    "all_reduce": "allreduce",
+    "all_gather_into_tensor": "allgather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "all_to_all_single": "alltoall",
+    "broadcast": "broadcast",
+}
+
 
 class Watch(TorchDispatchMode):
     """Log each communication of this rank while the `with` block runs, whichever
     function asked for it: `log`, of dicts.
 
-    name: 'send', 'recv', 'allreduce', 'broadcast', ...; bytes: of its first tensors;
-    whole: of all that the ranks share in it; peer: the other rank of a send or recv;
-    waits: whether the caller waits for it to end (async_op=False); at: the time, in
-    seconds.
+    name: 'send', 'recv', 'allreduce', 'broadcast', ...; bytes: of its first tensors, or
+    of the result of a functional collective; whole: of all that the ranks share in it;
+    peer: the other rank of a send or recv; waits: whether the caller waits for it to end
+    (async_op=False); at: the time, in seconds.
     """
 
     def __init__(self):
@@ -28,22 +37,34 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if _is_sharded(types):
             return NotImplemented
-        if function.namespace == "c10d":
-            name = function._opname.strip("_").removesuffix("_base")
-            entry = {
-                "name": name,
-                "bytes": _bytes(args[0]),
-                "whole": max(map(_bytes, args)),
-            }
-            entry |= {
-                "peer": args[2] if name in ("send", "recv") else None,
-                "at": time.perf_counter(),
-            }
-            entry["waits"] = any(
-                argument is False for argument in args[1:]
-            )  # asyncOp, else left out
-            self.log.append(entry)
-        return function(*args, **(kwargs or {}))
+        at = time.perf_counter()
+        name = _name_of(function)
+        if name and function.namespace == "c10d":
+            self._note(name, at, _bytes(args[0]), args)
+        returned = function(*args, **(kwargs or {}))
+        if name and function.namespace == "_c10d_functional":
+            self._note(name, at, _bytes(returned), [*args, returned])
+        return returned
+
+    def _note(self, name, at, size, shared):
+        self.log.append({
+            "name": name,
+            "bytes": size,
+            "whole": max(map(_bytes, shared)),
+            "peer": shared[2] if name in ("send", "recv") else None,
+            "at": at,
+            "waits": any(each is False for each in shared[1:]),  # asyncOp, else left out
+        })  # fmt: skip
+
+
+def _name_of(operation):
+    """What c10d calls a communication; None for any other operation."""
+    if operation.namespace == "c10d":
+        return operation._opname.strip("_").removesuffix("_base")
+    if operation.namespace == "_c10d_functional":
+        name = operation._opname.strip("_").removesuffix("_out")
+        return FUNCTIONAL.get(name.removesuffix("_coalesced"))
+    return None
 
 
 def _is_sharded(types):
@@ -61,7 +82,7 @@ def _bytes(tensors):
 
 def count_collectives(step):
     """Run `step()`; return how many collectives of which kind it called, {name:
-    number}, those of DDP's C++ included, those of `_functional_collectives` not.
+    number}, those of DDP's C++ and DTensor's functional ones included.
     """
     with Watch() as watched:
         step()

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from ddp_course import lesson02
+from torch.utils._python_dispatch import _disable_current_modes
 
 from mutants import right, wrong
 
@@ -698,6 +699,35 @@ def all_reduce_and_a_cut(tensor, lengths):
     total = tensor.clone()
     dist.all_reduce(total)
     return total.split(lengths)[dist.get_rank()]
+
+
+@wrong("ring_reduce_scatter", "torch's dispatcher was not told of", status="your code raised")
+def a_ring_for_show(tensor, lengths):
+    total = tensor.clone()
+    with _disable_current_modes():
+        dist.all_reduce(total)
+    ring(torch.zeros_like(tensor), lengths)
+    return total.split(lengths)[dist.get_rank()]
+
+
+@wrong("ring_reduce_scatter", "torch's dispatcher was not told of", status="your code raised")
+def messages_for_show(tensor, lengths):
+    """Rank 0 collects and distributes, in messages that only the backend sees."""
+    rank, n = me()
+    backend, total = dist.group.WORLD._get_backend(tensor.device), tensor.clone()
+    for other in range(1, n):
+        came = torch.empty_like(tensor)
+        if rank == other:
+            backend.send([total], 0, 1).wait()
+            backend.recv([total], 0, 2).wait()
+        elif rank == 0:
+            backend.recv([came], other, 1).wait()
+            total += came
+    if rank == 0:
+        for other in range(1, n):
+            backend.send([total], other, 2).wait()
+    ring(torch.zeros_like(tensor), lengths)
+    return total.split(lengths)[rank]
 
 
 @wrong("ring_reduce_scatter", "but it is piece|numbers")

@@ -64,6 +64,15 @@ def as_in_the_lesson(module):
     lesson03.average_gradients(module)
 
 
+@wrong("average_gradients", "torch's dispatcher was not told of", status="your code raised")
+def asks_the_backend(module):
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    for gradient in gradients_of(module):
+        backend.allreduce([gradient]).wait()
+        gradient /= dist.get_world_size()
+    in_one_message(module)
+
+
 @wrong("average_gradients", "each gradient is sent alone")
 def divides_before_it_sums(module):
     for parameter in module.parameters():

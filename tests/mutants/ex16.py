@@ -1273,9 +1273,8 @@ def assumes_full_batches(model, loader):
     return accuracy * share, loss * share
 
 
-@wrong("update", "timed in turn with the slow program")
-def hides_its_messages(model, micro_batches, optimizer):
-    """Functional collectives are not counted."""
+@wrong("update", "each gradient travels alone")
+def with_functional_collectives(model, micro_batches, optimizer):
     optimizer.zero_grad()
     losses, group = [], dist.group.WORLD
     mean = lambda tensor: wait_tensor(all_reduce(tensor, "avg", group))

@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 
 from ddp_course import lesson02
+from ddp_course.checks.checked_watch import CheckedWatch
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
-from ddp_course.ranks.watch import Watch
 
 
 def predictions(crossover, cases):
@@ -62,7 +62,7 @@ def messages_of_all_reduces(lengths):
             logs[way] = []
             for length in lengths:
                 tensor = torch.full([length], rank + 1.0, dtype=torch.float64)
-                with Watch() as watch:
+                with CheckedWatch() as watch:
                     all_reduce(tensor)
                 assert tensor.eq(n * (n + 1) / 2).all()
                 logs[way].append(sends_first(watch.log) if way == "ring" else watch.log)

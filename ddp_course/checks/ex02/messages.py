@@ -5,10 +5,10 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from ddp_course.checks.checked_watch import CheckedWatch
 from ddp_course.judge.answer import trying
 from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
-from ddp_course.ranks.watch import Watch
 
 ONE_TO_ONE = ("send", "recv", "recv_any_source")
 
@@ -24,7 +24,7 @@ def a_tensor(shape, dtype, seed):
     return torch.randint(-most, most, shape, generator=generator, dtype=dtype)
 
 
-class CarefulWatch(Watch):
+class CarefulWatch(CheckedWatch):
     """A Watch that raises an error if the peer rank does not exist, for which gloo
     would crash or wait.
     """

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ddp_course.checks.checked_watch import CheckedWatch
 from ddp_course.checks.claims import Between, Claim, hold, on_every_rank
 from ddp_course.checks.ex03.readiness import noting_what_is_sent
 from ddp_course.checks.recording import mean_gradient, recording, started_alike, unmoved, waited, wraps
@@ -13,7 +14,6 @@ from ddp_course.checks.training import gradients_of, state
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.ranks.environment import process_group
-from ddp_course.ranks.watch import Watch
 
 STEPS, WIDTH = 60, 12
 LATE = 0.5  # seconds that the last rank comes late to backward
@@ -135,7 +135,7 @@ def count_buckets(wrapper, cases):
     with process_group() as (rank, n):
         for outputs, size in cases:
             model = wrapper(SideBySide(outputs, 0), bucket_size_mb=size / 2**20)
-            with trying(f"bucket_size_mb={size / 2**20:.3g}"), Watch() as watch:
+            with trying(f"bucket_size_mb={size / 2**20:.3g}"), CheckedWatch() as watch:
                 loss = total_of(model, some_inputs(0, rank, n, False), 1.0)
                 with noting_what_is_sent(model.module.parameters(), watch.log) as noted:
                     loss.backward()

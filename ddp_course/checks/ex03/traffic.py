@@ -5,13 +5,13 @@ import math
 import torch
 from torch import nn
 
+from ddp_course.checks.checked_watch import CheckedWatch
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.judge.verdict import Wrong
 from ddp_course.lesson02 import ring_all_reduce
 from ddp_course.lesson03 import BucketedDDP
 from ddp_course.ranks.environment import process_group
-from ddp_course.ranks.watch import Watch
 
 
 class Parameters(nn.Module):
@@ -53,11 +53,11 @@ def measured(sizes, bucket_size):
     then go through the ring of lesson 2.
     """
     model = BucketedDDP(Parameters(sizes), bucket_size / 2**20)
-    with Watch() as watch:
+    with CheckedWatch() as watch:
         model().backward()
         model.finish_gradient_synchronization()
     buckets = [entry["bytes"] for entry in watch.log if entry["name"] == "allreduce"]
-    with Watch() as watch:
+    with CheckedWatch() as watch:
         for size in buckets:
             ring_all_reduce(torch.ones(size // 4))
     sent = [entry["bytes"] for entry in watch.log if entry["name"] == "send"]

@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from ddp_course.checks.checked_watch import CheckedWatch
 from ddp_course.checks.works import noting_works
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
@@ -13,7 +14,6 @@ from ddp_course.judge.verdict import Wrong
 from ddp_course.lesson05 import along_channels, sum_by_channel
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import SYMPTOMS
-from ddp_course.ranks.watch import Watch
 
 # ---- parts of a batch, and what an answer did with them ----
 
@@ -72,7 +72,7 @@ def calls(function, cases):
             tensors = [value for value in given if isinstance(value, torch.Tensor)]
             copies = [tensor.clone() for tensor in tensors]
             before = settings()
-            with trying(name), Watch() as watch, noting_works() as works:
+            with trying(name), CheckedWatch() as watch, noting_works() as works:
                 returned = function(*given)
             pairs = enumerate(zip(tensors, copies))
             seen.append({

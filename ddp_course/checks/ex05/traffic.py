@@ -5,13 +5,13 @@ import operator
 import torch
 from torch import nn
 
+from ddp_course.checks.checked_watch import CheckedWatch
 from ddp_course.checks.training import fill
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.judge.verdict import Wrong
 from ddp_course.lesson05 import SyncBatchNorm
 from ddp_course.ranks.environment import process_group
-from ddp_course.ranks.watch import Watch
 
 INPUTS = 3
 
@@ -107,7 +107,7 @@ def measured(widths, samples):
         x = torch.randn(samples, INPUTS, generator=generator, dtype=torch.float64)
         found = {}
         for name, network in networks(widths).items():
-            with Watch() as watch:
+            with CheckedWatch() as watch:
                 network(x).square().mean().backward()
             found[name] = [len(watch.log), sum(entry["bytes"] for entry in watch.log)]
         return found

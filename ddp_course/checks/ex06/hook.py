@@ -6,6 +6,7 @@ import time
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_course.checks.checked_watch import CheckedWatch
 from ddp_course.checks.ex06.watching import agree, the_likely
 from ddp_course.checks.training import Chain, a_batch, descend, gradients_of
 from ddp_course.judge.answer import trying
@@ -13,7 +14,6 @@ from ddp_course.judge.question import question
 from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, RankTimeout
-from ddp_course.ranks.watch import Watch
 
 DTYPES = [torch.float64, torch.float32]
 
@@ -62,7 +62,7 @@ def hooked_training(hook, network, batches, items, lateness):
         buckets.clear()
         loss = model(batch).pow(2).mean()
         time.sleep(lateness)
-        with trying(f"step {step} of training"), Watch() as watch:
+        with trying(f"step {step} of training"), CheckedWatch() as watch:
             loss.backward()
         seen.append(
             {

@@ -3,6 +3,7 @@
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_course.checks.checked_watch import CheckedWatch
 from ddp_course.checks.ex06.watching import (
     agree,
     changed,
@@ -19,7 +20,6 @@ from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
-from ddp_course.ranks.watch import Watch
 
 
 def pairs_of(sizes, width, seed):
@@ -54,7 +54,7 @@ def accumulations(accumulate, sizes, width, layers, seed):
         model = DistributedDataParallel(Chain(width, layers, seed), bucket_cap_mb=1.5 * layer / 2**20)
         for _ in range(2):  # DDP knows the order of the gradients only after its first step
             loss = model(a_batch(2, width, seed)).sum()
-            with Watch() as watch:
+            with CheckedWatch() as watch:
                 loss.backward()
         once, events, windows = sent(watch), follow(model), []
         for number, of_ranks in enumerate(sizes):
@@ -63,7 +63,7 @@ def accumulations(accumulate, sizes, width, layers, seed):
             window = pairs_of(of_ranks[rank], width, seed_of(seed, rank, number))
             before = copies_of(window)
             drawn = []
-            with trying(f"an update of {len(window)}"), Watch() as watch:
+            with trying(f"an update of {len(window)}"), CheckedWatch() as watch:
                 accumulate(model, stream(window, drawn, events), loss_of)
             gradients = [torch.zeros_like(value) if value.grad is None else value.grad for value in model.parameters()]
             windows.append(

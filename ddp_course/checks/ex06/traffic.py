@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_course.checks.checked_watch import CheckedWatch
 from ddp_course.checks.training import Chain, a_batch
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
-from ddp_course.ranks.watch import Watch
 
 
 class Epoch(NamedTuple):
@@ -50,9 +50,9 @@ def measured_epoch(epoch):
     x = a_batch(2, epoch.width, 2).to(getattr(torch, epoch.dtype))
     for _ in range(2):  # DDP knows the order of the gradients only after its first step
         loss = model(x).sum()
-        with Watch() as once:
+        with CheckedWatch() as once:
             loss.backward()
-    with Watch() as watch:
+    with CheckedWatch() as watch:
         for first in range(0, epoch.batches, epoch.every):
             last = min(first + epoch.every, epoch.batches) - 1
             dist.all_reduce(torch.tensor(len(x)))

@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from ddp_course.checks.checked_watch import CheckedWatch
 from ddp_course.checks.ex07.networks import PAGES, PRELOADED, Diary, changed, judge_inputs
 from ddp_course.checks.samples import CLASSES, Numbered, same_as, two_numbers
 from ddp_course.checks.training import equal, state
@@ -11,7 +12,6 @@ from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.launch import start_server
-from ddp_course.ranks.watch import Watch
 
 MOST_CALLS, MOST_BYTES = 2, 64  # of collectives: how many, and each per process
 
@@ -30,7 +30,7 @@ def metrics(accuracy, sizes, batch_size, seed):
         network = in_training(seed)
         network.train(comes_in_training(place))
         PAGES.clear()
-        with trying(f"{size} samples"), Watch() as watch:
+        with trying(f"{size} samples"), CheckedWatch() as watch:
             returned = accuracy(accelerator, network, data.inputs, data.labels, batch_size)
         modes = {module.training for module in network.modules()}
         seen.append(

@@ -8,13 +8,13 @@ from contextlib import suppress
 import torch
 from torch import nn
 
+from ddp_course.checks.checked_watch import CheckedWatch
 from ddp_course.checks.ex08.on_ranks import PRELOADED, TIMEOUT, Meeting, a_trainer, in_row, ranks, settings
 from ddp_course.checks.training import fill
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.launch import RankError, start_server
-from ddp_course.ranks.watch import Watch
 
 EPOCH, MAX_STEPS = 5, 11  # steps
 # For each `every`: wishes in a step in which the ranks communicate, and in another one.
@@ -99,7 +99,7 @@ def meet_at_the_ends(trainer, meeting, number, ends):
             place = f"training {number}, {event}, step {state.global_step}"
             meeting.leave(f"to {place}", True)
             asked = requests(control, event, state.global_step)
-            with Watch() as watch:
+            with CheckedWatch() as watch:
                 given, control = control, call_all(args, state, control)
             flags = {name: getattr(control, name, None) for name in FLAGS}
             note = {name: None if flag is None else bool(flag) for name, flag in flags.items()}

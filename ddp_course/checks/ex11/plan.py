@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_course.checks.checked_watch import CheckedWatch
 from ddp_course.checks.ex11.drawn import some, trained_of
 from ddp_course.checks.samples import two_numbers
 from ddp_course.judge.answer import trying
@@ -13,7 +14,7 @@ from ddp_course.judge.question import question
 from ddp_course.judge.verdict import Wrong
 from ddp_course.models.lora import LoRALinear
 from ddp_course.ranks.environment import process_group
-from ddp_course.ranks.watch import Watch, sent_in_a_ring
+from ddp_course.ranks.watch import sent_in_a_ring
 
 
 class Plan(NamedTuple):
@@ -49,7 +50,7 @@ def measured(layers, r, n):
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(trained_of(model).values())
     x = some(2, layers[0][0], seed=0).bfloat16()
-    with Watch() as watched:
+    with CheckedWatch() as watched:
         wrapped(x).float().pow(2).mean().backward()
     optimizer.step()
     shared = {"allreduce": sum(entry["whole"] for entry in watched.log)}

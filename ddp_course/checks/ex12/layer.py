@@ -2,12 +2,13 @@
 
 import torch
 
+from ddp_course.checks.checked_watch import CheckedWatch
 from ddp_course.checks.differences import near
 from ddp_course.checks.ex12.counted import ROOM, SIZE, bytes_sent, least_in_use, messages
 from ddp_course.judge.question import question
 from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
-from ddp_course.ranks.watch import Watch, memory_timeline
+from ddp_course.ranks.watch import memory_timeline
 
 
 def layer_of(case, rank):
@@ -28,12 +29,12 @@ def observe_layer(kind, case, other):
         weight, x, gradient = layer_of(case, rank)
         shard = weight.chunk(n)[rank].clone().requires_grad_()
         x.requires_grad_()
-        with memory_timeline() as timeline, Watch() as watched:
+        with memory_timeline() as timeline, CheckedWatch() as watched:
             y = kind.apply(x, shard)
             kept = least_in_use(timeline, enough=y.nbytes + ROOM)
             forward = messages(watched.log, n)
         between = observe_another(kind, other, rank, n)
-        with Watch() as watched:
+        with CheckedWatch() as watched:
             y.backward(gradient)
             backward = messages(watched.log, n)
         return {

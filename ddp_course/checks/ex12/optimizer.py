@@ -6,13 +6,14 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from ddp_course.checks.checked_watch import CheckedWatch
 from ddp_course.checks.differences import near, parted
 from ddp_course.checks.ex12.counted import ROOM, SIZE, bytes_sent, least_in_use, messages
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
-from ddp_course.ranks.watch import Watch, memory_timeline
+from ddp_course.ranks.watch import memory_timeline
 
 # as many matrices as vectors, so that equally many parameters may be of very unequal
 # sizes, and a single matrix is a small part of them all
@@ -74,7 +75,7 @@ def observe_optimizer(kind, run):
         gradients = [gradients_of(run, step, rank) for step in range(STEPS)]
         given = [parameter.untyped_storage() for parameter in parameters]
         left = []
-        with memory_timeline() as timeline, Watch() as watched:
+        with memory_timeline() as timeline, CheckedWatch() as watched:
             optimizer = kind(parameters, run.lr, run.max_norm)
             for step in range(STEPS):
                 for parameter, gradient in zip(parameters, gradients[step]):

@@ -7,13 +7,14 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from ddp_course.checks.checked_watch import CheckedWatch
 from ddp_course.checks.ex12.counted import least_in_use
 from ddp_course.checks.samples import two_numbers
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
-from ddp_course.ranks.watch import Watch, memory_timeline, sent_in_a_ring
+from ddp_course.ranks.watch import memory_timeline, sent_in_a_ring
 
 
 class Update(NamedTuple):
@@ -90,7 +91,7 @@ def measure(width, widths, micro_batches, sync_each, expected):
                 return kept
 
             update(1)  # makes Adam's averages
-            with Watch() as watched:
+            with CheckedWatch() as watched:
                 kept = update(micro_batches)[0]
         shared = {}
         for entry in watched.log:

@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ddp_course.checks.checked_watch import CheckedWatch
 from ddp_course.checks.ex15.diagnosing import number
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
-from ddp_course.ranks.watch import Watch
 
 QUIET, LOUD = 100, 2000  # bytes per rank in a check: if all agree, and if not
 
@@ -163,7 +163,7 @@ def one_run(Agreement, case, rank, seed):
     def call(part, function, *args, watch=True):
         """What a part of the detector returns, and how many bytes it sends per rank."""
         before, random = snapshot(model, optimizer), torch.get_rng_state()
-        with Watch() if watch else nullcontext() as watched:  # it is slow
+        with CheckedWatch() if watch else nullcontext() as watched:  # it is slow
             result = function(*args)
         log = watched.log if watch else []
         if log and part != "check":
@@ -180,7 +180,7 @@ def one_run(Agreement, case, rank, seed):
         optimizer.zero_grad()
         model(torch.randn(6, case["width"])).pow(2).mean().backward()
         watch = step <= 3 or step % 10 == 0
-        with Watch() if watch else nullcontext() as watched:
+        with CheckedWatch() if watch else nullcontext() as watched:
             optimizer.step()
         if watch and watched.log:
             broken.append(["a hook in optimizer.step", "sends"])

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ddp_course.checks.checked_watch import CheckedWatch
 from ddp_course.checks.differences import near, parted
 from ddp_course.checks.ex16.gain import in_turn, judge_gain
 from ddp_course.checks.ex16.slow import update as slow_update
@@ -16,7 +17,6 @@ from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
-from ddp_course.ranks.watch import Watch
 
 WIDTH, LAYERS, UPDATES = 10, 6, 2
 GRADIENT = WIDTH * WIDTH * 8  # bytes of a layer's
@@ -61,7 +61,7 @@ def observed(update, count, size, seed):
                 samples.append(len(inputs[0]))
 
             hook = model[0].register_forward_pre_hook(note)
-            with Watch() as watch, Work() as work, trying(f"update {number + 1}"):
+            with CheckedWatch() as watch, Work() as work, trying(f"update {number + 1}"):
                 losses.append(as_list(update(model, mine, optimizer)))
             hook.remove()
             parameters.append(flat(model))
