@@ -16,6 +16,7 @@ from ddp_course.cli import exercises
 # Jupyter kills a kernel 5 s after it has asked it to end. On a busy machine, that is too
 # early for the kernel to remove its temporary folders.
 PATIENT = Config(KernelManager={"shutdown_wait_time": 60.0})
+AUTHORS = ("tags", "failure")  # what authors write into the metadata of a cell
 
 
 def execute(notebooks, parameters, store):
@@ -74,8 +75,11 @@ def store_outputs(executed, notebook):
     fresh.metadata = {name: fresh.metadata[name] for name in kept}
     fresh.metadata["language_info"].pop("version", None)
     for cell in fresh.cells:
-        tags = cell.metadata.get("tags")
-        cell.metadata = {"tags": tags} if tags else {}
+        cell.metadata = {
+            name: value
+            for name, value in cell.metadata.items()
+            if name in AUTHORS and value != []
+        }
     exercises.write(notebook, fresh)
 
 
