@@ -5,8 +5,8 @@ import tomllib
 from pathlib import Path
 
 from course import read, title_of
-from failures import described, escaped
 from links import relinked
+from markup import described, escaped
 from notebook_pages import stoppable
 
 PAGES = Path(__file__).parent / "pages"

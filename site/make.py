@@ -14,7 +14,7 @@ import shutil
 import sys
 from pathlib import Path
 
-import failures
+import failure_pages
 import front
 import inspection
 import notebook_pages
@@ -31,7 +31,7 @@ def gather(course, folder):
     for kind in ("lessons", "exercises"):
         for path in course.notebooks(kind).values():
             notebook_pages.write(path, course, folder)
-    failures.write(course, folder)
+    failure_pages.write(course, folder)
     reference.write(course, folder)
     front.write(course, folder)
 

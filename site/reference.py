@@ -5,7 +5,7 @@ import importlib
 import inspect
 import io
 
-from failures import described, fenced
+from markup import described, fenced
 
 FUNCTIONS = [
     "launch",

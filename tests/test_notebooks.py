@@ -16,7 +16,7 @@ import pytest
 from conftest import COURSE, THOROUGH, mnist_folder, python, share_what_is_made_once
 
 from ddp_course import notebook
-from ddp_course.cli.execution import in_one_line
+from ddp_course.cli.execution import in_one_line, store_outputs
 from ddp_course.data.images import load_images
 from ddp_course.notebook import sources
 from ddp_course.ranks import gpus
@@ -569,7 +569,7 @@ def test_its_file_is_clean(path):
         set(stored.metadata) == {"kernelspec", "language_info"}
         and stored.metadata.kernelspec.name == "python3"
     )
-    assert all(set(cell.metadata) <= {"tags"} for cell in stored.cells)
+    assert all(set(cell.metadata) <= {"tags", "failure"} for cell in stored.cells)
 
 
 @each_notebook
@@ -577,6 +577,189 @@ def test_its_links_lead_somewhere(path):
     for link in re.findall(r"\]\((?!http)([^)#]+)\)", prose(path)):
         if os.path.basename(link)[:2] <= NOTEBOOKS[-1].name[:2]:
             assert (path.parent / link).exists(), link
+
+
+# ---- its failures are marked, and the site finds them: README, "To change a lesson" ----
+
+AN_ERROR = re.compile(
+    r"(?m)^(\[\S+\]:)?\s*([\w.]+(Error|Exception)\b|rank \d+ of \d+ (raised|was killed))"
+)
+
+
+def shows_an_error(cell):
+    """Whether a cell expects an error, or has printed one."""
+    if cell.cell_type != "code":
+        return False
+    printed = "".join(output.get("text", "") for output in cell.outputs)
+    return "fails(" in cell.source or bool(AN_ERROR.search(printed))
+
+
+def faults_of_mark(cell):
+    """What is wrong with the mark of one cell, or that it lacks."""
+    mark = cell.metadata.get("failure")
+    if cell.cell_type == "code":
+        if shows_an_error(cell) and mark is None:
+            yield (
+                'shows an error: write what the failure is called, {"failure": "A port '
+                'that is taken"}, or {"failure": false} if it has no page on the site'
+            )
+        elif mark not in (None, False) and not is_named(cell):
+            yield 'is code: its "failure" is a name, or false'
+    elif mark not in (None, False, "how", "cause", "fix"):
+        yield 'is text: its "failure" is "how", "cause" or "fix", or false'
+    elif mark and (mark == "fix") != cell.source.startswith("**The fix:** "):
+        yield f'is marked "{mark}": one marked "fix" begins with **The fix:**, no other'
+    elif mark and "\n**The fix:**" in cell.source:
+        yield 'has a fix: put it into a cell of its own, and write {"failure": "fix"}'
+
+
+def is_named(cell):
+    mark = cell.metadata.get("failure")
+    return cell.cell_type == "code" and isinstance(mark, str) and mark != ""
+
+
+def called_in(text):
+    """The bold words that a text begins with, without their number; "" if it has none."""
+    bold = re.match(r"\*\*(?:\d+\. )?(.+?)\*\*", text)
+    return bold[1].replace("`", "").rstrip(".") if bold else ""
+
+
+def faults_between(above, texts, below):
+    """What is wrong with the texts between two cells that show failures, (cell, fault).
+
+    above, below: those cells, or None at an end of the notebook.
+    """
+    parts = [text.metadata.get("failure") for text in texts]
+    unmarked = [text for text, part in zip(texts, parts) if part is None]
+    if above and "fix" not in parts:
+        fixes = [text for text in unmarked if text.source.startswith("**The fix:**")]
+        where = [*fixes, *unmarked, above][0]
+        yield where, f'is below a failure, {above.id}: write {{"failure": "fix"}}'
+    if below and "how" not in parts:
+        tells = [text for text in unmarked if not text.source.startswith("> **Predict")]
+        where = [below, *tells][-1]
+        yield where, f'is above a failure, {below.id}: write {{"failure": "how"}}'
+    for number, (text, part) in enumerate(zip(texts, parts)):
+        if part in ("cause", "fix") and (not above or "how" in parts[:number]):
+            yield text, f'is marked "{part}", and no failure is shown above it'
+        if part == "how" and not below:
+            yield text, 'is marked "how", and no failure is shown below it'
+        if above and part is None and "fix" in parts[number:]:
+            yield (
+                text,
+                'is above a fix: write {"failure": "cause"}, or {"failure": false}',
+            )
+
+
+def faults_of_name(texts, below):
+    """Where a failure has another name than in the text above it, (cell, fault)."""
+    for text in texts:
+        called = called_in(text.source)
+        if text.metadata.get("failure") == "how" and called:
+            if below.metadata["failure"] != called:
+                yield (
+                    below,
+                    f'is called otherwise above: write {{"failure": "{called}"}}',
+                )
+
+
+def faults_of_marks(notebook):
+    """What is wrong with the marks of a notebook's failures, or lacks, sentences."""
+    cells = notebook.cells
+    found = [(cell, fault) for cell in cells for fault in faults_of_mark(cell)]
+    named = [number for number, cell in enumerate(cells) if is_named(cell)]
+    for begin, end in zip([None, *named], [*named, None]):
+        above, below = (None if at is None else cells[at] for at in (begin, end))
+        texts = [cell for cell in cells[begin:end] if cell.cell_type == "markdown"]
+        found += faults_between(above, texts, below)
+        found += faults_of_name(texts, below) if below else []
+    return [f"{cell.id} {fault}" for cell, fault in found]
+
+
+@each_notebook
+def test_its_failures_are_marked(path):
+    faults = faults_of_marks(read(path))
+    assert not faults, "\n".join(
+        [f"in the metadata of the cells of {path.name}:", *faults]
+    )
+
+
+def marked_cell(text, mark, printed=""):
+    """A cell of a text, or of code if something is printed, with a mark."""
+    cell = nbformat.v4.new_markdown_cell(text)
+    if printed:
+        output = nbformat.v4.new_output("stream", text=printed)
+        cell = nbformat.v4.new_code_cell(text, outputs=[output])
+    cell.metadata = {} if mark is None else {"failure": mark}
+    return cell
+
+
+def marked_notebook():
+    """A notebook with two failures, both marked, whose cells are called c0 to c7."""
+    cells = [
+        marked_cell("**1. A `b`.** It:", "how"),
+        marked_cell("with fails('x'):\n    launch(f)", "A b", "TypeError: x"),
+        marked_cell("Because.", "cause"),
+        marked_cell("**The fix:** do it.", "fix"),
+        marked_cell("It is", "how"),
+        marked_cell("launch(f)", "C d", "rank 1 of 2 was killed by SIGKILL"),
+        marked_cell("**The fix:** do it.", "fix"),
+        marked_cell("launch(f)", False, "[rank1]: ValueError: y"),
+    ]
+    for number, cell in enumerate(cells):
+        cell.id = f"c{number}"
+    return nbformat.v4.new_notebook(cells=cells)
+
+
+@pytest.mark.parametrize(
+    "number, mark, wanted",
+    [
+        (0, None, 'c0 is above a failure, c1: write {"failure": "how"}'),
+        (0, "hwo", 'c0 is text: its "failure" is "how", "cause" or "fix", or false'),
+        (0, "fix", 'c0 is marked "fix": one marked "fix" begins with **The fix:**'),
+        (0, "cause", 'c0 is marked "cause", and no failure is shown above it'),
+        (1, None, 'c1 shows an error: write what the failure is called, {"failure": "'),
+        (1, "A c", 'c1 is called otherwise above: write {"failure": "A b"}'),
+        (1, True, 'c1 is code: its "failure" is a name, or false'),
+        (2, None, 'c2 is above a fix: write {"failure": "cause"}, or {"failure": fal'),
+        (2, "how", 'c3 is marked "fix", and no failure is shown above it'),
+        (3, None, 'c3 is below a failure, c1: write {"failure": "fix"}'),
+        (3, "cause", 'c3 is marked "cause": one marked "fix" begins with'),
+        (4, None, 'c4 is above a failure, c5: write {"failure": "how"}'),
+        (5, False, 'c4 is marked "how", and no failure is shown below it'),
+        (5, None, "c5 shows an error: write what the failure is called"),
+        (7, None, "c7 shows an error: write what the failure is called"),
+    ],
+)
+def test_a_mark_that_lacks_or_is_wrong_is_named(number, mark, wanted):
+    notebook = marked_notebook()
+    assert faults_of_marks(notebook) == []
+    cell = notebook.cells[number]
+    cell.metadata = {} if mark is None else {"failure": mark}
+    assert any(fault.startswith(wanted) for fault in faults_of_marks(notebook))
+
+
+def test_a_fix_below_a_cause_in_one_cell_is_named():
+    notebook = marked_notebook()
+    notebook.cells[2].source += "\n\n**The fix:** do it."
+    [fault] = faults_of_marks(notebook)
+    assert fault.startswith("c2 has a fix: put it into a cell of its own")
+
+
+def test_marks_stay_in_the_text_form_and_when_the_outputs_are_stored(tmp_path):
+    jupytext = pytest.importorskip("jupytext")
+    for path in NOTEBOOKS:
+        stored = read(path)
+        marks = [cell.metadata for cell in stored.cells]
+        text = jupytext.writes(stored, "py:percent")
+        again = jupytext.reads(text, "py:percent")
+        assert [cell.metadata for cell in again.cells] == marks
+        for cell in stored.cells:
+            cell.metadata = {"tags": [], "papermill": {"duration": 1}} | cell.metadata
+        nbformat.write(stored, tmp_path / "executed.ipynb")
+        store_outputs(tmp_path / "executed.ipynb", tmp_path / "stored.ipynb")
+        kept = read(tmp_path / "stored.ipynb")
+        assert [cell.metadata for cell in kept.cells] == marks
 
 
 def test_a_notebook_that_failed_is_told_by_the_first_ranks_own_words():

@@ -22,6 +22,7 @@ for needed in ("sphinx", "myst_nb", "sphinx_book_theme", "sphinx_copybutton"):
     pytest.importorskip(needed, reason=f"the site needs {needed}: pip install .[site]")
 sys.path.append(str(COURSE / "site"))
 
+import failure_pages  # noqa: E402
 import failures  # noqa: E402
 import front  # noqa: E402
 import inspection  # noqa: E402
@@ -251,10 +252,14 @@ def test_the_cell_for_colab_has_the_repositorys_address_if_that_is_known():
 
 
 def expected_failures():
-    """What the notebooks' cells with `fails(...)` have printed, (lesson, text)."""
+    """What the notebooks' cells with `fails(...)` have printed, (lesson, text); without
+    those that are marked as having no page.
+    """
     for path in LESSONS:
         for cell in nbformat.read(path, as_version=4).cells:
-            if cell.cell_type == "code" and "fails(" in cell.source and cell.outputs:
+            if cell.metadata.get("failure") is False or cell.cell_type != "code":
+                continue
+            if "fails(" in cell.source and cell.outputs:
                 text = "".join(output.get("text", "") for output in cell.outputs)
                 yield path.name[:2], text.strip("\n")
 
@@ -292,69 +297,55 @@ def test_every_failure_of_the_notebooks_is_in_the_index_with_its_own_text(
     assert lesson == "04" and "Expected to have finished reduction" in text
 
 
-def notebook_with(*texts):
-    """A notebook of these texts; None stands for a cell that expects a failure."""
-    code = "with fails('x'):\n    launch(f)"
-    cells = [
-        nbformat.v4.new_code_cell(code)
-        if text is None
-        else nbformat.v4.new_markdown_cell(text)
-        for text in texts
-    ]
-    return nbformat.v4.new_notebook(cells=cells)
-
-
-FIXED = "**The fix:** do it."
-
-
-def cells_without_a_fix(notebook):
-    """The numbers of a notebook's cells that expect a failure, with no text right below
-    that says how to fix it.
-    """
-    for number, cell in enumerate(notebook.cells):
-        below = failures.text_below(notebook, number)
-        fix = re.search(r"(?m)^\*\*The fix:\*\* .", below)
-        if failures.is_failing(cell) and not fix:
-            yield number
-
-
-def test_each_failure_has_a_fix_right_below_it():
-    missing = {
-        path.name: list(cells_without_a_fix(nbformat.read(path, as_version=4)))
-        for path in LESSONS
-    }
-    assert not {name: cells for name, cells in missing.items() if cells}
-    # planted: a fix within a paragraph, no text, a fix of the next name
-    planted = [None, "Why. **The fix:** x.", None, None, f"**2. A b.**\n\n{FIXED}"]
-    assert list(cells_without_a_fix(notebook_with(*planted))) == [0, 2, 3]
-    assert not list(cells_without_a_fix(notebook_with(None, f"Why.\n\n{FIXED}")))
-
-
-def test_each_failure_says_why_and_its_title_is_its_error():
+def test_each_failure_says_how_and_why_and_its_title_is_its_error():
     for path in LESSONS:
         for failure in failures.failures_of(path):
-            assert failure.after, failure.title
+            assert failure.how and failure.why, failure.title
             words = re.findall(r"\w{4,}", failure.title)
             assert words and all(word in failure.error for word in words), failure.title
 
 
-def titles_alike(found):
-    """The titles that more than one of these failures has."""
-    titles = [failure.heading for failure in found]
-    return {title for title in titles if titles.count(title) > 1}
+def twice(names):
+    return {name for name in names if names.count(name) > 1}
 
 
-def test_no_two_failures_have_the_same_title():
+def test_no_two_failures_have_the_same_title_or_page():
     found = failures.failures_in(Course())
-    assert not titles_alike(found)
-    # planted: two without a name, which their sections tell apart, and two with one
-    one = found[0]._replace(name="", section="One `x`")
-    two = one._replace(section="Two")
-    assert titles_alike([one, two])
-    told = failures.told_apart([one, two, found[1]])
-    assert [failure.name for failure in told] == ["One x", "Two", found[1].name]
-    assert not titles_alike(told)
-    assert titles_alike([*found, found[3]]) == {found[3].heading}
+    assert not twice([failure.heading for failure in found])
+    assert not twice([failure.slug for failure in found])
+    assert twice([failure.slug for failure in [*found, found[3]]]) == {found[3].slug}
+
+
+def cell_of(text, mark=None, printed=""):
+    """A cell of a text, or of code if something is printed, with a mark."""
+    cell = nbformat.v4.new_markdown_cell(text)
+    if printed:
+        output = nbformat.v4.new_output("stream", text=printed)
+        cell = nbformat.v4.new_code_cell(text, outputs=[output])
+    cell.metadata = {"failure": mark} if mark else {}
+    return cell
+
+
+def test_a_failure_is_made_of_the_cells_that_are_marked(tmp_path):
+    cells = [
+        cell_of("# 99 · Lesson"),
+        cell_of("**1. A.** x", "how"),
+        cell_of("> **Predict.** y?"),
+        cell_of("f()", "A", "KeyError: a"),
+        cell_of("**The fix:** b.", "fix"),
+        cell_of("Because.", "cause"),
+        cell_of("**Try it.** c"),
+        cell_of("It:", "how"),
+        cell_of("g()", "B", "KeyError: d"),
+        cell_of("**The fix:** e.", "fix"),
+        cell_of("h()", "C"),
+        cell_of("i()", None, "KeyError: f"),
+    ]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "99_x.ipynb")
+    first, second = failures.failures_of(tmp_path / "99_x.ipynb")
+    assert (first.name, first.slug, first.title) == ("A", "99-a", "KeyError: a")
+    assert first.how == "**A.** x" and first.why == "Because.\n\n**The fix:** b."
+    assert (second.name, second.how, second.why) == ("B", "It:", "**The fix:** e.")
 
 
 @pytest.mark.parametrize(
@@ -372,63 +363,6 @@ def test_no_two_failures_have_the_same_title():
 )
 def test_a_failures_title_has_no_address_and_no_port(error, title):
     assert failures.title_in(error, ["E: "]) == title
-
-
-@pytest.mark.parametrize(
-    "below, wanted",
-    [
-        (f"Why.\n\n{FIXED}", f"Why.\n\n{FIXED}"),
-        (f"{FIXED} So (it is.) The next:", f"{FIXED} So (it is.)"),
-        (f"{FIXED}\n\nThe next cell:", FIXED),
-        (f"{FIXED}\n\nMore. `x` does:", f"{FIXED}\n\nMore."),
-        (f"{FIXED}\n\n**4. The next** one.", FIXED),
-        (f"{FIXED}\n\n**The next `x`.** One:", FIXED),
-        (f"{FIXED}\n\n**Bold** words.", f"{FIXED}\n\n**Bold** words."),
-        (f"{FIXED}\n\n**Try it.** x", FIXED),
-        (f"{FIXED}\n\n> **Predict.** x?\n> <details>y</details>", FIXED),
-        (f"{FIXED}\n\n### Next\n\nx", FIXED),
-        (f"{FIXED}\n\n```bash\n# x\n```", f"{FIXED}\n\n```bash\n# x\n```"),
-        (f"{FIXED}\n\n<details><summary>x</summary>\n\ny\n\n</details>\n", FIXED),
-    ],
-)
-def test_the_text_below_a_failure_ends_at_the_next_subject(below, wanted):
-    assert failures.text_below(notebook_with(None, below), 0) == wanted
-
-
-@pytest.mark.parametrize(
-    "above, text, name",
-    [
-        ("x", "x", ""),
-        ("x\n\n**3. The `prefix.`** It:", "**The `prefix.`** It:", "The prefix."),
-        ("**2. A.** x\n\n**A *b*.** y\n\n**B c.** z", "**B c.** z", "B c"),
-        ("**A b.** x\n\n## C\n\n**d** e", "**d** e", ""),
-        ("## C\n\n**A b.** x\n\n> **Predict.** y?\n> z\n\nv", "**A b.** x\n\nv", "A b"),
-        ("**A b.** x\n\n**Try it.** y", "**A b.** x", "A b"),
-        ("x\n\n**Try it.** y\n\nz", "z", ""),
-        ("x\n\n> **Predict.** y?\n> z", "x", ""),
-        ("> **Predict.** y?\n> z", "", ""),
-        (f"x\n\n{FIXED}", "", ""),
-        (f"x\n\n{FIXED}\n\nNow:", "Now:", ""),
-    ],
-)
-def test_the_text_above_a_failure_begins_at_its_name(above, text, name):
-    notebook = notebook_with("**Far.** away", above, None)
-    assert failures.text_above(notebook, 2) == text
-    assert failures.name_above(notebook, 2) == name
-
-
-@pytest.mark.parametrize(
-    "first, between, name",
-    [
-        ("**2. A b.** x", FIXED, "A b"),
-        ("**A b.** x", FIXED, ""),  # only a numbered item is known to go on
-        ("**2. A b.** x", f"{FIXED}\n\n## C", ""),
-        ("**2. A b.** x", f"{FIXED}\n\n**3. C d.**", "C d"),
-    ],
-)
-def test_a_numbered_item_may_have_two_failures(first, between, name):
-    notebook = notebook_with(first, None, between, None)
-    assert failures.name_above(notebook, 3) == name
 
 
 PARTS = ["What it looks like", "Why, and what to do", "The lesson's cell"]
@@ -494,7 +428,8 @@ def without_tags(page):
 
 
 def test_each_failure_leads_to_its_section_of_the_lesson(site):
-    for slug, failure in failures.with_names(failures.failures_in(Course())):
+    for failure in failures.failures_in(Course()):
+        slug = failure.slug
         page = (site / "html/failures" / f"{slug}.html").read_text()
         [(lesson, anchor, link)] = re.findall(
             r'section <a [^>]*href="\.\./(lessons/\w+\.html)#([^"]+)">(.+?)</a>', page
@@ -511,7 +446,8 @@ def test_each_failure_leads_to_its_section_of_the_lesson(site):
 def test_the_page_of_a_failure_shows_the_program_that_the_cell_treats(site):
     known = {path.stem: path for path in (COURSE / "lessons/clinic").glob("*.py")}
     shown = set()
-    for slug, failure in failures.with_names(failures.failures_in(Course())):
+    for failure in failures.failures_in(Course()):
+        slug = failure.slug
         text = text_of(site / "html/failures" / f"{slug}.html")
         words = re.findall(r'"(\w+)"', failure.code)
         names = [word for word in words if word in known]
@@ -527,7 +463,8 @@ def test_the_page_of_a_failure_shows_the_program_that_the_cell_treats(site):
 
 
 def test_the_page_of_a_failure_says_what_the_course_adds(site):
-    for slug, failure in failures.with_names(failures.failures_in(Course())):
+    for failure in failures.failures_in(Course()):
+        slug = failure.slug
         page = (site / "html/failures" / f"{slug}.html").read_text()
         told = page.partition("<h2>The lesson's cell<")[2].partition("</p>")[0]
         assert "names that earlier cells of the lesson define" in told
@@ -557,7 +494,7 @@ def test_the_page_of_a_failure_says_what_the_course_adds(site):
 def test_what_a_job_shows_depends_on_how_it_ends(error, told):
     code = "fresh_kernel(x)" if "Timeout" in error else "launch(f)"
     failure = failures.Failure("01", "x", "x", error, "", "", code, "x", "x")
-    assert told in failures.about_the_frame(failure)
+    assert told in failure_pages.about_the_frame(failure)
 
 
 def test_the_page_of_a_failure_leads_to_the_other_causes_of_its_error(site):

@@ -1,0 +1,137 @@
+"""The pages of the failures that the lessons reproduce, and the index that lists them."""
+
+import re
+import signal
+from pathlib import Path
+
+from course import read, title_of
+from failures import failures_in
+from links import relinked
+from markup import described, error_line, escaped, fenced
+
+
+def page_of_failure(failure, course, others=()):
+    """The page of a failure, Markdown. others: the failures that end in the same error."""
+    lesson = course.notebooks("lessons")[failure.lesson]
+    page, address = Path("failures/page.md"), f"../lessons/{lesson.name}"
+    how, why = (
+        relinked(text, course, lesson.parent, page)
+        for text in (failure.how, failure.why)
+    )
+    about = f"{failure.title}: what it looks like, why it happens, and what to do."
+    return f"""{described(about)}
+# {failure.heading}
+
+Reproduced in [lesson {title_of(read(lesson))}]({address}), section [{failure.section}]({address}#{failure.anchor}).
+
+{other_causes(others)}
+
+## What it looks like
+
+{fenced(failure.error, "text")}
+
+## Why, and what to do
+
+{why}
+
+## The lesson's cell
+
+It uses names that earlier cells of the lesson define or import: [open the lesson]({address}#{failure.anchor}) to run it.
+{about_the_frame(failure)}
+
+{how}
+
+{fenced(failure.code, "python")}
+
+{programs(failure.code, course)}
+"""
+
+
+def alike(failure, failures):
+    """The other failures that end in the same error. Numbers may differ, and whether the
+    rank that waits sends or receives.
+    """
+
+    def kind(failure):
+        return re.sub(r"\d+|\b(send|recv)\b", "…", failure.title)
+
+    return [
+        other
+        for other in failures
+        if kind(other) == kind(failure) and other.slug != failure.slug
+    ]
+
+
+def other_causes(others):
+    """A line with links to the other causes of an error, Markdown; "" if there are none."""
+    links = [
+        f"[{escaped(failure.name)}]({failure.slug}.md) (lesson {int(failure.lesson)})"
+        for failure in others
+    ]
+    return f"Other causes of this error: {' · '.join(links)}" if links else ""
+
+
+def about_the_frame(failure):
+    """What the course adds to an error, and what a job shows without it, Markdown."""
+    raised = re.search(r"(?m)^rank \d+ of \d+ raised", failure.error)
+    killed = re.search(r"was killed by (SIG\w+)", failure.error)
+    launch = "[`launch`](../reference.md#launch) starts the ranks, and"
+    says, yours = "", "only the error itself appears."
+    if raised:
+        says = f"{launch} prints `{raised[0]}` before the error. "
+    if killed:
+        says = f"{launch} reports the signal. "
+        code = -signal.Signals[killed[1]]
+        yours = f"torchrun's table has `exitcode : {code}` for {killed[1]}."
+    if "fresh_kernel(" in failure.code and "TimeoutError" in failure.error:
+        yours = "there is no time limit, and the cell does not end."
+    return f"{says}[`fails`](../reference.md#fails) expects the error. In your job, {yours}"
+
+
+def programs(code, course):
+    """The programs that a cell gives to lesson 15's `treat`, Markdown; "" if none."""
+    return "\n\n".join(
+        f"`treat` runs `train()` of `{path.relative_to(course.root).as_posix()}` on each rank:\n\n"
+        f"{fenced(path.read_text().strip(), 'python')}"
+        for path in patients(code, course)
+    )
+
+
+def patients(code, course):
+    """The programs that a cell gives to lesson 15's `treat`, in order."""
+    known = {path.stem: path for path in course.root.glob("lessons/clinic/*.py")}
+    words = re.findall(r'"(\w+)"', code) if re.search(r"\btreat\b", code) else []
+    return [known[word] for word in dict.fromkeys(words) if word in known]
+
+
+def index(failures, course):
+    """The page that lists all failures, and leads to their pages, Markdown."""
+    lines = [f"{described(ABOUT)}\n{INTRODUCTION}"]
+    for lesson, path in course.notebooks("lessons").items():
+        own = [failure for failure in failures if failure.lesson == lesson]
+        lines += [f"\n## {title_of(read(path))}\n"] if own else []
+        for failure in own:
+            title = error_line(failure.title)
+            lines.append(f"- [{title}](failures/{failure.slug}.md)\\")
+            lines.append(f"  {escaped(failure.name)}")
+    entries = [f"{failure.name} <failures/{failure.slug}>" for failure in failures]
+    return "\n".join([*lines, "", "```{toctree}", ":hidden:", "", *entries, "```", ""])
+
+
+ABOUT = """Error messages of distributed PyTorch training, each reproduced: what it looks like, why it happens, and
+what to do."""
+INTRODUCTION = """# Error messages
+
+Each failure that the lessons reproduce, with its real error text. To find yours, paste a line of it into the
+search. Many mistakes raise no error at all: for those see [which lesson you need](choose.md).
+"""
+
+
+def write(course, folder):
+    """Write the index and a page for each failure into the site's sources."""
+    failures = failures_in(course)
+    (folder / "failures").mkdir(exist_ok=True)
+    for failure in failures:
+        page = page_of_failure(failure, course, alike(failure, failures))
+        (folder / "failures" / f"{failure.slug}.md").write_text(page)
+    (folder / "failures.md").write_text(index(failures, course))

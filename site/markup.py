@@ -1,0 +1,37 @@
+"""Pieces of Markdown that pages are made of."""
+
+import re
+
+from links import CODE
+
+
+def fenced(text, language=""):
+    """A block of code, Markdown, behind a fence that the text does not have."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def escaped(text):
+    """Plain text as Markdown."""
+    return re.sub(r"([\\`*_{}\[\]<>#$|~^])", r"\\\1", text)
+
+
+def error_line(text):
+    """A line of an error as Markdown: what it has between backticks is code."""
+    return "".join(
+        part if CODE.fullmatch(part) else escaped(part.replace("`", ""))
+        for part in re.split(CODE, text)
+    )
+
+
+def described(about):
+    """What comes before the title of a page: what it is about, for search engines."""
+    text = quoted(" ".join(about.split()))
+    return f"---\nmyst:\n  html_meta:\n    description: {text}\n---"
+
+
+def quoted(text):
+    """A text as a YAML string."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
