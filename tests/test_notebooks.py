@@ -664,9 +664,13 @@ def faults_of_name(texts, below):
 
 
 def faults_of_marks(notebook):
-    """What is wrong with the marks of a notebook's failures, or lacks, sentences."""
+    """What is wrong with the marks of a notebook's failures, or lacks, sentences. Those
+    between failures come when each mark by itself is right.
+    """
     cells = notebook.cells
     found = [(cell, fault) for cell in cells for fault in faults_of_mark(cell)]
+    if found:
+        return [f"{cell.id} {fault}" for cell, fault in found]
     named = [number for number, cell in enumerate(cells) if is_named(cell)]
     for begin, end in zip([None, *named], [*named, None]):
         above, below = (None if at is None else cells[at] for at in (begin, end))
