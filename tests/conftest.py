@@ -20,6 +20,7 @@ from costs import (
 )
 
 from ddp_course.ranks import gpus
+from ddp_course.ranks import launch as launching
 from ddp_course.ranks.launch import prepare_environment, start_server
 
 __all__ = [  # pytest's hooks
@@ -30,6 +31,13 @@ __all__ = [  # pytest's hooks
 COURSE = Path(__file__).resolve().parents[1]
 # `make thorough`: everything in every way, however long it takes
 THOROUGH = "DDP_COURSE_THOROUGH" in os.environ
+# `make quick`: only tests of these files, and none that starts ranks
+QUICK = "DDP_COURSE_QUICK" in os.environ
+WITHOUT_RANKS = [
+    f"tests/test_{name}.py"
+    for name in "benchmarks damaged_files hints house images memory notebooks "
+    "packaging plots site standalone".split()
+]
 # what a notebook on Colab has, by googlecolab/backend-info; google-colab needs these versions
 COLAB = {
     "ipython": "7.34.0",
@@ -67,7 +75,8 @@ if (
 ):  # tests run side by side: threads would only wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # hundreds of launches: what their ranks need is imported once, and not by each rank
-    start_server(*PRELOADED)
+    if not QUICK:
+        start_server(*PRELOADED)
 prepare_environment()
 
 
@@ -109,6 +118,16 @@ def workplace(tmp_path, monkeypatch):
     for name, value in no_network().items():
         monkeypatch.setenv(name, value)
     return tmp_path
+
+
+@pytest.fixture(autouse=QUICK)
+def leave_ranks_to_make_test(monkeypatch):
+    """In `make quick`, a test that starts ranks is skipped there, and says so."""
+
+    def skip(*_):
+        pytest.skip("starts ranks: make test")
+
+    monkeypatch.setattr(launching._Run, "start", skip)
 
 
 def share_what_is_made_once(folder):
@@ -181,13 +200,15 @@ DEAR = set((COURSE / "tests" / "dear.txt").read_text().split("\n"))
 
 
 def pytest_collection_modifyitems(items):
-    """Mark the dear ones, see dear.txt; and the tests that take longest come first, so
+    """Mark the dear ones, see dear.txt, and the quick ones; and the tests that take longest come first, so
     that no worker is left with one of them at the end.
     """
     for item in items:
         whole = item.nodeid.partition("[")[0]
         if item.nodeid in DEAR or whole in DEAR or whole.partition("::")[0] in DEAR:
             item.add_marker(pytest.mark.dear)
+        elif whole.partition("::")[0] in WITHOUT_RANKS:
+            item.add_marker(pytest.mark.quick)
     long = [
         "test_a_right_a_half_done_a_cheating_and_a_hanging_submission_in_one_call",
         "test_from_a_wheel_a_learner_solves_exercises",
