@@ -460,6 +460,13 @@ def test_code_of_a_cell_is_quoted_and_long_library_tracebacks_are_not(tmp_path):
         launch(names["cell_function"], nproc=1)
 
 
+@pytest.mark.parametrize("code", [0, None])
+def test_a_program_that_ends_with_sys_exit_0_has_ended_well(code):
+    assert launch(sys.exit, code) == [None, None]
+    with pytest.raises(RankError, match=r"left with sys.exit\((0|None)\)"):
+        launch_untrusted(sys.exit, code)  # an answer that leaves has not returned
+
+
 @pytest.mark.parametrize(
     "how, expected",
     [

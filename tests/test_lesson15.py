@@ -97,6 +97,16 @@ def torchfrtrace(folder):
 # ---- the patients are short programs ----
 
 
+def test_a_jobs_program_is_split_as_a_shell_does():
+    job = Job(
+        "'my folder/train.py' --out \"a b\" --epochs 1", flags="--rdzv-conf 'a=1'"
+    )
+    assert job.command[-5:] == ["my folder/train.py", "--out", "a b", "--epochs", "1"]
+    assert job.command[-7:-5] == ["--rdzv-conf", "a=1"]
+    path = Path("my folder/train.py")
+    assert Job(path).command[-1] == str(path)
+
+
 def test_there_are_fourteen_patients_at_least_and_each_is_a_page_of_torch_alone():
     assert len(PATIENTS) >= 14
     for name in PATIENTS:

@@ -56,11 +56,23 @@ def rank_main(rank, payload, folder, environments, timeout, plain=False):
         if not plain:
             nan_note.watch(f"{folder}/{rank}.nan")
         fn, args, kwargs = cloudpickle.loads(payload)
-        packed = _pack(fn(*args, **kwargs), plain)
+        packed = _pack(_called(fn, args, kwargs, plain), plain)
         Path(folder, f"{rank}.result").write_bytes(packed)
     except BaseException as error:
         Path(folder, f"{rank}.failure").write_text(json.dumps(_failure(error)))
         sys.exit(1)
+
+
+def _called(fn, args, kwargs, plain):
+    """What the function returns: None if it ends with sys.exit(0), as a program does. An
+    answer that leaves so has not returned.
+    """
+    try:
+        return fn(*args, **kwargs)
+    except SystemExit as left:
+        if plain or left.code not in (0, None):
+            raise
+        return None
 
 
 def _apply_environment():

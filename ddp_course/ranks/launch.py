@@ -95,7 +95,8 @@ def launch(
         bytes per second: see pretend_network.py.
     machines: Machines, see machines/machines.py; `nproc` ranks run in each of them.
 
-    The results come as a list in rank order. What the ranks print is printed by this
+    The results come as a list in rank order; that of a rank which ends with sys.exit(0)
+    is None. What the ranks print is printed by this
     process: whole lines, marked with their rank, in rank order. If the run takes longer
     than three seconds, it is printed immediately.
 

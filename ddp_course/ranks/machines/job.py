@@ -7,6 +7,7 @@ table of failures at the end.
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -30,16 +31,19 @@ from ddp_course.ranks.variables import JOB
 class Job:
     """torchrun and its ranks, which run until they end or the `with` block does.
 
-    program: a Path, or a text with a path and flags. nproc: how many ranks. flags: of torchrun, a text.
+    program: a Path, or a text with a path and flags, in a shell's spelling. nproc: how
+    many ranks. flags: of torchrun, such a text.
     env: more environment variables. What they print is in `text`, without the names of
     this machine's folders.
     """
 
     def __init__(self, program, nproc=2, flags="", env=None):
         torchrun = [sys.executable, "-m", "ddp_course.ranks.machines.job"]
-        torchrun += ["--nproc-per-node", str(nproc), *flags.split()]
+        torchrun += ["--nproc-per-node", str(nproc), *shlex.split(flags)]
         self.command = torchrun
-        self.command += program.split() if isinstance(program, str) else [str(program)]
+        self.command += (
+            shlex.split(program) if isinstance(program, str) else [str(program)]
+        )
         self.mark, self.nproc = uuid4().hex, nproc
         self.env = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         self.env |= os.environ | (env or {}) | {JOB: self.mark}
