@@ -29,6 +29,7 @@ from ddp_course.judge import answer as answers
 from ddp_course.judge import hints
 from ddp_course.judge import verdict as verdicts
 from ddp_course.judge.answer import Source
+from ddp_course.judge.known_errors import some_rank_has_not_begun
 from ddp_course.judge.values import plain
 from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.launch import launch
@@ -219,6 +220,16 @@ def test_of_several_mistakes_the_first_that_explains_all_results_is_told():
     assert not functions.explains(
         lambda a, b: a + b, lambda a, b: a + b, cases, [3, 0, 6], lambda case: 0
     )  # what is right is no mistake
+
+
+def test_who_waits_for_a_rank_that_is_still_starting_is_not_to_blame():
+    late = "the 2 ranks did not finish within 6 s\n"
+    late += (
+        "  rank 0 was in a.py, line 3, in f: dist.recv(x)\n  rank 1 was still starting"
+    )
+    assert some_rank_has_not_begun(late)
+    elsewhere = late.replace("still starting", "in a.py, line 4, in g: dist.recv(x)")
+    assert not some_rank_has_not_begun(elsewhere)
 
 
 def test_where_no_rank_has_begun_the_machine_is_too_busy_and_the_answer_not_wrong(

@@ -22,7 +22,7 @@ import torch
 from ddp_course.judge import sandbox
 from ddp_course.judge.cells import run_everything, run_what_defines
 from ddp_course.judge.cleaning import remove
-from ddp_course.judge.known_errors import none_has_begun
+from ddp_course.judge.known_errors import some_rank_has_not_begun
 from ddp_course.judge.values import plain
 from ddp_course.ranks.launch import RankError, RankTimeout, launch_untrusted
 from ddp_course.ranks.variables import PATIENCE
@@ -33,7 +33,7 @@ class CannotBeSent(Exception):
 
 
 class TooBusy(Exception):
-    """The machine is: no rank has begun with the answer, which nobody can judge then."""
+    """The machine is: a rank has not begun with the answer, which nobody can judge then."""
 
 
 class Answer:
@@ -93,12 +93,12 @@ class Answer:
         return self.apart(sizes_in, str(folder))
 
     def _launch(self, *call, nproc, timeout):
-        """Launch ranks; once more, where none of them came so far as to begin."""
+        """Launch ranks; once more, where some of them did not come so far as to begin."""
         for _ in range(2):
             try:
                 return self._once(*call, nproc=nproc, timeout=timeout)
             except RankTimeout as late:
-                if not none_has_begun(str(late)):
+                if not some_rank_has_not_begun(str(late)):
                     raise
         raise TooBusy
 

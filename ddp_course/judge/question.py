@@ -39,7 +39,7 @@ MOST_TEXT = 10_000  # characters of a row that a grader keeps
 
 
 TOO_BUSY = (
-    "twice, no rank had begun with your answer when its time was over: this machine is too "
+    "twice, a rank had not begun with your answer when its time was over: this machine is too "
     "busy. Close other programs, and check again"
 )
 
