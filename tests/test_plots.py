@@ -19,9 +19,10 @@ import sys
 import urllib.request
 from xml.etree import ElementTree
 
+import nbformat
 import pytest
 import torch
-from conftest import wait_until
+from conftest import COURSE, wait_until
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 from PIL import Image, ImageChops
@@ -381,6 +382,10 @@ def output_of(name):
     return bundle
 
 
+def stem(path):
+    return path.stem
+
+
 def images_of(page):
     """The images of a page: [(kind, alternative text, bytes)]."""
     pattern = r'<img alt="([^"]*)"[^>]* src="data:image/([^;]*);base64,([^"]*)">'
@@ -432,6 +437,7 @@ def test_alternative_texts_say_what_a_chart_shows_with_its_numbers():
     alt = output_of("curve with marks")["text/plain"]
     assert "; held-out text: 4 at 50, 3.35 at 100, " in alt
     alt = output_of("cost_line")["text/plain"]
+    assert alt.startswith("What one message costs. ")
     assert "13 sizes from 1 KiB (0.191 ms) to 4 MiB" in alt
     alt = output_of("messages, 4")["text/plain"]
     assert "round 2: rank 0 to rank 2 and rank 1 to rank 3" in alt
@@ -546,13 +552,15 @@ BOX = r"M([\d.]+) ([\d.]+)h([\d.]+)v([\d.]+)h-[\d.]+z"  # as drawing.boxes write
 
 class Sheet:
     """What is drawn where on an SVG: boxes (fill, left, top, right, bottom), texts
-    (content, x, y, colour, size in points, the boxes so far) and tips of arrows.
+    (content, x, y, colour, size in points, the boxes so far) and tips of arrows; and
+    `outside`, the texts that reach out of the picture.
     """
 
     def __init__(self, svg):
         root = ElementTree.fromstring(svg)
         self.named = {node.get("id"): node for node in root.iter() if node.get("id")}
-        self.boxes, self.texts, self.tips = [], [], []
+        self.boxes, self.texts, self.tips, self.outside = [], [], [], []
+        self.width, self.height = map(float, root.get("viewBox").split()[2:])
         self.points = 1 if root.get("width").endswith("pt") else 0.75
         self.walk(root, 0, 0)
 
@@ -584,14 +592,15 @@ class Sheet:
         self.cover(node, left, top, right, top + float(node.get("height")))
 
     def see_path(self, node, x, y):
-        if "h" in node.get("d"):  # many boxes
-            for left, top, wide, tall in re.findall(BOX, node.get("d")):
+        path = node.get("d") or ""
+        if "h" in path:  # many boxes
+            for left, top, wide, tall in re.findall(BOX, path):
                 right, bottom = float(left) + float(wide), float(top) + float(tall)
                 self.cover(node, x + float(left), y + float(top), x + right, y + bottom)
             return
-        numbers = [float(number) for number in re.findall(r"-?[\d.]+", node.get("d"))]
+        numbers = [float(number) for number in re.findall(r"-?[\d.]+", path)]
         xs, ys = numbers[::2], numbers[1::2]
-        if len(xs) == len(ys) >= 4 and node.get("d").strip().endswith("z"):
+        if len(xs) == len(ys) >= 4 and path.strip().endswith("z"):
             self.cover(node, x + min(xs), y + min(ys), x + max(xs), y + max(ys))
 
     def cover(self, node, *place):
@@ -610,7 +619,20 @@ class Sheet:
         size = float(self.look(node, "font-size").removesuffix("px")) * self.points
         color = self.look(node, "fill") or "#000000"
         ground = self.under(*place, self.boxes)[-1]
+        if not self.is_inside(node, x, y, anchor, size / self.points):
+            self.outside.append(node.text)
         self.texts.append((node.text or "", *place, color, size, ground))
+
+    def is_inside(self, node, x, y, anchor, size):
+        """Whether a text is within the picture. Its letters are taken to be half as wide
+        as high, which is less than they are on average.
+        """
+        wide = 0.5 * size * len((node.text or "").strip())
+        begin = {"end": -wide, "middle": -wide / 2}.get(anchor, 0)
+        at, limit = x + float(node.get("x")), self.width
+        if re.match(r"rotate\(-90", node.get("transform", "")):  # it runs upwards
+            at, limit = self.height - y - float(node.get("y")), self.height
+        return -1 <= at + begin and at + begin + wide <= limit + 1
 
     def under(self, x, y, boxes):
         """The colours of the boxes at a point, the topmost last."""
@@ -635,6 +657,11 @@ def texts_too_small(svg):
     return [(text, size) for text, *_, size, _ in Sheet(svg).texts if size < 9]
 
 
+def texts_outside(svg):
+    """The texts of an SVG that reach out of the picture."""
+    return Sheet(svg).outside
+
+
 def tips_in_boxes(svg):
     """The tips of arrows that are inside of boxes."""
     sheet = Sheet(svg)
@@ -650,6 +677,36 @@ def test_texts_are_large_enough_and_stand_out_from_what_is_under_them(name):
         assert Sheet(svg).texts
         assert texts_too_faint(svg) == []
         assert texts_too_small(svg) == []
+        assert texts_outside(svg) == []
+
+
+@pytest.mark.parametrize("path", sorted((COURSE / "lessons").glob("*.ipynb")), ids=stem)
+def test_no_text_of_a_stored_figure_reaches_out_of_it_or_shows_a_python_object(path):
+    for bundle in stored(path):
+        assert not re.search(
+            r"\[\(|<\w+\.|\bobject at 0x", bundle.get("text/plain", "")
+        )
+        for svg in svgs_of(bundle):
+            assert texts_outside(svg) == []
+
+
+def stored(path):
+    """The outputs of a notebook that have a picture."""
+    for cell in nbformat.read(path, 4).cells:
+        for output in cell.get("outputs", []):
+            if "svg+xml;base64" in (data := output.get("data", {})).get(
+                "text/html", ""
+            ):
+                yield data
+
+
+def test_a_text_that_reaches_out_of_a_figure_is_found():
+    pieces = [
+        drawing.text(20, 20, "inside", style.INK),
+        drawing.text(20, 40, "a rather long text that leaves", style.INK),
+    ]
+    svg = drawing.document(100, 50, pieces, "1 fault").decode()
+    assert texts_outside(svg) == ["a rather long text that leaves"]
 
 
 def test_a_small_text_and_an_arrow_that_ends_in_a_box_are_found():

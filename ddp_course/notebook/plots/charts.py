@@ -192,11 +192,11 @@ def cost_line(sizes, seconds, alpha, beta, fitted, of="message"):
     line = [(alpha + beta * x) * 1e3 for x in xs]
     axis.plot(xs, line, color=INK, linewidth=1.2, label="α + β · bytes")
     pairs = [(size, 1e3 * time) for size, time in zip(sizes, seconds)]
-    for style, label, of in (
+    for style, label, points in (
         ("full", "measured, used for the fit", [p for p in pairs if p[0] in fitted]),
         ("none", "measured, held out", [p for p in pairs if p[0] not in fitted]),
     ):
-        axis.plot(*zip(*of), "o", color=ORANGE, fillstyle=style, label=label)
+        axis.plot(*zip(*points), "o", color=ORANGE, fillstyle=style, label=label)
     axis.set(xscale="log", yscale="log", title=f"What one {of} costs")
     axis.set(xlabel="bytes in the tensor", ylabel=f"time of one {of} (ms)")
     ticks_on_log_axes(axis)
