@@ -335,7 +335,7 @@ def test_it_computes_what_transformers_gpt2_computes():
         "attention.query_key_value": "attn.c_attn",
         "attention.output": "attn.c_proj",
     }
-    layer |= {"expand": "mlp.c_fc", "contract": "mlp.c_proj"}
+    layer |= {"mlp.expand": "mlp.c_fc", "mlp.contract": "mlp.c_proj"}
     for place in range(2):
         names |= {
             f"blocks.{place}.{mine}": f"transformer.h.{place}.{other}"
@@ -354,6 +354,40 @@ def test_it_computes_what_transformers_gpt2_computes():
                 )
     tokens = torch.randint(61, (3, 16))
     torch.testing.assert_close(ours(tokens), theirs(tokens).logits)
+
+
+def test_attention_is_the_sum_of_what_its_heads_give():
+    """A layer with the weights of some heads computes those heads alone."""
+    whole = gpt.Attention(width=12, heads=3, dropout=0.0)
+    x, total = torch.randn(2, 5, 12), whole.output.bias
+    weight, bias = (value.detach() for value in whole.query_key_value.parameters())
+    for heads in ([0], [1, 2]):
+        some = gpt.Attention(width=12, heads=3, dropout=0.0)
+        for name, value in (("weight", weight), ("bias", bias)):
+            mine = value.unflatten(0, (3, 3, 4))[:, heads].flatten(0, 2)
+            setattr(some.query_key_value, name, torch.nn.Parameter(mine))
+        mine = whole.output.weight.detach().unflatten(1, (3, 4))[:, heads].flatten(1)
+        some.output.weight, some.output.bias = torch.nn.Parameter(mine), None
+        total = total + some(x)
+    torch.testing.assert_close(total, whole(x))
+
+
+def test_what_attends_can_be_replaced_in_one_layer():
+    layer, seen = gpt.Attention(width=12, heads=3, dropout=0.0), []
+    before, x = layer.attend, torch.randn(2, 5, 12)
+    expected = layer(x)
+
+    def attend(query, key, value):
+        seen.append([part.shape for part in (query, key, value)])
+        return before(query, key, value)
+
+    layer.attend = attend
+    assert torch.equal(layer(x), expected) and seen == [[(2, 3, 5, 4)] * 3]
+
+
+def test_heads_that_do_not_divide_the_width_are_refused():
+    with pytest.raises(ValueError, match="a width of 8 cannot be cut into 5 heads"):
+        gpt.Attention(width=8, heads=5, dropout=0.0)
 
 
 def test_no_token_sees_those_that_come_after_it():

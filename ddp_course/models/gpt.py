@@ -16,44 +16,59 @@ class Attention(nn.Module):
 
     def __init__(self, width, heads, dropout):
         super().__init__()
-        self.heads, self.dropout = heads, dropout
+        if width % heads:
+            raise ValueError(f"a width of {width} cannot be cut into {heads} heads")
+        self.head_width, self.dropout = width // heads, dropout
         self.query_key_value = nn.Linear(width, 3 * width)
         self.output = nn.Linear(width, width)
 
     def forward(self, x):
-        batch, tokens, width = x.shape
-        query, key, value = (  # each (batch, heads, tokens, width of a head)
-            part.view(batch, tokens, self.heads, -1).transpose(1, 2)
+        batch, tokens, _ = x.shape
+        query, key, value = (  # as many heads as there are weights for
+            part.view(batch, tokens, -1, self.head_width).transpose(1, 2)
             for part in self.query_key_value(x).chunk(3, dim=-1)
         )
+        mixed = self.attend(query, key, value)
+        return self.output(mixed.transpose(1, 2).reshape(batch, tokens, -1))
+
+    def attend(self, query, key, value):
+        """Mix the values. All are float (batch, heads, tokens, head_width)."""
         dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(
+        return F.scaled_dot_product_attention(
             query, key, value, dropout_p=dropout, is_causal=self.causal
         )
-        return self.output(mixed.transpose(1, 2).reshape(batch, tokens, width))
+
+
+class MLP(nn.Module):
+    """Two linear layers with a GELU between them, where a token is four times as wide.
+
+    Takes and returns float (batch, tokens, width). The GELU is the exact one. GPT-2's
+    code approximates it with tanh, which takes longer on a CPU. D. Hendrycks and K.
+    Gimpel, "Gaussian Error Linear Units (GELUs)", 2016.
+    """
+
+    def __init__(self, width):
+        super().__init__()
+        self.expand = nn.Linear(width, 4 * width)
+        self.contract = nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return self.contract(F.gelu(self.expand(x)))
 
 
 class Block(nn.Module):
-    """A layer of a GPT: attention, then two linear layers, both on a residual stream.
-
-    GELU is the exact one. GPT-2's code approximates it with tanh, which takes longer on
-    a CPU. D. Hendrycks and K. Gimpel, "Gaussian Error Linear Units (GELUs)", 2016.
-    """
+    """A layer of a GPT: attention, then an MLP, both on a residual stream."""
 
     def __init__(self, width, heads, dropout):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attention = Attention(width, heads, dropout)
-        self.expand, self.contract = (
-            nn.Linear(width, 4 * width),
-            nn.Linear(4 * width, width),
-        )
+        self.mlp = MLP(width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x):
         x = x + self.dropout(self.attention(self.norm1(x)))
-        hidden = F.gelu(self.expand(self.norm2(x)))
-        return x + self.dropout(self.contract(hidden))
+        return x + self.dropout(self.mlp(self.norm2(x)))
 
 
 SHAPES = {  # of GPT; all heads are 64 wide
