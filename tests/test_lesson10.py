@@ -2,6 +2,7 @@
 the undisturbed one.
 """
 
+import copy
 import json
 import math
 import os
@@ -365,9 +366,9 @@ def test_attention_is_the_sum_of_what_its_heads_give():
         some = gpt.Attention(width=12, heads=3, dropout=0.0)
         for name, value in (("weight", weight), ("bias", bias)):
             mine = value.unflatten(0, (3, 3, 4))[:, heads].flatten(0, 2)
-            setattr(some.query_key_value, name, torch.nn.Parameter(mine))
+            setattr(some.query_key_value, name, nn.Parameter(mine))
         mine = whole.output.weight.detach().unflatten(1, (3, 4))[:, heads].flatten(1)
-        some.output.weight, some.output.bias = torch.nn.Parameter(mine), None
+        some.output.weight, some.output.bias = nn.Parameter(mine), None
         total = total + some(x)
     torch.testing.assert_close(total, whole(x))
 
@@ -388,6 +389,39 @@ def test_what_attends_can_be_replaced_in_one_layer():
 def test_heads_that_do_not_divide_the_width_are_refused():
     with pytest.raises(ValueError, match="a width of 8 cannot be cut into 5 heads"):
         gpt.Attention(width=8, heads=5, dropout=0.0)
+
+
+def loss_and_gradients(model, compute):
+    """In training mode, with the same dropout: the loss, and the gradient by name."""
+    torch.manual_seed(1)
+    tokens, targets = torch.randint(61, (2, 3, 8))
+    model.zero_grad()
+    loss = F.cross_entropy(compute(tokens).flatten(0, 1), targets.flatten())
+    loss.backward()
+    return loss.item(), {name: v.grad.clone() for name, v in model.named_parameters()}
+
+
+def test_its_parts_one_after_the_other_are_the_model():
+    model = gpt.GPT(61, context=8, layers=2, heads=2, width=16, dropout=0.1)
+    parts = nn.Sequential(*model.parts())
+    own = {id(value) for value in model.parameters()}
+    assert {id(value) for value in parts.parameters()} == own and len(parts) == 4
+    loss, gradients = loss_and_gradients(model, model)
+    found, of_parts = loss_and_gradients(model, parts)
+    assert found == loss
+    for name, gradient in gradients.items():
+        assert torch.equal(of_parts[name], gradient), name
+
+
+def test_in_parts_on_two_ranks_the_tied_matrix_has_a_gradient_on_each():
+    """Their sum is the gradient of the model in one piece."""
+    model = gpt.GPT(61, context=8, layers=2, heads=2, width=16)
+    *early, last = (copy.deepcopy(part) for part in model.parts())
+    loss, gradients = loss_and_gradients(model, model)
+    found, _ = loss_and_gradients(last, nn.Sequential(*early, last))
+    tied = early[0].token_embedding.weight.grad + last[1].weight.grad
+    assert found == loss
+    torch.testing.assert_close(tied, gradients["token_embedding.weight"])
 
 
 def test_no_token_sees_those_that_come_after_it():

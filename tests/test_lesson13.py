@@ -1156,13 +1156,8 @@ def test_a_pipeline_trains_as_the_model_in_one_piece(stages):
 
 def test_the_layers_together_are_the_network_but_for_the_tied_head():
     network, layers = GPT(**SHAPE), built(SPECS)
-    first, *blocks, (norm, head) = layers
-    first.tokens.weight = network.token_embedding.weight
-    first.positions.weight = network.position_embedding.weight
-    head.weight = network.head.weight
-    norm.load_state_dict(network.norm.state_dict())
-    for own, block in zip(network.blocks, blocks):
-        block.load_state_dict(own.state_dict())
+    for layer, part in zip(layers, network.parts(), strict=True):
+        layer.load_state_dict(part.state_dict())
     tokens = torch.randint(61, (2, 8))
     torch.testing.assert_close(layers(tokens), network(tokens))
 

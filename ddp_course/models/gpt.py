@@ -116,6 +116,26 @@ class Head(nn.Linear):
         return F.linear_cross_entropy(features, weight, targets, **how).float().mean()
 
 
+def embed(tokens, token_embedding, position_embedding):
+    """The vector of each token plus that of its position: (batch, tokens, width)."""
+    positions = torch.arange(tokens.shape[1], device=tokens.device)
+    return token_embedding(tokens) + position_embedding(positions)
+
+
+class Embedding(nn.Module):
+    """A GPT's first part, for a pipeline: it shares these layers with the GPT."""
+
+    def __init__(self, token_embedding, position_embedding, dropout):
+        super().__init__()
+        self.token_embedding = token_embedding
+        self.position_embedding = position_embedding
+        self.dropout = dropout
+
+    def forward(self, tokens):
+        x = embed(tokens, self.token_embedding, self.position_embedding)
+        return self.dropout(x)
+
+
 class GPT(nn.Module):
     """A decoder-only transformer like GPT-2: pre-norm, learned positions, tied head.
 
@@ -148,11 +168,19 @@ class GPT(nn.Module):
                 nn.init.zeros_(parameter)
 
     def forward(self, tokens, targets=None):
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.dropout(self.token_embedding(tokens) + self.position_embedding(places))
+        x = embed(tokens, self.token_embedding, self.position_embedding)
+        x = self.dropout(x)
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x), targets)
+
+    def parts(self):
+        """What a pipeline is cut from: modules that compute the logits one after the
+        other, with the GPT's own layers. The first and the last share the tied matrix.
+        """
+        embeddings = self.token_embedding, self.position_embedding
+        first = Embedding(*embeddings, self.dropout)
+        return [first, *self.blocks, nn.Sequential(self.norm, self.head)]
 
     def flops_per_token(self):
         """The floating-point operations of a training step, per token.

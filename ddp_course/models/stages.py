@@ -1,36 +1,30 @@
-"""A GPT as the layers of a pipeline."""
+"""A GPT's parts as the layers of a pipeline, each built by the rank that needs it."""
 
-import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ddp_course.models.gpt import Block
+from ddp_course.models import gpt
 
 
-class Embedding(nn.Module):
-    """A GPT's first layer: int64 (batch, tokens) to float (batch, tokens, width)."""
+class Embedding(gpt.Embedding):
+    """A GPT's first part, with embeddings of its own."""
 
     def __init__(self, vocabulary, context, width):
-        super().__init__()
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.positions = nn.Embedding(context, width)
-
-    def forward(self, tokens):
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        return self.tokens(tokens) + self.positions(places)
+        tables = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        super().__init__(*tables, nn.Dropout(0.0))
 
 
 class Head(nn.Sequential):
-    """The last layer of a GPT, not tied to the embedding, which is on another rank."""
+    """A GPT's last part, not tied to the embedding, which is on another rank."""
 
     def __init__(self, vocabulary, width):
-        super().__init__(nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False))
+        super().__init__(nn.LayerNorm(width), gpt.Head(width, vocabulary, bias=False))
 
 
 def layers_of_gpt(vocabulary, context, layers, heads, width):
-    """A GPT's layers, in order, as (class, its arguments ...): nothing is built yet."""
+    """A GPT's parts, in order, as (class, its arguments ...): nothing is built yet."""
     first, last = (Embedding, vocabulary, context, width), (Head, vocabulary, width)
-    return [first, *[(Block, width, heads, 0.0)] * layers, last]
+    return [first, *[(gpt.Block, width, heads, 0.0)] * layers, last]
 
 
 def token_loss(logits, targets):
