@@ -1,4 +1,4 @@
-"""The pretend network: gloo's numbers, at the cost of a slower link, and without a core."""
+"""The pretend network: gloo's numbers, at the cost of slower links, and without a core."""
 
 import time
 
@@ -6,10 +6,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from ddp_course import UsageError
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import CannotLaunch, launch
+from ddp_course.ranks.links import Link, Network, as_text, from_text
+from ddp_course.ranks.pretend_network import End, machines_of
 
 SLOW = (0.05, 20e6)  # 50 ms, and 20 MB per second
 MEGABYTE = 250_000  # elements of float32
@@ -32,7 +36,16 @@ def numbers_of_all_collectives():
         objects = [None] * n
         dist.all_gather_object(objects, f"from {rank}")
         dist.barrier()
-        return [summed, told, *gathered, in_one, shard], objects
+        pieces = [torch.empty(2) for _ in range(n)]
+        dist.all_to_all(pieces, [mine[other : other + 2] for other in range(n)])
+        exchanged = torch.empty(6 * n)
+        dist.all_to_all_single(exchanged, torch.arange(6.0 * n) + 100 * rank)
+        rows = torch.empty(n * rank + n, 2)  # rank r receives r + 1 rows of each
+        sizes = list(range(1, n + 1))
+        source = torch.arange(n * (n + 1.0)).view(-1, 2) + 100 * rank
+        dist.all_to_all_single(rows, source, [rank + 1] * n, sizes)
+        exchanges = [*pieces, exchanged, rows]
+        return [summed, told, *gathered, in_one, shard, *exchanges], objects
 
 
 @pytest.mark.parametrize("nproc", [1, 2, 3])
@@ -43,6 +56,37 @@ def test_collectives_give_what_gloo_gives(nproc):
         assert objects == expected_objects
         for tensor, other in zip(tensors, expected, strict=True):
             assert torch.equal(tensor, other)
+
+
+def numbers_of_all_messages():
+    """What the ranks of a ring send each other, in four ways."""
+    with process_group() as (rank, n):
+        mine, after, before = torch.arange(6.0) + rank, (rank + 1) % n, (rank - 1) % n
+        blocking, batched, large = torch.empty(6), torch.empty(6), torch.empty(MEGABYTE)
+        if rank == 0:
+            dist.send(mine, after)
+            source = dist.recv(blocking)  # from any rank
+        else:
+            source = dist.recv(blocking)
+            dist.send(mine, after)
+        both = [
+            dist.P2POp(dist.isend, mine, after),
+            dist.P2POp(dist.irecv, batched, before),
+        ]
+        # in this order nobody would receive, if a message had to wait for its turn
+        sent = dist.isend(torch.full([MEGABYTE], float(rank)), after)
+        received = dist.irecv(large, before)
+        for work in [sent, received, *dist.batch_isend_irecv(both)]:
+            work.wait()
+        assert source == before
+        return torch.cat([blocking, batched, large])
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_messages_give_what_gloo_gives(nproc):
+    pretended = launch(numbers_of_all_messages, nproc=nproc, network=(1e-4, 1e9))
+    for got, expected in zip(pretended, launch(numbers_of_all_messages, nproc=nproc)):
+        assert torch.equal(got, expected)
 
 
 def ddp_parameters():
@@ -116,6 +160,150 @@ def test_one_transfer_waits_for_the_one_before():
         assert second_begin >= first_end
 
 
+# ---- two links ----
+
+INSIDE, BETWEEN = Link(1e-3, 1e9), Link(0.2, 1e8)
+
+
+def carried():
+    """What this rank's ends have carried: {link: [(name, seconds, begin)]}."""
+    ends = dist.group.WORLD.ends
+    return {
+        link: [(name, end - begin, begin) for name, begin, end in ends[link].carried]
+        for link in ends
+    }
+
+
+def use_both_links():
+    """On two machines of two ranks. Returns the seconds of each transfer, by link; and
+    how long this rank waited for messages on each link.
+    """
+    with process_group() as (rank, _):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+        numbers = torch.ones(1000)  # 4 kB
+        dist.all_reduce(numbers, group=mesh["tensor"].get_group())
+        dist.all_reduce(numbers, group=mesh["data"].get_group())
+        dist.all_reduce(numbers)
+        dist.broadcast(numbers, group_src=0, group=mesh["data"].get_group())
+        waited = []
+        for peer in (rank ^ 1, rank ^ 2):
+            begin = time.perf_counter()
+            works = [dist.isend(numbers, peer), dist.irecv(torch.empty(1000), peer)]
+            for work in works:
+                work.wait()
+            waited.append(time.perf_counter() - begin)
+        sizes = [1000 * other for other in range(4)]  # nothing for rank 0
+        parts = [1000 * rank] * 4
+        output, source = torch.empty(sum(parts)), torch.ones(sum(sizes))
+        dist.all_to_all_single(output, source, parts, sizes)
+        seconds = {
+            link: [(name, round(took, 9)) for name, took, _ in transfers]
+            for link, transfers in carried().items()
+        }
+        return seconds, waited, numbers[0].item()
+
+
+def seconds_of_pieces(link, rank, peers):
+    """An all-to-all's messages: of 4 kB times the number of the rank that receives."""
+    received = [rank for _ in peers if rank]
+    messages = [peer for peer in peers if peer] + received
+    return [("all_to_all_single", link.message(4000 * count)) for count in messages]
+
+
+def test_two_ranks_of_a_machine_use_its_link_and_all_others_the_one_between():
+    network = Network(INSIDE, BETWEEN, ranks_per_machine=2)
+    for rank, (seconds, waited, value) in enumerate(
+        launch(use_both_links, nproc=4, network=network)
+    ):
+        assert value == 16.0
+        [neighbour], others = [rank ^ 1], [peer for peer in range(4) if rank ^ peer > 1]
+        messages = ["send", "recv"]
+        expected = {
+            "inside": [
+                ("allreduce", INSIDE.ring(4000, 2, rounds=2)),
+                *[(name, INSIDE.message(4000)) for name in messages],
+                *seconds_of_pieces(INSIDE, rank, [neighbour]),
+            ],
+            "between": [
+                ("allreduce", BETWEEN.ring(4000, 2, rounds=2)),
+                ("allreduce", BETWEEN.ring(4000, 4, rounds=2)),
+                ("broadcast", BETWEEN.message(4000)),
+                *[(name, BETWEEN.message(4000)) for name in messages],
+                *seconds_of_pieces(BETWEEN, rank, others),
+            ],
+        }
+        for link, transfers in expected.items():
+            rounded = sorted((name, round(took, 9)) for name, took in transfers)
+            assert sorted(seconds[link]) == rounded, (rank, link)
+        assert waited[0] >= INSIDE.message(4000)
+        assert waited[1] >= BETWEEN.message(4000)
+
+
+def test_an_end_sends_and_receives_at_once_but_one_transfer_each_way():
+    end = End(BETWEEN)
+    sent, received = end.carry("send", 100, "out"), end.carry("recv", 100, "in")
+    assert received - sent < 50
+    assert end.carry("send", 100, "out") == sent + 100
+    assert end.carry("allreduce", 100, "out", "in") == sent + 200
+
+
+def send_two_and_receive_two():
+    with process_group() as (rank, n):
+        works = [
+            work
+            for peer in range(n)
+            if peer != rank
+            for work in (
+                dist.isend(torch.ones(2), peer),
+                dist.irecv(torch.ones(2), peer),
+            )
+        ]
+        for work in works:
+            work.wait()
+        return carried()["between"]
+
+
+def test_a_rank_sends_one_message_after_the_other_and_so_receives():
+    """All go between machines, for each rank has one of its own."""
+    network = Network(INSIDE, BETWEEN, ranks_per_machine=1)
+    for transfers in launch(send_two_and_receive_two, nproc=3, network=network):
+        for way in ("send", "recv"):
+            begins = sorted(begin for name, _, begin in transfers if name == way)
+            assert len(begins) == 2 and begins[1] - begins[0] >= BETWEEN.message(8)
+
+
+def test_which_ranks_share_a_machine_is_said_by_torchrun_or_by_the_caller(monkeypatch):
+    network = Network(INSIDE, BETWEEN)
+    for name in ("LOCAL_WORLD_SIZE", "GROUP_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert machines_of([0, 1, 2, 3], 2, network) == [0, 0, 0, 0]
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("GROUP_RANK", "1")
+    assert machines_of([0, 1, 2, 3], 2, network) == [0, 0, 1, 1]
+    assert machines_of([1, 3], 3, network) == [0, 1]
+    assert machines_of([0, 1, 2, 3], 2, network._replace(ranks_per_machine=3)) == [
+        0,
+        0,
+        0,
+        1,
+    ]
+    with pytest.raises(UsageError, match="equally many ranks per machine"):
+        machines_of([0, 1, 2, 3], 1, network)
+
+
+@pytest.mark.parametrize(
+    "network, expected",
+    [
+        ((1e-3, 1e9), (INSIDE, INSIDE, None)),
+        ((INSIDE, BETWEEN), (INSIDE, BETWEEN, None)),
+        ([[1e-3, 1e9], [0.2, 1e8], 2], (INSIDE, BETWEEN, 2)),
+        (Network(INSIDE, BETWEEN), (INSIDE, BETWEEN, None)),
+    ],
+)
+def test_a_network_goes_through_the_environment_as_it_is(network, expected):
+    assert from_text(as_text(network)) == expected
+
+
 def test_an_error_of_gloo_reaches_the_rank():
     def gather_into_too_few():
         with process_group():
@@ -125,11 +313,12 @@ def test_an_error_of_gloo_reaches_the_rank():
         launch(gather_into_too_few, network=(1e-3, 1e9), timeout=20)
 
 
-def test_a_rank_that_does_not_come_is_a_timeout():
+@pytest.mark.parametrize("waits", [dist.all_reduce, dist.recv])
+def test_a_rank_that_does_not_come_is_a_timeout(waits):
     def rank_one_stays_away():
         with process_group(timeout=2) as (rank, _):
             if rank == 0:
-                dist.all_reduce(torch.ones(1))
+                waits(torch.ones(1))
             else:
                 time.sleep(10)
 
@@ -137,7 +326,20 @@ def test_a_rank_that_does_not_come_is_a_timeout():
         launch(rank_one_stays_away, network=(1e-3, 1e9), timeout=8)
 
 
-@pytest.mark.parametrize("network", [3, (1,), (1e-3, 0), (-1, 1e9), ("a", "b")])
+@pytest.mark.parametrize(
+    "network",
+    [
+        3,
+        (1,),
+        (1e-3, 0),
+        (-1, 1e9),
+        ("a", "b"),
+        (INSIDE, (1e-3, 0)),
+        (1e-3, 1e9, 2),
+        (INSIDE, BETWEEN, 0),
+        (INSIDE, BETWEEN, 1.5),
+    ],
+)
 def test_what_is_no_network_is_refused_in_one_line(network):
     with pytest.raises(CannotLaunch, match="network"):
         launch(numbers_of_all_collectives, network=network)

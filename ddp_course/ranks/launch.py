@@ -14,7 +14,6 @@ outlives the call, nor the process that made it. What a rank does is in in_each_
 and how its end is reported is in endings.py.
 """
 
-import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -30,7 +29,7 @@ from pathlib import Path
 
 import cloudpickle
 
-from ddp_course.ranks import endings, nan_note
+from ddp_course.ranks import endings, links, nan_note
 from ddp_course.ranks.endings import (
     HANG_UPS,
     SYMPTOMS,
@@ -92,7 +91,7 @@ def launch(
     env: more environment variables for the ranks, such as {"TORCH_DISTRIBUTED_DEBUG":
         "DETAIL"}.
     network: (latency, bandwidth) of a pretend network between the ranks, in seconds and
-        bytes per second: see pretend_network.py.
+        bytes per second; or a Network with two links: see links.py.
     machines: Machines, see machines/machines.py; `nproc` ranks run in each of them.
 
     The results come as a list in rank order; that of a rank which ends with sys.exit(0)
@@ -107,7 +106,7 @@ def launch(
     _check(fn, nproc, timeout, {} if env is None else env, network)
     env = dict(env or {})
     if network is not None:
-        env[NETWORK] = " ".join(map(str, network))
+        env[NETWORK] = links.as_text(network)
     payload = _pickle(fn, args, kwargs)
     with _Run(nproc, timeout, machines=machines) as run:
         run.start(payload, env)
@@ -181,15 +180,14 @@ def _check(fn, nproc, timeout, env, network):
 
 
 def _check_network(network):
-    """Raise CannotLaunch unless it is the (latency, bandwidth) of a pretend network."""
-    with suppress(TypeError, ValueError):
-        latency, bandwidth = map(float, network)
-        if 0 <= latency < math.inf and bandwidth > 0:
-            return
-    raise CannotLaunch(
-        "network is (seconds of latency, bytes per second), such as (1e-3, 1e9), "
-        f"but is {network!r}"
-    )
+    """Raise CannotLaunch unless it is a pretend network."""
+    try:
+        links.from_text(links.as_text(network))
+    except (TypeError, ValueError):
+        raise CannotLaunch(
+            "network is (seconds of latency, bytes per second), such as (1e-3, 1e9), "
+            f"or links.Network, but is {network!r}"
+        ) from None
 
 
 def _pickle(fn, args, kwargs):

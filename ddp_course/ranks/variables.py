@@ -5,7 +5,7 @@ the others pass something on from one process to another.
 DATA = "DDP_COURSE_DATA"  # the folder with MNIST
 START_METHOD = "DDP_COURSE_START_METHOD"  # how ranks start: "forkserver" or "spawn"
 MACHINES = "DDP_COURSE_MACHINES"  # "pretended": machines without namespaces
-NETWORK = "DDP_COURSE_NETWORK"  # the pretend network: seconds and bytes per second
+NETWORK = "DDP_COURSE_NETWORK"  # the pretend network, in numbers: see links.py
 SEED = "DDP_COURSE_SEED"  # of the checks' random choices
 
 PRELOAD = "DDP_COURSE_PRELOAD"  # what the fork server imports: see preload.py
