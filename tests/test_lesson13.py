@@ -1173,7 +1173,7 @@ def test_stages_that_sleep_wait_as_long_as_the_formula_says(kind):
     logs, clocks = zip(*launch(sleepy, f"Schedule{kind}", m, nproc=stages))
     waiting = 1 - 3 * m / max(clocks)  # a forward takes 1 and a backward 2
     assert waiting == pytest.approx(pipeline.bubble(stages, m))
-    kept = [sleepy_stages.kept_at_most(log) for log in logs]
+    kept = [pipeline.kept_at_most(log) for log in logs]
     assert kept == ([m] * stages if kind == "GPipe" else [3, 2, 1])
     for spans in sleepy_stages.since_the_beginning(logs):
         assert len(spans) == 2 * m and min(begin for *_, begin, _ in spans) >= 0
@@ -1220,6 +1220,17 @@ def test_the_idle_share_of_a_schedule_is_the_formula_of_the_bubble(
         begins = [begin for *_, begin, _ in spans]
         ends = [begin + length for *_, begin, length in spans]
         assert all(end <= begin for end, begin in zip(ends, begins[1:]))
+
+
+def test_a_schedule_that_is_written_by_hand_is_played_and_a_deadlock_is_told():
+    down, up = [("forward", 0), ("forward", 1)], [("backward", 1), ("backward", 0)]
+    first, last = pipeline.play([down + up] * 2, unit=10)
+    assert [begin for *_, begin, _ in first] == [0, 10, 50, 70]
+    assert [begin for *_, begin, _ in last] == [10, 20, 30, 50]
+    assert pipeline.kept_at_most(first) == 2
+    for orders in ([down + up, up + down], [up[:1] + down[1:]]):
+        with pytest.raises(ValueError, match="wait for each other"):
+            pipeline.play(orders)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Stages of a pipeline that only sleep, to see schedules."""
 
 import time
-from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -71,8 +70,3 @@ def since_the_beginning(logs):
     return [
         [(*what, begin - start, long) for *what, begin, long in log] for log in logs
     ]
-
-
-def kept_at_most(log):
-    """The most micro-batches that had gone forward through a stage and not yet back."""
-    return max(accumulate(1 if kind == "forward" else -1 for kind, *_ in log))
