@@ -1,20 +1,28 @@
 """What a rank keeps and sends, by formulas: those of two papers, and what is measured."""
 
 import os
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 from conftest import COURSE, THOROUGH, python
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
 from ddp_course import lesson12
-from ddp_course.estimates import memory
+from ddp_course.estimates import memory, pipeline
 from ddp_course.lesson10 import loss_of
 from ddp_course.models.gpt import GPT
 from ddp_course.models.master_weights import MasterAdamW
@@ -295,6 +303,139 @@ def test_the_loss_takes_12_bytes_per_token_and_entry_of_the_vocabulary(precision
     with watch.memory_timeline() as timeline:
         loss_of(model, text, text, precision, CPU).backward()
     assert max(timeline) / (512 * 8192) == pytest.approx(12, rel=0.01)
+
+
+# ---- on a mesh ----
+
+CUT = {  # 61 tokens, which two ranks cannot halve
+    "vocabulary": 61,
+    "context": 16,
+    "layers": 4,
+    "heads": 2,
+    "width": 32,
+}
+CUT_BY = {
+    "attention.query_key_value": ColwiseParallel(),
+    "attention.output": RowwiseParallel(),
+    "mlp.expand": ColwiseParallel(),
+    "mlp.contract": RowwiseParallel(),
+}
+
+
+def elements_of(stage):
+    """Of the parameters that this rank has of a stage's parts, tied ones once."""
+    whole = {value for part in stage for value in part.parameters()}
+    own = (value.to_local() if isinstance(value, DTensor) else value for value in whole)
+    return sum(value.numel() for value in own)
+
+
+def elements_by_stage(model):
+    """{number of stages: the elements that this rank has of each}."""
+    parts = model.parts()
+    halves = parts[:3], parts[3:]
+    return {1: [elements_of(parts)], 2: [elements_of(half) for half in halves]}
+
+
+def cut_by_torch():
+    with process_group():
+        mesh, model = init_device_mesh("cpu", (dist.get_world_size(),)), GPT(**CUT)
+        parallelize_module(model, mesh, {"token_embedding": RowwiseParallel()})
+        model.head.weight = model.token_embedding.weight
+        for block in model.blocks:
+            parallelize_module(block, mesh, CUT_BY)
+        return elements_by_stage(model)
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_the_parameters_on_a_mesh_are_those_that_torch_leaves_on_a_rank(tensor):
+    if tensor == 1:
+        of_ranks = [elements_by_stage(GPT(**CUT))]
+    else:
+        of_ranks = launch(cut_by_torch, nproc=tensor)
+    for stages in (1, 2):
+        mesh = memory.Mesh(data=3, tensor=tensor, pipeline=stages, context=5)
+        largest = [max(sizes) for sizes in zip(*(own[stages] for own in of_ranks))]
+        assert memory.parameters_on(mesh, **CUT) == largest
+
+
+def test_on_a_mesh_of_data_ranks_the_formulas_are_zeros():
+    parameters = sum(value.numel() for value in GPT(**CUT).parameters())
+    for stage in range(4):
+        for n in (1, 3):
+            got = memory.states_on(memory.Mesh(data=n), CUT, stage, "master")
+            assert got == memory.states(parameters, n, stage, "master")
+    mesh = memory.Mesh(data=4, tensor=2, pipeline=2)
+    largest = max(memory.parameters_on(mesh, **CUT))
+    assert memory.states_on(mesh, CUT, 3) == memory.states(largest, 4, 3)
+
+
+def kept_by_a_tensor_rank(layers, tensor):
+    """As kept_by_forward, where each block has one of `tensor` parts of its matrices."""
+    model = GPT(**SHAPE | {"layers": layers})
+    width = SHAPE["width"]
+    for block in model.blocks:
+        block.attention.query_key_value = nn.Linear(width, 3 * width // tensor)
+        block.attention.output = nn.Linear(width // tensor, width)
+        block.mlp.expand = nn.Linear(width, 4 * width // tensor)
+        block.mlp.contract = nn.Linear(4 * width // tensor, width)
+    text = torch.zeros(4, 64, dtype=torch.long)
+    with watch.memory_timeline() as timeline:
+        output = model(text)
+    return timeline[-1] - output.nbytes
+
+
+@pytest.mark.parametrize("tensor, fused", [(2, True), (4, True), (2, False)])
+def test_what_a_tensor_rank_keeps_of_its_activations_is_the_formulas(tensor, fused):
+    with nullcontext() if fused else sdpa_kernel(SDPBackend.MATH):
+        kept = kept_by_a_tensor_rank(5, tensor) - kept_by_a_tensor_rank(4, tensor)
+    heads = 0 if fused else SHAPE["heads"]
+    mesh = memory.Mesh(tensor=tensor)
+    expected = memory.activations_on(mesh, 4, 64, 128, 1, heads=heads)
+    assert kept == pytest.approx(expected, rel=0.01)
+
+
+def test_korthikantis_equation_2_comes_out_but_for_the_dropout_masks():
+    s, b, h, a, t = 2048, 4, 1024, 16, 8
+    mesh = memory.Mesh(data=3, tensor=t)
+    layer = memory.activations_on(mesh, b, s, h, 1, heads=a, size=2)
+    assert layer == s * b * h * (10 - 2 + 24 / t) + (5 - 3) * a * s * s * b / t
+
+
+def test_the_first_stage_of_1f1b_keeps_as_much_as_the_model_in_one_piece():
+    """Korthikanti et al., section 4.2.3: p micro-batches of 1 / p of the layers."""
+    kept = [pipeline.kept_at_most(spans) for spans in pipeline.schedule("1F1B", 4, 8)]
+    assert kept == [4, 3, 2, 1]
+    whole = memory.activations(2, 64, 128, 8)
+    by_stage = [
+        memory.activations_on(memory.Mesh(pipeline=4), 2, 64, 128, 8, in_flight=count)
+        for count in kept
+    ]
+    assert by_stage == [whole, 3 / 4 * whole, 2 / 4 * whole, 1 / 4 * whole]
+
+
+def test_context_ranks_keep_the_activations_of_their_own_tokens():
+    mesh, own = memory.Mesh(context=4), memory.activations(2, 64, 128, 6)
+    assert memory.activations_on(mesh, 2, 256, 128, 6) == own
+
+
+@pytest.mark.parametrize(
+    "asked, said",
+    [
+        (lambda: memory.Mesh(tensor=0), "1 rank or more"),
+        (lambda: memory.states_on(memory.Mesh(expert=2), CUT, 0), "2 expert ranks"),
+        (lambda: memory.activations_on(memory.Mesh(expert=4), 1, 8, 8, 1), "4 expert"),
+        (lambda: memory.parameters_on(memory.Mesh(tensor=4), **CUT), "2 heads cannot"),
+        (lambda: memory.parameters_on(memory.Mesh(pipeline=3), **CUT), "4 layers"),
+        (lambda: memory.activations_on(memory.Mesh(context=3), 1, 8, 8, 1), "8 tokens"),
+        (
+            lambda: memory.activations_on(memory.Mesh(context=2), 1, 8, 8, 1, heads=2),
+            "fused attention",
+        ),
+    ],
+)
+def test_what_has_no_proven_formula_is_refused(asked, said):
+    with pytest.raises(ValueError, match=said):
+        asked()
 
 
 # ---- the command ----

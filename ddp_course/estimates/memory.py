@@ -6,6 +6,7 @@ Stage 1 shards the optimizer's state, 2 the gradients as well, and 3, which is F
 parameters as well. What a backend needs for itself is not counted.
 """
 
+from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
 STAGES = {
@@ -102,3 +103,84 @@ def activations(batch, tokens, width, layers, heads=0, size=4):
     numbers per token and head.
     """
     return size * batch * tokens * layers * (16 * width + heads * tokens)
+
+
+# ---- a model that is cut in other ways, too ----
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """How many ranks there are in each dimension; a job has as many as their product."""
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+
+    def __post_init__(self):
+        if min(astuple(self)) < 1:
+            raise ValueError(f"each dimension has 1 rank or more, but this is {self}")
+
+
+def without_experts(mesh):
+    """Raise ValueError for a mesh whose bytes the course has not measured yet."""
+    if mesh.expert != 1:
+        raise ValueError(f"no formula here holds for {mesh.expert} expert ranks")
+
+
+def in_equal_parts(number, what, ranks):
+    """A number divided by ranks. Raises ValueError where that leaves a rest."""
+    if number % ranks:
+        raise ValueError(f"{number} {what} cannot be cut into {ranks} equal parts")
+    return number // ranks
+
+
+def parameters_on(mesh, vocabulary, context, layers, heads, width):
+    """How many parameters of a GPT a rank has, for each stage of its pipeline: a list.
+
+    Tensor ranks cut heads and the MLP's inner numbers, with the biases of these, and
+    the vocabulary; where that leaves a rest, this is the rank that has most. Each keeps
+    the whole of the norms, the positions, and the biases of what is added up over the
+    ranks. M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language
+    Models Using Model Parallelism", 2019. The first and the last stage both have the
+    tied matrix. Data and context ranks cut nothing.
+    """
+    without_experts(mesh)
+    in_equal_parts(heads, "heads", mesh.tensor)
+    cut, whole = 12 * width**2 + 7 * width, 6 * width  # of a block
+    block = cut // mesh.tensor + whole
+    tied = -(-vocabulary // mesh.tensor) * width
+    per_stage = in_equal_parts(layers, "layers", mesh.pipeline)
+    stages = [per_stage * block] * mesh.pipeline
+    stages[0] += tied + context * width
+    stages[-1] += 2 * width + (tied if mesh.pipeline > 1 else 0)
+    return stages
+
+
+def states_on(mesh, shape, stage, precision="fp32"):
+    """What a rank of the fullest pipeline stage keeps between two steps, a State.
+
+    shape: of a GPT, a dict. ZeRO's stage shards over the data ranks.
+    """
+    return states(max(parameters_on(mesh, **shape)), mesh.data, stage, precision)
+
+
+def activations_on(mesh, batch, tokens, width, layers, heads=0, size=4, in_flight=1):
+    """What `activations` counts, on one rank of a mesh, in bytes.
+
+    Of the 16 units per token, tensor ranks cut 12: those of attention, of its output
+    layer, of the MLP's second layer and of GELU. The inputs of norms, query-key-value
+    and the MLP's first layer stay whole, as in Korthikanti et al., equation 2. Context
+    ranks cut the tokens, if keys and values of other ranks come and go. in_flight: how
+    many micro-batches of this size a pipeline's stage keeps at a time.
+    """
+    without_experts(mesh)
+    if heads and mesh.context > 1:
+        raise ValueError("with context ranks, no formula holds but for fused attention")
+    in_equal_parts(heads, "heads", mesh.tensor)
+    tokens = in_equal_parts(tokens, "tokens", mesh.context)
+    layers = in_equal_parts(layers, "layers", mesh.pipeline)
+    whole = activations(batch, tokens, 4 / 16 * width, layers, 0, size)
+    cut = activations(batch, tokens, 12 / 16 * width, layers, heads, size)
+    return in_flight * (whole + cut / mesh.tensor)
