@@ -159,7 +159,7 @@ _short = reprlib.Repr()
 _short.maxlevel, _short.maxdict, _short.maxstring, _short.maxother = 3, 20, 80, 80
 
 
-def told(setting):
+def shortened(setting):
     """A setting for a message: some of it, where it is long or without end."""
     return setting[:80] if isinstance(setting, str) else _short.repr(setting)
 
@@ -169,6 +169,6 @@ def check_settings(made_with, settings, checkpoint):
     for name in made_with | settings:
         then, now = made_with.get(name), settings.get(name)
         if then != now:
-            problem = f"{checkpoint} was made with {name} {told(then)}, not {told(now)}"
+            problem = f"{checkpoint} was made with {name} {shortened(then)}, not {shortened(now)}"
             fix = "use that, or start anew, without --resume or with another --out"
             raise UsageError(f"{problem}: {fix}")

@@ -137,8 +137,8 @@ def run(
     from ddp_course.ranks.machines.machines import Machines
 
     if machines > 1:
-        laboratory = Machines(machines, bandwidth, delay)
-        raise typer.Exit(run.run_on(laboratory, script, nproc, context.args))
+        pretend_machines = Machines(machines, bandwidth, delay)
+        raise typer.Exit(run.run_on(pretend_machines, script, nproc, context.args))
     raise typer.Exit(run.run(script, nproc, context.args))
 
 
@@ -302,8 +302,8 @@ def grade(
         if file and not file.parent.is_dir():
             raise UsageError(f"there is no folder {file.parent} for {file.name}")
     earlier = run.report_in(report) if resume else {}
-    wish = workers or rules.Rules.workers
-    fitting = rules.workers_that_fit(wish, memory)
+    most = workers or rules.Rules.workers
+    fitting = rules.workers_that_fit(most, memory)
     if workers and fitting < workers:
         limit = f"{workers} with {memory:g} GB each are more than this machine has"
         print(f"grading {fitting} at once: {limit}", file=sys.stderr)

@@ -107,10 +107,10 @@ def load_tokenizer(name):
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        wanted = "a folder with a model and its tokenizer, or a name on the hub"
+        places = "a folder with a model and its tokenizer, or a name on the hub"
         within = "and the hub within reach"
         said = str(error).splitlines()[0]
-        problem = f"cannot load --model {name}, it must be {wanted}, {within}"
+        problem = f"cannot load --model {name}, it must be {places}, {within}"
         raise UsageError(f"{problem}: {said}") from None
     if not (tokenizer.is_fast and tokenizer.eos_token):
         lack = "no token that ends a text" if tokenizer.is_fast else "no fast version"
@@ -164,10 +164,10 @@ def load_questions(args, tokenizer, settings):
     parts = rows.train_test_split(held_out, seed=0)
     there = len(parts["train"])
     most = there if settings.device.type == "cuda" else min(MOST_ON_A_CPU, there)
-    if (wanted := args.train_samples or most) > there:
+    if (samples := args.train_samples or most) > there:
         few = f"--data {path} has: {there}"
-        raise UsageError(f"--train-samples {wanted} is more than {few}")
-    parts["train"] = parts["train"].select(range(wanted))
+        raise UsageError(f"--train-samples {samples} is more than {few}")
+    parts["train"] = parts["train"].select(range(samples))
     options = {"longest": args.longest, "all_tokens": args.all_tokens}
     parts = parts.map(
         encode,

@@ -77,7 +77,7 @@ def files_of(data):
     Raises UsageError if there are fewer than two.
     """
     top = Path(sysconfig.get_paths()["stdlib"] if data == "python" else data)
-    wanted, left_out = (
+    suffixes, left_out = (
         ({".py"}, NOT_THE_LIBRARY) if data == "python" else (TEXT, {"__pycache__"})
     )
     if not top.is_dir():
@@ -90,7 +90,7 @@ def files_of(data):
             set(folders) - left_out
         )  # what is left out is not even looked at: it may be large
         paths = [Path(folder, name) for name in set(names) - left_out]
-        found += [path for path in paths if path.suffix in wanted and path.is_file()]
+        found += [path for path in paths if path.suffix in suffixes and path.is_file()]
     if len(found) < 2:
         raise UsageError(
             f"--data {data} has {len(found)} text files ({', '.join(sorted(TEXT))}), and 2 are needed"

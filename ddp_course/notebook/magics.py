@@ -97,11 +97,11 @@ def machines(line, cell):
 
     options = _options(machines, line)
     try:
-        laboratory = Machines(options.count, options.bandwidth, options.delay)
+        pretend_machines = Machines(options.count, options.bandwidth, options.delay)
     except CourseError as error:
         raise UsageError(f"%%machines {line}: {error}") from None
-    with laboratory:
-        _run_on_ranks(f"%%machines {line}", cell, options, machines=laboratory)
+    with pretend_machines:
+        _run_on_ranks(f"%%machines {line}", cell, options, machines=pretend_machines)
 
 
 def _run_on_ranks(magic, cell, options, **where_to):

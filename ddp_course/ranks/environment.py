@@ -56,8 +56,8 @@ def torchrun_environment():
         ("LOCAL_WORLD_SIZE", place.local_world_size - 1, place.world_size),
     ):
         if not 0 <= index < size:
-            told = ", ".join(f"{name} {os.environ[name]}" for name in places)
-            raise UsageError(f"{name} is impossible, the environment says: {told}")
+            values = ", ".join(f"{name} {os.environ[name]}" for name in places)
+            raise UsageError(f"{name} is impossible, the environment says: {values}")
     return place
 
 
@@ -77,10 +77,10 @@ def port_of(name, text):
     return int(text)
 
 
-def choose_device(wish="auto", collectives=True, deterministic=False):
+def choose_device(name="auto", collectives=True, deterministic=False):
     """This process's device: its own GPU if each rank on this host has one, or the CPU.
 
-    wish: 'auto', 'cpu', 'cuda' or 'mps'. 'mps' is a Mac's GPU. It has no collectives,
+    name: 'auto', 'cpu', 'cuda' or 'mps'. 'mps' is a Mac's GPU. It has no collectives,
     so only a program without a process group gets it: collectives=False. If 'auto'
     leaves GPUs unused, rank 0 prints why. deterministic: see repeat_bits. Raises
     UsageError for a device that does not exist, and for fewer GPUs than ranks.
@@ -92,20 +92,20 @@ def choose_device(wish="auto", collectives=True, deterministic=False):
     few = f"{ranks} rank{'s' * (ranks != 1)} on this host, but {there} GPU"
     few += "s" * (there != 1)
     mps = torch.backends.mps.is_available() and not collectives
-    if wish == "auto":
-        wish = "cuda" if there >= ranks else "mps" if mps else "cpu"
-        if wish == "cpu" and there and torchrun_environment().rank == 0:
+    if name == "auto":
+        name = "cuda" if there >= ranks else "mps" if mps else "cpu"
+        if name == "cpu" and there and torchrun_environment().rank == 0:
             print(f"device: cpu ({few}: nccl needs one per rank)")
-    if wish == "cuda":
+    if name == "cuda":
         if there < ranks:
             fix = "nccl needs one per rank: start fewer ranks, or use --device cpu"
             raise UsageError(f"{few}; {fix}")
         torch.cuda.set_device(number)
         return torch.device("cuda", number)
-    if wish == "mps" and not mps:
+    if name == "mps" and not mps:
         fix = "it has no collectives; use --device cpu"
         raise UsageError(f"mps is for lesson 1 on a Mac: {fix}")
-    return torch.device(wish)
+    return torch.device(name)
 
 
 def repeat_bits():

@@ -122,10 +122,10 @@ def _spawned_apart(names):
     does; 2.5 s later the kernel itself is killed, and leaves its temporary folders
     behind. Why the server: see in_fork_server.py.
     """
-    spawn, told = multiprocessing.util.spawnv_passfds, " ".join(names)
+    spawn, preloaded = multiprocessing.util.spawnv_passfds, " ".join(names)
 
     def spawn_apart(path, arguments, descriptors):
-        first = f"import os; os.setpgid(0, 0); os.environ[{PRELOAD!r}] = {told!r}"
+        first = f"import os; os.setpgid(0, 0); os.environ[{PRELOAD!r}] = {preloaded!r}"
         arguments = [*arguments[:-1], f"{first}; {arguments[-1]}"]
         return spawn(path, arguments, descriptors)
 

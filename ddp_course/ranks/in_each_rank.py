@@ -54,7 +54,7 @@ def rank_main(rank, payload, folder, environments, timeout, plain=False):
         os.environ.update(environments[rank])
         _apply_environment()
         if not plain:
-            nan_note.watch(f"{folder}/{rank}.nan")
+            nan_note.note_first_nan(f"{folder}/{rank}.nan")
         fn, args, kwargs = cloudpickle.loads(payload)
         packed = _pack(_called(fn, args, kwargs, plain), plain)
         Path(folder, f"{rank}.result").write_bytes(packed)

@@ -10,7 +10,7 @@ from pathlib import Path
 FORMS = {"float32": ctypes.c_float, "float64": ctypes.c_double}
 
 
-def watch(path):
+def note_first_nan(path):
     """Write the number of the first such step to a file, as soon as there is one. It
     looks at the last number of the last parameter, where it lies in memory: an operation
     of torch's would be seen by what counts operations.
@@ -20,7 +20,7 @@ def watch(path):
 
     steps = [0]
 
-    def look(optimizer, *_):
+    def after_step(optimizer, *_):
         steps[0] += 1
         for group in optimizer.param_groups:
             if not group["params"]:
@@ -35,7 +35,7 @@ def watch(path):
                 if value != value:
                     Path(path).write_text(str(steps[0]))
 
-    register_optimizer_step_post_hook(look)
+    register_optimizer_step_post_hook(after_step)
 
 
 def note(folder, ranks):

@@ -84,9 +84,9 @@ def count_collectives(step):
     """Run `step()`; return how many collectives of which kind it called, {name:
     number}, those of DDP's C++ and DTensor's functional ones included.
     """
-    with Watch() as watched:
+    with Watch() as watch:
         step()
-    return dict(Counter(entry["name"] for entry in watched.log))
+    return dict(Counter(entry["name"] for entry in watch.log))
 
 
 def count_bytes(step):
@@ -97,9 +97,9 @@ def count_bytes(step):
     allreduce: see lesson 2.
     """
     shared = {}
-    with Watch() as watched:
+    with Watch() as watch:
         step()
-    for entry in watched.log:
+    for entry in watch.log:
         shared[entry["name"]] = shared.get(entry["name"], 0) + entry["whole"]
     return shared
 

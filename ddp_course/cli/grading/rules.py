@@ -37,13 +37,13 @@ class Rules:
     workers: int = max(1, min(4, (os.cpu_count() or 1) // 2))
 
 
-def workers_that_fit(wish, memory):
-    """How many answers may be graded at once, of `wish`: what they may use together, and
+def workers_that_fit(workers, memory):
+    """How many answers may be graded at once, of `workers`: what they may use together, and
     a gigabyte each for their judges, stays below this machine's memory. memory: GB for
     one answer.
     """
     return max(
-        1, min(wish, int((machine_memory() - sandbox.SPARE) / 1e9 / (memory + 1)))
+        1, min(workers, int((machine_memory() - sandbox.SPARE) / 1e9 / (memory + 1)))
     )
 
 

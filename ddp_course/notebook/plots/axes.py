@@ -33,8 +33,8 @@ def box(axis, x, y, width, height, color, text="", edge=None, **options):
         Rectangle((x, y), width, height, facecolor=color, clip_on=False, **frame)
     )
     if text:
-        place, look = (x + width / 2, y + height / 2), {"color": text_color(color)}
-        axis.text(*place, text, ha="center", va="center", **look, **options)
+        place, style = (x + width / 2, y + height / 2), {"color": text_color(color)}
+        axis.text(*place, text, ha="center", va="center", **style, **options)
 
 
 def swatch(color, label, edge=None):

@@ -65,13 +65,13 @@ def text(x, y, content, on=PAPER, color=None, size=13, anchor="middle", weight=4
 
     anchor: what x is, middle, start or end.
     """
-    look = f'fill="{text_color(on, color)}" font-size="{size}" text-anchor="{anchor}"'
+    style = f'fill="{text_color(on, color)}" font-size="{size}" text-anchor="{anchor}"'
     if weight != 400:
-        look += f' font-weight="{weight}"'
+        style += f' font-weight="{weight}"'
     lines = content.split("\n")
     top = y - 0.64 * size * (len(lines) - 1) + 0.36 * size
     return "".join(
-        f'<text x="{x:g}" y="{top + 1.28 * size * number:g}" {look}>'
+        f'<text x="{x:g}" y="{top + 1.28 * size * number:g}" {style}>'
         f"{html.escape(line)}</text>"
         for number, line in enumerate(lines)
     )

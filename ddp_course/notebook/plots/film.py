@@ -50,9 +50,9 @@ class Film:
         clock = f"{self.length * self.seconds:g}s infinite linear"
         rules = [f"[class]{{opacity:0;animation:{clock}}}"]
         for (frames, at_first), of in classes.items():
-            look = "opacity:1;" if at_first else ""
+            visible = "opacity:1;" if at_first else ""
             rules.append(
-                f"@keyframes {of}{{{frames}}}.{of}{{{look}animation-name:{of}}}"
+                f"@keyframes {of}{{{frames}}}.{of}{{{visible}animation-name:{of}}}"
             )
         rules.append(
             "@media(prefers-reduced-motion:reduce){*{animation:none!important}}"

@@ -21,7 +21,7 @@ TIME_COLORS = {"computing": BLUE, "hidden": FORWARD, "exposed": ORANGE}
 @styled
 def exposed(steps, title):
     """What computes and what communicates in a training step, and which part of the
-    communication is exposed. steps: {label: what lesson16.read_trace returned}.
+    communication is exposed. steps: {label: what `read_trace` returned}.
     """
     figure, panels = axes.charts([0.95] * len(steps))
     told, longest = [], max(spans["step"][1] for spans in steps.values())

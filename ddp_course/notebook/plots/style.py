@@ -71,10 +71,10 @@ def color_of(rank):
     return RANK_COLORS[rank % len(RANK_COLORS)]
 
 
-def text_color(background, wanted=None):
+def text_color(background, color=None):
     """The colour for text on a background.
 
     Raises KeyError and ValueError for pairs that are not in the table of legible ones.
     """
     allowed = TEXT_ON[background]
-    return allowed[allowed.index(wanted or allowed[0])]
+    return allowed[allowed.index(color or allowed[0])]

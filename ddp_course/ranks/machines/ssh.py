@@ -84,9 +84,9 @@ class Ssh:
         env["TMPDIR"] = str(self.folder)
         # python and torchrun are those of this program
         env["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        told = " ".join(f'"{name}={value}"' for name, value in env.items())
+        variables = " ".join(f'"{name}={value}"' for name, value in env.items())
         text = self.conf.read_text().replace("FOLDER", str(self.folder))
-        (self.folder / "sshd_config").write_text(text.replace("ENVIRONMENT", told))
+        (self.folder / "sshd_config").write_text(text.replace("ENVIRONMENT", variables))
 
     def start_machine(self, machine):
         """Let the learner into a machine, as when it was off."""
