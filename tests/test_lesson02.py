@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_course import lesson02
+from ddp_course.estimates import traffic
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, launch
 
@@ -229,7 +230,7 @@ def test_rank_zero_goes_first():
 
 def test_the_cost_line_finds_the_line_that_is_there():
     sizes = [2**power for power in range(10, 23)]
-    alpha, beta = lesson02.fit_cost_line(sizes, [2e-4 + 5e-10 * size for size in sizes])
+    alpha, beta = traffic.fit_cost_line(sizes, [2e-4 + 5e-10 * size for size in sizes])
     assert abs(alpha - 2e-4) < 1e-9 and abs(beta - 5e-10) < 1e-15
 
 
@@ -239,8 +240,8 @@ def test_messages_and_all_reduces_are_timed_for_each_size(nproc):
         with process_group():
             sizes = [1024, 32 * 2**20]  # so far apart that no busy machine swaps them
             return (
-                lesson02.time_messages(sizes, rounds=20),
-                lesson02.time_all_reduce(sizes, rounds=20),
+                traffic.time_messages(sizes, rounds=20),
+                traffic.time_all_reduce(sizes, rounds=20),
             )
 
     outcomes = launch(measure, nproc=nproc)
@@ -256,19 +257,19 @@ def test_on_a_pretend_network_the_cost_line_finds_its_latency_and_bandwidth():
     def measure():
         with process_group():
             sizes = [1024, 2**20]
-            return lesson02.time_all_reduce(sizes, rounds=10)
+            return traffic.time_all_reduce(sizes, rounds=10)
 
     for small, large in launch(measure, network=(latency, bandwidth)):
         for size, seconds in ((1024, small), (2**20, large)):
-            least = lesson02.ring_seconds(size, 2, latency, 1 / bandwidth)
+            least = traffic.ring_seconds(size, 2, latency, 1 / bandwidth)
             assert least <= seconds < 3 * least + 0.1
 
 
 def test_two_ranks_pay_the_same_by_star_and_tree_and_less_by_ring():
     alpha, beta, size = 1e-3, 1e-9, 100e6
-    star = lesson02.star_seconds(size, 2, alpha, beta)
-    assert star == lesson02.tree_seconds(size, 2, alpha, beta)
-    assert lesson02.ring_seconds(size, 2, alpha, beta) < star
+    star = traffic.star_seconds(size, 2, alpha, beta)
+    assert star == traffic.tree_seconds(size, 2, alpha, beta)
+    assert traffic.ring_seconds(size, 2, alpha, beta) < star
 
 
 def test_for_many_ranks_the_tree_wins_with_small_tensors_and_the_ring_with_large():
@@ -277,9 +278,9 @@ def test_for_many_ranks_the_tree_wins_with_small_tensors_and_the_ring_with_large
         size: [
             cost(size, 64, alpha, beta)
             for cost in (
-                lesson02.star_seconds,
-                lesson02.tree_seconds,
-                lesson02.ring_seconds,
+                traffic.star_seconds,
+                traffic.tree_seconds,
+                traffic.ring_seconds,
             )
         ]
         for size in (4, 1e9)
@@ -294,5 +295,5 @@ def test_for_many_ranks_the_tree_wins_with_small_tensors_and_the_ring_with_large
 
 def test_a_ring_that_uses_its_links_fully_has_the_links_bandwidth():
     for n in (2, 8):
-        seconds = lesson02.ring_seconds(1e9, n, 0.0, 1 / 5e9)
-        assert abs(lesson02.bus_bandwidth(1e9, n, seconds) - 5e9) < 1
+        seconds = traffic.ring_seconds(1e9, n, 0.0, 1 / 5e9)
+        assert abs(traffic.bus_bandwidth(1e9, n, seconds) - 5e9) < 1
