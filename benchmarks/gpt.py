@@ -12,7 +12,7 @@ from claims import claim, report, rounds_in_turn
 from torch import nn
 from torch.nn import functional as F
 
-from ddp_course import lesson10
+from ddp_course.models import recipe
 from ddp_course.models.gpt import GPT, SHAPES
 from ddp_course.ranks.launch import launch
 
@@ -120,13 +120,13 @@ def measure(shape, batch, rounds=9):
     tokens = torch.randint(256, (batch, size["context"]))
     works, networks = {}, {"ours": GPT(**size), "plain": PlainGPT(256, **size)}
     for name, network in networks.items():
-        groups = lesson10.parameter_groups(network, 0.1)
+        groups = recipe.parameter_groups(network, 0.1)
         # so small a rate that the numbers stay as they are
         optimizer = torch.optim.AdamW(groups, lr=1e-6, fused=name == "ours")
 
         def step(network=network, optimizer=optimizer):
             optimizer.zero_grad()
-            lesson10.loss_of(network, tokens, tokens, torch.float32, CPU).backward()
+            recipe.loss_of(network, tokens, tokens, torch.float32, CPU).backward()
             optimizer.step()
 
         step()

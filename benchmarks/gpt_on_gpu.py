@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader
 
 from ddp_course import lesson01, lesson04, lesson10
 from ddp_course.data.images import OneByOne, load_images
+from ddp_course.models import recipe
 from ddp_course.models.convnets import ConvNet
 from ddp_course.models.gpt import GPT, SHAPES
 from ddp_course.ranks.environment import process_group
@@ -62,7 +63,7 @@ def ours(args, device, compile=None, chunked=False, on="cpu"):
     model = DistributedDataParallel(
         network, device_ids=gpu, gradient_as_bucket_view=True
     )
-    groups = lesson10.parameter_groups(network, 0.1)
+    groups = recipe.parameter_groups(network, 0.1)
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
     if compile:
         (model if compile == "model" else network).compile()
@@ -78,7 +79,7 @@ def like_nanogpt(args, device):
     a function that is compiled with its loss.
     """
     network = GPT(50304, **SHAPES[args.shape]).to(device)
-    groups = lesson10.parameter_groups(network, 0.1)
+    groups = recipe.parameter_groups(network, 0.1)
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
     tokens, targets = batch(args, device)
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course import lesson16
+from ddp_course.detectors.step_profile import profile_step
 from ddp_course.models.convnets import MLP
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import launch
@@ -47,7 +48,7 @@ def predictions(rounds=11):
 
         def profile():
             step = forward, list(network.parameters()), optimizer.step
-            profiles.append(lesson16.profile_step(*step, rounds=1))
+            profiles.append(profile_step(*step, rounds=1))
 
         steps = {mb: training(wide, 1024, bucket_cap_mb=mb) for mb in BUCKETS}
         times = lesson16.take_turns(steps | {"profile": profile}, rounds)

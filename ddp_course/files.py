@@ -5,6 +5,7 @@ do harm: what is in them is read as data, or they are refused with a reason in o
 import json
 import os
 import pickle
+import shutil
 import stat
 import sys
 import warnings
@@ -30,6 +31,19 @@ def remove_unfinished(folder):
     for path in folder.glob(f".*{UNFINISHED}"):
         if path.is_file():
             path.unlink()
+
+
+def empty_folder(folder):
+    """Make an empty folder, and delete its old content. Raises UsageError if that
+    fails.
+    """
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise UsageError(f"{folder} is in the way of a folder: move it away") from None
+    except OSError as error:
+        raise cannot_write(folder, error) from None
 
 
 def write_atomically(path, content):

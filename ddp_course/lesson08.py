@@ -148,7 +148,9 @@ def main(argv=()):
     with group if world_size > 1 else nullcontext():
         settings = training_arguments(args, device)
         one_gpu_per_process(settings, world_size)
-        return train(args, settings)
+        trainer = prepare(args, settings)
+        train(args, trainer)
+        return report(args, trainer)
 
 
 def one_gpu_per_process(settings, world_size):
@@ -157,7 +159,8 @@ def one_gpu_per_process(settings, world_size):
     settings._n_gpu = min(settings.n_gpu, 1)  # there is no public setting for it
 
 
-def train(args, settings):
+def prepare(args, settings):
+    """The data and the model of this rank, in a Trainer."""
     log = runs.open_folder(args.out)
     device, world_size = settings.device, settings.world_size
     train_set, test_set = load_images(args.data, args.train_samples, device)
@@ -180,10 +183,17 @@ def train(args, settings):
         callbacks=[callback],
     )
     trainer.remove_callback(transformers.PrinterCallback)
-    torch.manual_seed(args.seed + settings.process_index)  # its own dropout
+    return trainer
+
+
+def train(args, trainer):
+    torch.manual_seed(args.seed + trainer.args.process_index)  # its own dropout
     trainer.train(resume_from_checkpoint=args.resume)
 
-    state, network = trainer.state, model.network
+
+def report(args, trainer):
+    state, network = trainer.state, trainer.model.network
+    device, train_set = trainer.args.device, trainer.train_dataset
     losses, seconds = logged(state, "loss"), sum(logged(state, "epoch_seconds"))
     seen = logged(state, "eval_counted")[-1]
     accuracy = logged(state, "eval_right")[-1] / seen

@@ -6,67 +6,33 @@ torchrun --max-restarts 3 --nproc_per_node 2 ddp_course/lesson09.py --epochs 1
 python ddp_course/lesson09.py --epochs 1
 """
 
-import hashlib
-import io
-import itertools
-import json
-import logging
-import os
-import signal
-import threading
 import time
-from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
 from ddp_course import UsageError, lesson06, runs
-from ddp_course.checkpoints.whole import (
-    check_numbers,
-    checkpoints,
-    finished,
-    load_checkpoint,
-    load_state,
-    newest,
-    remove,
-    remove_all,
-    remove_older,
-    warn,
+from ddp_course.checkpoints.resumable import (
+    arrange_buckets,
+    resume,
+    save_checkpoint,
+    updates_between,
 )
+from ddp_course.checkpoints.whole import check_numbers, load_state, remove_all
 from ddp_course.data.images import load_images
+from ddp_course.data.order import ResumableSampler, seed_workers
 from ddp_course.files import Unusable, check_alike
 from ddp_course.lesson04 import evaluate, load, save
 from ddp_course.lesson06 import grouped, update
 from ddp_course.models.convnets import ConvNet
-from ddp_course.ranks.environment import (
-    backend_for,
-    choose_device,
-    process_group,
-    whole_number,
-)
+from ddp_course.ranks.environment import backend_for, choose_device, process_group
+from ddp_course.ranks.restarts import any_rank, goes_on, job, told_to_leave
 
 # ---- what a checkpoint holds ----
-
-
-class ResumableSampler(DistributedSampler):
-    """A DistributedSampler that leaves out this rank's first `start` samples."""
-
-    start = 0
-
-    def __iter__(self):
-        return itertools.islice(super().__iter__(), self.start, None)
-
-
-def seed_workers(generator, seed, epoch, rank):
-    """Seed a DataLoader's generator, from which the loader seeds its workers.
-
-    Each rank and each epoch gets its own seed, and a resumed epoch gets the same again.
-    """
-    digest = hashlib.sha256(f"{seed} {epoch} {rank}".encode()).digest()
-    generator.manual_seed(int.from_bytes(digest[:8], "little"))
 
 
 def random_states(device):
@@ -111,9 +77,9 @@ def restore(parts, device, shared, own):
     check_alike(shared["updates"], 0, "the number of updates")
     check_alike(list(own["losses"].shape[:1]), [0], "the losses")
     check_alike(own["losses"].is_contiguous(), True, "the memory of the losses")
-    if len(own["losses"]) != shared["updates"]:
-        counts = f"{len(own['losses'])} losses of {shared['updates']} updates"
-        raise Unusable(f"it has {counts}")
+    losses, updates = len(own["losses"]), shared["updates"]
+    if losses != updates:
+        raise Unusable(f"it has {losses} losses of {updates} updates")
     check_alike(shared["seconds"], 0.0, "seconds")
     for name, part in parts.items():
         load_state(part, shared[name])
@@ -121,169 +87,7 @@ def restore(parts, device, shared, own):
     set_random_states(own["random"], device)
 
 
-# ---- how a checkpoint is written ----
-
-
-def save_checkpoint(folder, shared, own, keep):
-    """Write a checkpoint, a folder: what all ranks share, once, and each rank's own.
-
-    The manifest, with the checksum of each file, comes last: a folder without it is no
-    checkpoint. The newest `keep` checkpoints stay. All ranks call this together.
-    """
-    rank = dist.get_rank()
-    if rank == 0:
-        remove(folder)
-        runs.empty_folder(folder)
-    dist.barrier()
-    if not folder.is_dir():
-        problem = f"{folder} is not on this machine"
-        raise UsageError(f"{problem}: --out must be on a disk that all machines share")
-    checksums = {f"rank{rank}.pt": write(folder / f"rank{rank}.pt", own)}
-    if rank == 0:
-        checksums["shared.pt"] = write(folder / "shared.pt", shared)
-    of_ranks = [None] * dist.get_world_size()
-    dist.all_gather_object(of_ranks, checksums)  # now the files of all ranks are there
-    if rank == 0:
-        manifest = {name: value for part in of_ranks for name, value in part.items()}
-        text = json.dumps(manifest, indent=2) + "\n"
-        runs.write_atomically(folder / "manifest.json", text)
-        remove_older(folder, keep)
-
-
-def write(path, state):
-    """Write tensors and plain values, whole or not at all; return their SHA-256."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    runs.write_atomically(path, file.getvalue())
-    return hashlib.sha256(file.getvalue()).hexdigest()
-
-
-# ---- how often a checkpoint is written ----
-
-DAY = 86400  # seconds
-
-
-def best_interval(saving, between_failures):
-    """The seconds between two checkpoints at which the least time is lost.
-
-    saving: seconds that a checkpoint takes. between_failures: mean seconds between two
-    failures. J. W. Young, "A first order approximation to the optimum checkpoint
-    interval", 1974.
-    """
-    return (2 * saving * between_failures) ** 0.5
-
-
-def updates_between(saving, update, device):
-    """How many updates best_interval() is for a job that fails once a day.
-
-    saving, update: the seconds that they took on this rank. All ranks call it together
-    and return the same.
-    """
-    taken = torch.tensor([saving, update], device=device)
-    dist.all_reduce(taken, dist.ReduceOp.AVG)
-    saving, update = taken.tolist()
-    return max(1, round(best_interval(saving, DAY) / update))
-
-
-# ---- how a checkpoint is read ----
-
-
-def resume(folder, settings, restore):
-    """Restore the newest checkpoint that all ranks can use; return its (shared, own).
-
-    restore(shared, own) takes the content over, or raises an error if it does not fit;
-    then the next older checkpoint is tried. Returns None if there is no checkpoint.
-    Raises UsageError if none of them can be used, or if other settings made it.
-    """
-    checkpoint = newest(folder)
-    while checkpoint:
-        problem = None
-        try:
-            shared, own = load_checkpoint(checkpoint, settings)
-            restore(shared, own)
-        except UsageError as error:
-            problem = error
-        except Exception as error:  # load_state_dict has errors of many kinds
-            problem = Unusable.because(error)
-        problems = [None] * dist.get_world_size()
-        dist.all_gather_object(problems, problem)  # all ranks agree
-        problem = next(filter(None, problems), None)
-        if problem is None:
-            logging.getLogger("ddp_course").info(f"resuming from {checkpoint.name}")
-            return shared, own
-        if isinstance(problem, UsageError):
-            raise problem
-        if dist.get_rank() == 0:
-            warn(checkpoint, problem)
-        checkpoint = newest(folder, older_than=checkpoint)
-    unfinished = [path.name for path in checkpoints(folder)]
-    if dist.get_rank() == 0 and unfinished and not finished(folder):
-        warn(folder / unfinished[-1], "it has no manifest: starting anew")
-    if finished(folder):
-        fix = "see train.log; without --resume, the run starts anew"
-        raise UsageError(f"no checkpoint in {folder} can be used: {fix}")
-
-
-def goes_on(out):
-    """Whether torchrun has started this process to go on with the run in its folder.
-
-    torchrun counts the restarts on each machine for itself, and counts none when a
-    machine joins. So it is enough if one rank was restarted, or if the run belongs to
-    this job. All ranks return the same.
-    """
-    restarted = whole_number("TORCHELASTIC_RESTART_COUNT", 0) > 0
-    note = out / "job"
-    owner = note.read_bytes().decode(errors="replace") if note.is_file() else "none"
-    signs = [None] * dist.get_world_size()
-    dist.all_gather_object(signs, restarted or owner == job() != "none")
-    return any(signs)
-
-
-def job():
-    """The id of torchrun's job, from --rdzv-id or --standalone; without, it is none."""
-    return os.environ.get("TORCHELASTIC_RUN_ID", "none")
-
-
-# ---- when a scheduler wants the machines back ----
-
-
-@contextmanager
-def told_to_leave():
-    """A list that has an entry as soon as this process receives USR1.
-
-    Schedulers can send this signal some time before they end a job: SLURM does with
-    --signal. Python receives signals in its main thread only.
-    """
-    told = []
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or not hasattr(signal, "SIGUSR1"):  # Windows has none
-        yield told
-        return
-    before = signal.signal(signal.SIGUSR1, lambda *_: told.append(True))
-    try:
-        yield told
-    finally:
-        signal.signal(signal.SIGUSR1, before or signal.SIG_DFL)
-
-
-def any_rank(told, device):
-    """Whether any rank was told, the same on all ranks: signals do not arrive at once."""
-    flag = torch.tensor(float(bool(told)), device=device)
-    dist.all_reduce(flag, dist.ReduceOp.MAX)
-    return bool(flag)
-
-
 # ---- the program ----
-
-
-def arrange_buckets(model, inputs):
-    """Make DDP arrange its buckets now, by a backward pass whose result is dropped.
-
-    DDP rearranges them once, after its first backward pass. From three ranks on, sums
-    are then added in another order, so a resumed run would differ in the last bits.
-    """
-    model(inputs).sum().backward()
-    model.zero_grad()
 
 
 def count_or_auto(text):
@@ -308,10 +112,12 @@ def main(argv=()):
     device = choose_device(args.device, deterministic=args.deterministic)
     with process_group(backend_for(device), args.timeout) as (rank, world_size):
         with told_to_leave() as told:
-            return train(args, rank, world_size, device, told)
+            run = prepare(args, rank, world_size, device)
+            return report(run) if train(run, told) else None
 
 
-def train(args, rank, world_size, device, told=()):
+def prepare(args, rank, world_size, device):
+    """What `train` needs: data, model, and where an earlier run has ended."""
     log = runs.open_folder(args.out)
     train_set, test_set = load_images(args.data, args.train_samples, device)
     runs.check_batch_size(args.batch_size, len(train_set), world_size)
@@ -338,69 +144,106 @@ def train(args, rank, world_size, device, told=()):
 
     parts = {"model": model.module, "optimizer": optimizer}
     parts |= {"scheduler": scheduler, "scaler": scaler}
-    settings = settings_of(args, train_set, world_size)
-    folder, losses, seconds = args.out / "checkpoints", [], 0.0
-    found = None
-    if args.resume or goes_on(args.out):
-        found = resume(folder, settings, partial(restore, parts, device))
-    elif rank == 0:
-        remove_all(folder)  # of an earlier run
-    if rank == 0:
-        runs.write_atomically(args.out / "job", job())
-    if found:
-        if (done := found[0]["updates"]) > updates:
-            problem = f"the checkpoints are {done} updates into their run"
-            raise UsageError(f"{problem}; --epochs {args.epochs} has only {updates}")
-        losses, seconds = list(found[1]["losses"].to(device)), found[0]["seconds"]
+    run = SimpleNamespace(
+        args=args, log=log, device=device, train_set=train_set, test_set=test_set,
+        loader=train_loader, model=model, optimizer=optimizer, scheduler=scheduler,
+        scaler=scaler, parts=parts, per_epoch=per_epoch, updates=updates,
+        settings=settings_of(args, train_set, world_size),
+        folder=args.out / "checkpoints", generator=generator, losses=[], seconds=0.0,
+    )  # fmt: skip
+    if go_on(run, restore):
         # --epochs may be more than it was: take the rate of the new schedule
         scheduler.last_epoch -= 1
         scheduler.step()
         log.info(f"the learning rate is {scheduler.get_last_lr()[0]:.1e}")
+    return run
 
-    save_every = args.save_every or ("auto" if device.type == "cuda" else 10)
-    every = 10 if save_every == "auto" else save_every
+
+def go_on(run, restore):
+    """Go on where the run in this folder has ended, if asked to, or after a restart.
+
+    Returns what all ranks share in the checkpoint that was restored, or None.
+    """
+    args, rank, found = run.args, dist.get_rank(), None
+    if args.resume or goes_on(args.out):
+        restore_parts = partial(restore, run.parts, run.device)
+        found = resume(run.folder, run.settings, restore_parts)
+    elif rank == 0:
+        remove_all(run.folder)  # of an earlier run
+    if rank == 0:
+        runs.write_atomically(args.out / "job", job())
+    if not found:
+        return None
+    shared, own = found
+    run.losses, run.seconds = list(own["losses"].to(run.device)), shared["seconds"]
+    if len(run.losses) > run.updates:
+        problem = f"the checkpoints are {len(run.losses)} updates into their run"
+        raise UsageError(f"{problem}; --epochs {args.epochs} has only {run.updates}")
+    return shared
+
+
+def train(run, told):
+    """Train to the end, or until a rank is told to leave; return whether it ended."""
+    losses, per_epoch = run.losses, run.per_epoch
+    run.save_every = run.args.save_every or {"cuda": "auto"}.get(run.device.type, 10)
+    run.every = 10 if run.save_every == "auto" else run.save_every
     # a run that was stopped at the end of an epoch evaluates that epoch again
-    for epoch in range(max(0, len(losses) - 1) // per_epoch, args.epochs):
-        done = len(losses) - epoch * per_epoch  # in this epoch, before it was resumed
-        sampler.set_epoch(epoch)
-        sampler.start = done * args.accumulate * args.batch_size
-        seed_workers(generator, args.seed, epoch, rank)
-        model.train()
-        begin = time.perf_counter()
-        for micro_batches in grouped(train_loader, args.accumulate):
-            losses.append(
-                update(model, micro_batches, optimizer, scheduler, scaler, device, args)
-            )
-            leaves = any_rank(told, device) and len(losses) < updates
-            if leaves or len(losses) % every == 0 or len(losses) == updates:
-                runs.check_finite(torch.stack(losses[epoch * per_epoch :]))
-                seconds += time.perf_counter() - begin
-                begin = time.perf_counter()
-                path = folder / f"step-{len(losses):08}"
-                state = snapshot(parts, losses, seconds, settings, device)
-                save_checkpoint(path, *state, args.keep)
-                if leaves:
-                    log.info(f"told to leave: {path.name} is written, see --resume")
-                    return None
-                if save_every == "auto":
-                    saving = time.perf_counter() - begin
-                    every = updates_between(saving, seconds / len(losses), device)
-                begin = time.perf_counter()
-        seconds += time.perf_counter() - begin
+    for epoch in range(max(0, len(losses) - 1) // per_epoch, run.args.epochs):
+        if not train_one_epoch(run, epoch, told):
+            return False
         runs.check_finite(torch.stack(losses[epoch * per_epoch :]))
-        correct, seen = evaluate(model, test_set, device)
-        accuracy, loss = correct / seen, losses[-1].clone()
+        correct, run.seen = evaluate(run.model, run.test_set, run.device)
+        run.accuracy, loss = correct / run.seen, losses[-1].clone()
         dist.all_reduce(loss)  # each rank has its part of the mean
-        log.info(f"epoch {epoch + 1}: loss {loss:.3f}, accuracy {accuracy:.1%}")
+        run.log.info(f"epoch {epoch + 1}: loss {loss:.3f}, accuracy {run.accuracy:.1%}")
+    return True
 
-    save(model, args.out / "model.pt")
-    load(model, args.out / "model.pt", device)  # what is reported is what was saved
-    losses = torch.stack(losses)
+
+def train_one_epoch(run, epoch, told):
+    """Do the updates that are left of an epoch; False if a rank was told to leave."""
+    args, losses, device = run.args, run.losses, run.device
+    done = len(losses) - epoch * run.per_epoch  # in this epoch, before it was resumed
+    run.loader.sampler.set_epoch(epoch)
+    run.loader.sampler.start = done * args.accumulate * args.batch_size
+    seed_workers(run.generator, args.seed, epoch, dist.get_rank())
+    run.model.train()
+    begin = time.perf_counter()
+    for micro_batches in grouped(run.loader, args.accumulate):
+        changed = run.optimizer, run.scheduler, run.scaler
+        losses.append(update(run.model, micro_batches, *changed, device, args))
+        leaves = any_rank(told, device) and len(losses) < run.updates
+        if leaves or len(losses) % run.every == 0 or len(losses) == run.updates:
+            runs.check_finite(torch.stack(losses[epoch * run.per_epoch :]))
+            run.seconds += time.perf_counter() - begin
+            begin = time.perf_counter()
+            path = write_checkpoint(run)
+            if leaves:
+                run.log.info(f"told to leave: {path.name} is written, see --resume")
+                return False
+            if run.save_every == "auto":
+                saving = time.perf_counter() - begin
+                run.every = updates_between(saving, run.seconds / len(losses), device)
+            begin = time.perf_counter()
+    run.seconds += time.perf_counter() - begin
+    return True
+
+
+def write_checkpoint(run, **more):
+    """Write a checkpoint, with more for all ranks; return its path."""
+    path = run.folder / f"step-{len(run.losses):08}"
+    shared, own = snapshot(run.parts, run.losses, run.seconds, run.settings, run.device)
+    save_checkpoint(path, shared | more, own, run.args.keep)
+    return path
+
+
+def report(run):
+    save(run.model, run.args.out / "model.pt")
+    # what is reported is what was saved
+    load(run.model, run.args.out / "model.pt", run.device)
+    losses = torch.stack(run.losses)
     dist.all_reduce(losses)
-    network = model.module
-    return runs.finish(
-        args, device, network, train_set, losses.tolist(), seconds, accuracy, seen
-    )
+    trained = run.model.module, run.train_set, losses.tolist(), run.seconds
+    return runs.finish(run.args, run.device, *trained, run.accuracy, run.seen)
 
 
 if __name__ == "__main__":

@@ -7,16 +7,15 @@ python ddp_course/lesson11.py --method full --learning-rate 5e-4 --train-samples
 
 import dataclasses
 import os
-import shutil
 import warnings
 from contextlib import nullcontext
 
 import torch
-import torch.distributed as dist
 import transformers
 from torch.nn import functional as F
 
 from ddp_course import lesson08, runs
+from ddp_course.checkpoints.of_trainer import replace, save
 from ddp_course.data.questions import IGNORED, load_questions, load_tokenizer
 from ddp_course.lesson06 import PRECISIONS
 from ddp_course.lesson08 import logged, one_gpu_per_process, prepare_checkpoints
@@ -182,10 +181,13 @@ def main(argv=()):
     with group if world_size > 1 else nullcontext():
         settings = training_arguments(args, device)
         one_gpu_per_process(settings, world_size)
-        return train(args, settings)
+        trainer = prepare(args, settings)
+        train(args, trainer)
+        return report(args, trainer)
 
 
-def train(args, settings):
+def prepare(args, settings):
+    """The data and the model of this rank, in a Trainer."""
     log = runs.open_folder(args.out)
     tokenizer = load_tokenizer(args.base)
     train_set, test_set = load_questions(args, tokenizer, settings)
@@ -206,59 +208,34 @@ def train(args, settings):
         callbacks=[progress(log, model)],
     )
     trainer.remove_callback(transformers.PrinterCallback)
-    torch.manual_seed(args.seed + settings.process_index)  # its own dropout
+    return trainer
+
+
+def train(args, trainer):
+    torch.manual_seed(args.seed + trainer.args.process_index)  # its own dropout
     trainer.train(resume_from_checkpoint=args.resume)
-
     save(trainer, args.out / ("model" if args.method == "full" else "adapter"))
-    if args.merge and settings.process_index == 0:
+    if args.merge and trainer.args.process_index == 0:
         merge(args, args.out / "adapter", args.out / "merged")
-    return finish(args, trainer)
 
 
-def save(trainer, folder):
-    """Write the model or its adapter. All ranks call it."""
-    temporary = folder.with_name(f".{folder.name}")
-    trainer.save_model(temporary)  # rank 0 writes
-    if trainer.args.process_index == 0:
-        replace(folder, temporary)
-
-
-def replace(folder, temporary):
-    """Put a folder in another's place, so that none is ever half written."""
-    shutil.rmtree(folder, ignore_errors=True)
-    os.rename(temporary, folder)
-
-
-def finish(args, trainer):
-    """Write the result, with the loss on held-out questions before and after."""
-    settings, samples = trainer.args, len(trainer.train_dataset)
-    losses = logged(trainer.state, "loss")
-    held_out = logged(trainer.state, "eval_token_loss")
-    seconds = sum(logged(trainer.state, "epoch_seconds"))
-    parameters = [value for value in trainer.model.parameters() if value.requires_grad]
-    result = {
-        "lesson": args.lesson,
-        "world_size": settings.world_size,
-        "backend": dist.get_backend() if dist.is_initialized() else "none",
-        "device": settings.device.type,
+def report(args, trainer):
+    """The result, with the loss on held-out questions before and after."""
+    model, state = trainer.model, trainer.state
+    losses, seconds = logged(state, "loss"), sum(logged(state, "epoch_seconds"))
+    held_out = logged(state, "eval_token_loss")
+    parameters = [value for value in model.parameters() if value.requires_grad]
+    more = {
         "method": args.method,
         "model": args.model or "small",
-        "data": args.data,
-        "train_samples": samples,
         "test_samples": len(trainer.eval_dataset),
-        "epochs": args.epochs,
-        "batch_size": args.batch_size,
         "trained_parameters": sum(value.numel() for value in parameters),
         "train_loss": round(losses[-1], 4),
         "loss_before": round(held_out[0], 4),
         "loss_after": round(held_out[-1], 4),
-        "seconds": round(seconds, 2),
-        "samples_per_second": round(args.epochs * samples / seconds),
-        "params_sha256": runs.params_sha256(trainer.model),
     }
-    if settings.process_index == 0:
-        runs.write_result(args.out, result, runs.by_step(losses))
-    return result
+    train_set, device = trainer.train_dataset, trainer.args.device
+    return runs.finish(args, device, model, train_set, losses, seconds, more=more)
 
 
 if __name__ == "__main__":

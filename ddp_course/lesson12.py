@@ -8,23 +8,23 @@ python ddp_course/lesson12.py --sharding ddp --train-samples 64
 
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from ddp_course import UsageError, runs
+from ddp_course import runs
 from ddp_course.checkpoints import sharded as sharded_checkpoints
 from ddp_course.data.text import Windows, load_text
 from ddp_course.lesson03 import broadcast_from_rank_zero
-from ddp_course.lesson10 import loss_of
 from ddp_course.models.gpt import GPT, SHAPES
+from ddp_course.models.recipe import loss_of
+from ddp_course.models.sharded import Sharded, whole_parameters
 from ddp_course.ranks.environment import backend_for, choose_device, process_group
 from ddp_course.ranks.watch import held
 
@@ -84,104 +84,6 @@ def reduce_to_owners(parameters, owners):
     for parameter, owner in zip(parameters, owners):
         hook = partial(reduce_gradient, owner)
         parameter.register_post_accumulate_grad_hook(hook)
-
-
-# ---- FSDP: each parameter is cut into shards ----
-
-
-def gather(shard):
-    """All ranks' shards of a flat tensor, joined: (world_size * len(shard),)."""
-    whole = shard.new_empty(dist.get_world_size() * len(shard))
-    dist.all_gather(list(whole.chunk(dist.get_world_size())), shard.detach())
-    return whole
-
-
-class Gathered(torch.autograd.Function):
-    """Forward: gather the shards. Backward: reduce-scatter the mean gradient."""
-
-    @staticmethod
-    def forward(ctx, shard, sharded):
-        ctx.sharded = sharded
-        return gather(shard)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        ctx.sharded.again = None  # the module's backward is over: free its weights
-        parts = gradient.chunk(dist.get_world_size())
-        own = parts[dist.get_rank()].clone()
-        dist.reduce_scatter(own, list(parts), dist.ReduceOp.AVG)
-        return own, None
-
-
-class Sharded(nn.Module):
-    """FSDP: each rank keeps a shard of a module and gathers it to compute.
-
-    The trainable parameters become one flat tensor, padded with zeros to a multiple of
-    the ranks; frozen parameters stay as they are. A Sharded module inside keeps its own
-    shards: wrap each block first, then the model.
-    """
-
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-        parts = module.named_modules()
-        inside = [f"{name}." for name, part in parts if isinstance(part, Sharded)]
-        own = {  # tied parameters come once
-            name: parameter
-            for name, parameter in module.named_parameters()
-            if parameter.requires_grad and not name.startswith(tuple(inside))
-        }
-        if len({parameter.dtype for parameter in own.values()}) > 1:
-            raise UsageError("a Sharded module takes parameters of one dtype only")
-        self.shapes = {name: parameter.shape for name, parameter in own.items()}
-        flat = torch.cat([parameter.detach().flatten() for parameter in own.values()])
-        flat = nn.functional.pad(flat, (0, -len(flat) % dist.get_world_size()))
-        dist.broadcast(flat, src=0)
-        mine = flat.chunk(dist.get_world_size())[dist.get_rank()]
-        self.shard = nn.Parameter(mine.clone())
-        for parameter in own.values():
-            parameter.data = parameter.new_empty(0)  # frees the weights
-            parameter.requires_grad = False
-        self.again = None  # the weights, gathered once more for backward
-
-    def views(self, flat):
-        """The parameters by name, as views of the flat tensor."""
-        sizes = [shape.numel() for shape in self.shapes.values()]
-        parts = flat[: sum(sizes)].split(sizes)
-        named = zip(self.shapes.items(), parts)
-        return {name: part.view(shape) for (name, shape), part in named}
-
-    def forward(self, *inputs):
-        whole = Gathered.apply(self.shard, self)
-        storage = whole.untyped_storage().data_ptr()
-
-        def pack(tensor):
-            """Save only the place of a weight in the flat tensor, not the weight."""
-            if tensor.untyped_storage().data_ptr() != storage:
-                return tensor
-            return tensor.size(), tensor.stride(), tensor.storage_offset()
-
-        def unpack(saved):
-            if isinstance(saved, torch.Tensor):
-                return saved
-            if self.again is None:
-                self.again = gather(self.shard)
-            return self.again.as_strided(*saved)
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-            return functional_call(self.module, self.views(whole), inputs)
-
-
-def whole_parameters(module, prefix=""):
-    """The parameters of all Sharded modules in a model, by name, on all ranks."""
-    found = {}
-    if isinstance(module, Sharded):
-        views = module.views(gather(module.shard))
-        found = {prefix + name: value for name, value in views.items()}
-        module = module.module
-    for name, part in module.named_children():
-        found |= whole_parameters(part, f"{prefix}{name}.")
-    return found
 
 
 # ---- six ways to train: model, optimizer, and a function that gets all parameters ----
@@ -263,13 +165,15 @@ def main(argv=()):
     args = arguments(argv)
     device = choose_device(args.device, deterministic=args.deterministic)
     with process_group(backend_for(device), args.timeout) as (rank, world_size):
-        return train(args, rank, world_size, device)
+        run = prepare(args, rank, world_size, device)
+        train(run)
+        return report(run)
 
 
-def train(args, rank, world_size, device):
+def prepare(args, rank, world_size, device):
+    """What `train` needs: data, model, and where an earlier run has ended."""
     log = runs.open_folder(args.out)
-    shape = SHAPES[args.shape]
-    text = Windows(load_text(args.data)[0], shape["context"])  # a token is a byte
+    text = Windows(load_text(args.data)[0], SHAPES[args.shape]["context"])  # of bytes
     most = len(text) if device.type == "cuda" else min(MOST_ON_A_CPU, len(text))
     samples = args.train_samples or most
     runs.check_batch_size(args.batch_size, samples, world_size)
@@ -280,35 +184,45 @@ def train(args, rank, world_size, device):
     loader = DataLoader(train_set, args.batch_size, sampler=sampler)
 
     torch.manual_seed(args.seed)
-    network = GPT(**shape).to(device)
+    network = GPT(**SHAPES[args.shape]).to(device)
     model, optimizer, parameters_of_all = WAYS[args.sharding](network, device)
-    first = sharded_checkpoints.begin(args, model, optimizer)
+    return SimpleNamespace(
+        args=args, log=log, device=device, train_set=train_set, loader=loader,
+        model=model, optimizer=optimizer, parameters_of_all=parameters_of_all,
+        first=sharded_checkpoints.begin(args, model, optimizer), losses=[], seconds=0.0,
+    )  # fmt: skip
 
-    losses, seconds = [], 0.0
-    for epoch in range(first, args.epochs):
-        sampler.set_epoch(epoch)
+
+def train(run):
+    for epoch in range(run.first, run.args.epochs):
+        run.loader.sampler.set_epoch(epoch)
         begin = time.perf_counter()
-        losses += train_one_epoch(model, loader, optimizer, device)
-        seconds += time.perf_counter() - begin
-        log.info(f"epoch {epoch + 1}: loss {losses[-1]:.3f}")
-        sharded_checkpoints.save(args, model, optimizer, epoch + 1)
+        run.losses += train_one_epoch(run.model, run.loader, run.optimizer, run.device)
+        run.seconds += time.perf_counter() - begin
+        run.log.info(f"epoch {epoch + 1}: loss {run.losses[-1]:.3f}")
+        sharded_checkpoints.save(run.args, run.model, run.optimizer, epoch + 1)
 
-    network, kept = GPT(**shape), held(model, optimizer)
-    network.load_state_dict(parameters_of_all(), strict=False)  # tied ones come once
-    trained = (args.epochs - first) * len(sampler) * world_size
-    result = {
-        "lesson": args.lesson, "world_size": world_size, "backend": dist.get_backend(),
-        "device": device.type, "data": str(args.data), "sharding": args.sharding,
-        "train_samples": samples, "epochs": args.epochs, "batch_size": args.batch_size,
+
+def report(run):
+    """The result, with the bytes that each rank keeps."""
+    args, losses = run.args, run.losses
+    network, kept = GPT(**SHAPES[args.shape]), held(run.model, run.optimizer)
+    network.load_state_dict(
+        run.parameters_of_all(), strict=False
+    )  # tied ones come once
+    per_epoch = len(run.loader.sampler) * dist.get_world_size()
+    trained = (args.epochs - run.first) * per_epoch
+    more = {
+        "sharding": args.sharding,
         "parameters": sum(value.numel() for value in network.parameters()),
-        "weight_bytes": kept["weights"], "gradient_bytes": kept["gradients"],
-        "optimizer_bytes": kept["optimizer"], "train_loss": round(losses[-1], 4),
-        "seconds": round(seconds, 2), "samples_per_second": round(trained / seconds),
-        "params_sha256": runs.params_sha256(network),
-    }  # fmt: skip
-    if rank == 0:
-        runs.write_result(args.out, result, runs.by_step(losses))
-    return result | {"losses": losses}
+        "weight_bytes": kept["weights"],
+        "gradient_bytes": kept["gradients"],
+        "optimizer_bytes": kept["optimizer"],
+        "train_loss": round(losses[-1], 4),
+        "samples_per_second": round(trained / run.seconds),
+    }
+    found = network, run.train_set, losses, run.seconds
+    return runs.finish(args, run.device, *found, more=more) | {"losses": losses}
 
 
 if __name__ == "__main__":

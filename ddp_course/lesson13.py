@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from itertools import islice
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -25,13 +26,10 @@ from ddp_course.checkpoints.deepspeed_configurations import (
     read_configuration,
     refusals_in_words,
 )
-from ddp_course.checkpoints.of_deepspeed import settings_in
-from ddp_course.checkpoints.whole import check_settings
+from ddp_course.checkpoints.of_deepspeed import resume
 from ddp_course.data.text import Windows, load_text
-from ddp_course.files import Unusable, check_alike
-from ddp_course.lesson10 import loss_of
 from ddp_course.models.gpt import GPT, SHAPES
-from ddp_course.ranks.endings import SYMPTOMS
+from ddp_course.models.recipe import loss_of
 from ddp_course.ranks.environment import backend_for, choose_device, process_group
 
 
@@ -135,33 +133,6 @@ def whole_parameters(engine):
         return {name: value.detach().clone() for name, value in named.items()}
 
 
-PROGRESS = ["epoch", "losses", "seconds"]
-
-
-def load(engine, folder, settings, universal):
-    """Load the newest checkpoint; return (finished epochs, their losses and seconds).
-
-    A universal one may be of another number of ranks. Raises UsageError where there is
-    none, and where it was made with other settings.
-    """
-    made_with = settings_in(folder, universal)
-    if universal:
-        free = dict.fromkeys(["ranks", MICRO, ACCUMULATE])
-        made_with, settings = made_with | free, settings | free
-    check_settings(made_with, settings, folder)
-    try:
-        _, progress = engine.load_checkpoint(str(folder))
-        check_alike([progress.get(name) for name in PROGRESS], [0, [0.0], 0.0])
-        if progress["epoch"] < 0 or progress["seconds"] < 0:
-            raise Unusable("it counts below 0")
-    except Exception as error:  # DeepSpeed has errors of many kinds
-        if any(words in str(error) for words in SYMPTOMS):  # of another rank
-            raise
-        reason = Unusable.because(error)
-        raise UsageError(f"{folder} cannot be used: {reason}") from None
-    return [progress[name] for name in PROGRESS]
-
-
 def arguments(argv=()):
     parser = runs.parser(__file__, __doc__, trains="text", most=512, per="micro-batch")
     parser.set_defaults(epochs=1, batch_size=8)
@@ -183,10 +154,13 @@ def main(argv=()):
     args = arguments(argv)
     device = choose_device(args.device, deterministic=args.deterministic)
     with process_group(backend_for(device), args.timeout) as (rank, world_size):
-        return train(args, rank, world_size, device)
+        run = prepare(args, rank, world_size, device)
+        train(run)
+        return report(run)
 
 
-def train(args, rank, world_size, device):
+def prepare(args, rank, world_size, device):
+    """What `train` needs: data, engine, and where an earlier run has ended."""
     log = runs.open_folder(args.out)
     args.precision = args.precision or ("bf16" if device.type == "cuda" else "fp32")
     if args.deepspeed_config:
@@ -205,50 +179,71 @@ def train(args, rank, world_size, device):
         train_set, world_size, rank, seed=args.seed, drop_last=True
     )
     loader = DataLoader(train_set, micro_batch, sampler=sampler, drop_last=True)
-    # whole updates only: the rest would count for the next epoch, or be lost at its end
-    per_epoch = len(loader) // accumulation * accumulation
 
     torch.manual_seed(args.seed)
     network = GPT(tokenizer.vocabulary, **SHAPES[args.shape]).to(device)
-    how = {"checkpoint": {"load_universal": True}} if args.universal else {}
-    engine = start_engine(network, config | how, device)
+    universal = {"checkpoint": {"load_universal": True}} if args.universal else {}
+    engine = start_engine(network, config | universal, device)
     settings = {"ranks": world_size, "corpus": fingerprint, "seed": args.seed}
     settings |= {"train-samples": len(train_set), "shape": args.shape} | config
-    folder, losses, done, seconds = args.out / "checkpoints", [], 0, 0.0
+    run = SimpleNamespace(
+        args=args, log=log, device=device, config=config, batch=batch, engine=engine,
+        train_set=train_set, loader=loader, vocabulary=tokenizer.vocabulary,
+        # whole updates only: the rest would count for the next epoch, or be lost
+        per_epoch=len(loader) // accumulation * accumulation,
+        settings=settings, folder=args.out / "checkpoints",
+        done=0, losses=[], seconds=0.0,
+    )  # fmt: skip
     if args.resume:
-        done, losses, seconds = load(engine, folder, settings, args.universal)
-        log.info(f"going on after epoch {done}")
+        found = resume(engine, run.folder, settings, args.universal)
+        run.done, run.losses, run.seconds = found
+        log.info(f"going on after epoch {run.done}")
     elif rank == 0:
-        runs.empty_folder(folder)
+        runs.empty_folder(run.folder)
+    return run
 
-    for epoch in range(done, args.epochs):
-        sampler.set_epoch(epoch)
+
+def train(run):
+    for epoch in range(run.done, run.args.epochs):
+        run.loader.sampler.set_epoch(epoch)
         begin = time.perf_counter()
-        losses += train_one_epoch(engine, islice(loader, per_epoch), device)
-        seconds += time.perf_counter() - begin
-        progress = {"epoch": epoch + 1, "losses": losses, "seconds": seconds}
-        name = f"epoch-{epoch + 1}"
-        if rank == 0:  # of the checkpoint that comes now, not of an attempt
-            runs.write_atomically(folder / "settings.json", json.dumps(settings))
-            runs.empty_folder(folder / name)
-        engine.save_checkpoint(str(folder), name, progress)  # begins with a barrier
-        log.info(f"epoch {epoch + 1}: loss {losses[-1]:.3f}")
+        batches = islice(run.loader, run.per_epoch)
+        run.losses += train_one_epoch(run.engine, batches, run.device)
+        run.seconds += time.perf_counter() - begin
+        write_checkpoint(run, epoch + 1)
+        run.log.info(f"epoch {epoch + 1}: loss {run.losses[-1]:.3f}")
 
-    network = GPT(tokenizer.vocabulary, **SHAPES[args.shape])
+
+def write_checkpoint(run, epoch):
+    folder, name = run.folder, f"epoch-{epoch}"
+    progress = {"epoch": epoch, "losses": run.losses, "seconds": run.seconds}
+    if dist.get_rank() == 0:  # of the checkpoint that comes now, not of an attempt
+        runs.write_atomically(folder / "settings.json", json.dumps(run.settings))
+        runs.empty_folder(folder / name)
+    run.engine.save_checkpoint(str(folder), name, progress)  # begins with a barrier
+
+
+def report(run):
+    args, losses, engine = run.args, run.losses, run.engine
+    network = GPT(run.vocabulary, **SHAPES[args.shape])
     network.load_state_dict(whole_parameters(engine), strict=False)  # tied ones are one
-    result = {
-        "lesson": args.lesson, "world_size": world_size, "backend": dist.get_backend(), "device": device.type,
-        "data": str(args.data), "stage": engine.zero_optimization_stage(), "train_samples": len(train_set),
-        "epochs": args.epochs, "batch_size": micro_batch, "updates": engine.global_steps, "samples_per_update": batch,
-        "parameters": sum(value.numel() for value in network.parameters()), "learning_rate": engine.get_lr()[0],
-        "train_loss": round(losses[-1], 4), "seconds": round(seconds, 2),
-        "samples_per_second": round(len(losses) * micro_batch * world_size / seconds),
-        "params_sha256": runs.params_sha256(network),
-    }  # fmt: skip
-    if rank == 0:
-        runs.write_atomically(args.out / "deepspeed.json", json.dumps(config, indent=2))
-        runs.write_result(args.out, result, runs.by_step(losses))
-    return result | {"losses": losses}
+    micro_batch = run.loader.batch_size
+    trained = len(losses) * micro_batch * dist.get_world_size()
+    more = {
+        "stage": engine.zero_optimization_stage(),
+        "batch_size": micro_batch,
+        "updates": engine.global_steps,
+        "samples_per_update": run.batch,
+        "parameters": sum(value.numel() for value in network.parameters()),
+        "learning_rate": engine.get_lr()[0],
+        "train_loss": round(losses[-1], 4),
+        "samples_per_second": round(trained / run.seconds),
+    }
+    if dist.get_rank() == 0:
+        text = json.dumps(run.config, indent=2)
+        runs.write_atomically(args.out / "deepspeed.json", text)
+    found = network, run.train_set, losses, run.seconds
+    return runs.finish(args, run.device, *found, more=more) | {"losses": losses}
 
 
 if __name__ == "__main__":

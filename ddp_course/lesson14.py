@@ -6,9 +6,9 @@ torchrun --nproc_per_node 2 ddp_course/lesson14.py --epochs 1 --compress bf16
 python ddp_course/lesson14.py --epochs 1 --global-batch 64
 """
 
-import os
 import time
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -21,14 +21,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from ddp_course import UsageError, runs
-from ddp_course.checkpoints.whole import check_numbers, check_settings, load_state
+from ddp_course.checkpoints.one_file import resume, save_checkpoint
 from ddp_course.data.images import load_images
-from ddp_course.files import Unusable, check_alike, tensors_of
 from ddp_course.lesson04 import evaluate, load, save
 from ddp_course.lesson06 import summed_loss
-from ddp_course.lesson09 import goes_on, job, write
 from ddp_course.models.convnets import ConvNet
 from ddp_course.ranks.environment import backend_for, choose_device, process_group
+from ddp_course.ranks.restarts import goes_on, job
 
 # ---- the same batches for any number of ranks ----
 
@@ -94,59 +93,6 @@ def compress(model, how):
         model.register_comm_hook(state, powerSGD_hook)
 
 
-# ---- one checkpoint for any number of ranks ----
-
-
-PROGRESS = {"losses": [0.0], "seconds": 0.0, "began": 0.0}  # what it is like
-
-
-def save_checkpoint(path, parts, progress):
-    """Rank 0 writes what all ranks share, to one file; the others wait for it.
-
-    progress: plain values and tensors besides the states of the parts.
-    """
-    if dist.get_rank() == 0:
-        states = {name: part.state_dict() for name, part in parts.items()}
-        write(path, {"states": states, "progress": progress})
-    dist.barrier()
-
-
-def resume(path, parts, settings):
-    """Load the parts on all ranks; return the progress, or None without a checkpoint.
-
-    Rank 0 reads for all ranks, so no rank can find what another does not. Raises
-    UsageError for a damaged file, and if a run with other settings made it.
-    """
-    found = [None, None]  # the content, and what is wrong with it
-    if dist.get_rank() == 0 and os.path.lexists(path):
-        try:
-            found = [tensors_of(path), ""]
-        except Unusable as problem:
-            found = [None, str(problem)]
-    dist.broadcast_object_list(found)
-    checkpoint, problem = found
-    if problem is None:
-        return None
-    try:
-        if problem:
-            raise Unusable(problem)
-        progress, states = checkpoint["progress"], checkpoint["states"]
-        check_settings(progress["settings"], settings, path)
-        check_alike(progress, PROGRESS | {"settings": settings}, "the progress")
-        if progress["seconds"] < 0:
-            raise Unusable("its seconds are below 0")
-        for name, part in parts.items():
-            load_state(part, states[name])
-        check_numbers(parts["model"], parts["optimizer"])
-    except UsageError:
-        raise
-    except Exception as error:  # load_state_dict has errors of many kinds
-        reason = Unusable.because(error)
-        fix = "start anew, without --resume or with another --out"
-        raise UsageError(f"{path} cannot be used because {reason}: {fix}") from None
-    return progress
-
-
 # ---- the program ----
 
 
@@ -167,10 +113,13 @@ def main(argv=()):
     args = arguments(argv)
     device = choose_device(args.device, deterministic=args.deterministic)
     with process_group(backend_for(device), args.timeout) as (rank, world_size):
-        return train(args, rank, world_size, device)
+        run = prepare(args, rank, world_size, device)
+        train(run)
+        return report(run)
 
 
-def train(args, rank, world_size, device):
+def prepare(args, rank, world_size, device):
+    """What `train` needs: data, model, and where an earlier run has ended."""
     log = runs.open_folder(args.out)
     train_set, test_set = load_images(args.data, args.train_samples, device)
     if not world_size <= args.global_batch <= len(train_set):
@@ -182,63 +131,75 @@ def train(args, rank, world_size, device):
     torch.manual_seed(args.seed)
     model = ConvNet(dropout=not args.no_dropout).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    parts = {"model": model, "optimizer": optimizer}
-    settings = {"seed": args.seed, "global-batch": args.global_batch}
-    settings |= {"data": train_set.name, "train-samples": len(train_set)}
-    settings |= {"batch-size": args.batch_size, "compress": args.compress}
-    progress = {"losses": [], "seconds": 0.0, "began": time.time()}
-    path = args.out / "checkpoint.pt"
-    if args.resume or goes_on(args.out):
-        if found := resume(path, parts, settings):
-            progress = found
-            log.info(f"resuming after update {len(progress['losses'])}")
-    if rank == 0:
-        runs.write_atomically(args.out / "job", job())
-    log.info(f"{world_size} ranks, {args.global_batch} samples per update")
-    batches.start = len(progress["losses"])
-    if batches.start > batches.updates:
-        problem = f"the checkpoint is {batches.start} updates into its run"
-        raise UsageError(f"{problem}; --epochs {args.epochs} has {batches.updates}")
+    run = SimpleNamespace(
+        args=args, log=log, device=device, train_set=train_set, test_set=test_set,
+        batches=batches, loader=loader, optimizer=optimizer,
+        parts={"model": model, "optimizer": optimizer}, path=args.out / "checkpoint.pt",
+        progress={"losses": [], "seconds": 0.0, "began": time.time()},
+    )  # fmt: skip
+    go_on(run)
 
     gpu = [device] if device.type == "cuda" else None
     # PowerSGD sends several messages per bucket, whose order among buckets may differ
     # from rank to rank: with one bucket there is only one order
     megabytes = 100 if args.compress == "powersgd" else None
-    model = DistributedDataParallel(model, device_ids=gpu, bucket_cap_mb=megabytes)
-    compress(model, args.compress)
+    run.model = DistributedDataParallel(model, device_ids=gpu, bucket_cap_mb=megabytes)
+    compress(run.model, args.compress)
     torch.manual_seed(args.seed + batches.start * world_size + rank)  # for dropout
+    return run
 
+
+def go_on(run):
+    """Go on where the run in this folder has ended, if asked to, or after a restart."""
+    args, batches = run.args, run.batches
+    settings = {"seed": args.seed, "global-batch": args.global_batch}
+    settings |= {"data": run.train_set.name, "train-samples": len(run.train_set)}
+    settings |= {"batch-size": args.batch_size, "compress": args.compress}
+    if args.resume or goes_on(args.out):
+        if found := resume(run.path, run.parts, settings):
+            run.progress = found
+            run.log.info(f"resuming after update {len(found['losses'])}")
+    run.progress["settings"] = settings
+    if dist.get_rank() == 0:
+        runs.write_atomically(args.out / "job", job())
+    ranks = dist.get_world_size()
+    run.log.info(f"{ranks} ranks, {args.global_batch} samples per update")
+    batches.start = len(run.progress["losses"])
+    if batches.start > batches.updates:
+        problem = f"the checkpoint is {batches.start} updates into its run"
+        raise UsageError(f"{problem}; --epochs {args.epochs} has {batches.updates}")
+
+
+def train(run):
+    args, batches, progress = run.args, run.batches, run.progress
     recent, begin = [], time.perf_counter()
-    for images, labels in loader:
-        model.train()
-        images, labels = images.to(device), labels.to(device)
-        recent.append(update(model, images, labels, optimizer, args))
+    for images, labels in run.loader:
+        run.model.train()
+        images, labels = images.to(run.device), labels.to(run.device)
+        recent.append(update(run.model, images, labels, run.optimizer, args))
         done = len(progress["losses"]) + len(recent)
         if done % args.save_every and done % batches.per_epoch:
             continue
-        runs.check_finite(torch.stack(recent))
         losses = torch.stack(recent)
+        runs.check_finite(losses)
         dist.all_reduce(losses)
         progress["seconds"] += time.perf_counter() - begin
-        progress |= {
-            "losses": progress["losses"] + losses.tolist(),
-            "settings": settings,
-        }
-        save_checkpoint(path, parts, progress)
-        log.info(f"update {done} of {batches.updates}: loss {losses[-1]:.3f}")
+        progress["losses"] = progress["losses"] + losses.tolist()
+        save_checkpoint(run.path, run.parts, progress)
+        run.log.info(f"update {done} of {batches.updates}: loss {losses[-1]:.3f}")
         recent, begin = [], time.perf_counter()
 
+
+def report(run):
+    model, progress, path = run.model, run.progress, run.args.out / "model.pt"
     goodput = progress["seconds"] / (time.time() - progress["began"])
-    log.info(
-        f"goodput: {goodput:.0%} of the time since the run began went into updates that count"
-    )
-    correct, seen = evaluate(model, test_set, device)
-    save(model, args.out / "model.pt")
-    load(model, args.out / "model.pt", device)  # what is reported is what was saved
-    losses, seconds = progress["losses"], progress["seconds"]
-    return runs.finish(
-        args, device, model.module, train_set, losses, seconds, correct / seen, seen
-    )
+    took = "of the time since the run began went into updates that count"
+    run.log.info(f"goodput: {goodput:.0%} {took}")
+    correct, seen = evaluate(model, run.test_set, run.device)
+    save(model, path)
+    load(model, path, run.device)  # what is reported is what was saved
+    trained = model.module, run.train_set, progress["losses"], progress["seconds"]
+    return runs.finish(run.args, run.device, *trained, correct / seen, seen)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 import signal
 import sys
 import time
@@ -18,6 +17,7 @@ import torch.distributed as dist
 
 from ddp_course import UsageError, project_folder
 from ddp_course.files import cannot_write as cannot_write
+from ddp_course.files import empty_folder as empty_folder
 from ddp_course.files import remove_unfinished
 from ddp_course.files import write_atomically as write_atomically
 from ddp_course.flags import count, folder_path, whole
@@ -96,8 +96,8 @@ def own_local_rank(text):
     """
     local_rank = torchrun_environment().local_rank
     if text != str(local_rank):
-        told = f"{text!r} contradicts the environment, where it is {local_rank}"
-        raise argparse.ArgumentTypeError(f"{told}: leave this flag to the launcher")
+        problem = f"{text!r} contradicts the environment, where it is {local_rank}"
+        raise argparse.ArgumentTypeError(f"{problem}: leave this flag to the launcher")
     return local_rank
 
 
@@ -146,19 +146,6 @@ def open_folder(folder):
     return log
 
 
-def empty_folder(folder):
-    """Make an empty folder, and delete its old content. Raises UsageError if that
-    fails.
-    """
-    try:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise UsageError(f"{folder} is in the way of a folder: move it away") from None
-    except OSError as error:
-        raise cannot_write(folder, error) from None
-
-
 # ---- the result ----
 
 
@@ -180,34 +167,49 @@ def check_finite(losses, before=0):
         raise UsageError(f"the loss is not a number {where}: {fix}")
 
 
+RESULT = """
+    lesson world_size backend device method model data data_sha256 sharding stage
+    train_samples test_samples epochs batch_size updates samples_per_update parameters
+    trained_parameters weight_bytes gradient_bytes optimizer_bytes learning_rate
+    test_accuracy train_loss validation_loss loss_before loss_after tokens seconds
+    samples_per_second tokens_per_second params_sha256
+""".split()  # the order of its values; each lesson has some of them
+
+
 def finish(
-    args, device, model, train_set, losses, seconds, test_accuracy, test_samples
-):
+    args, device, model, train_set, losses, seconds,
+    test_accuracy=None, test_samples=None, more=(), metrics=None,
+):  # fmt: skip
     """End a training run; return its result, a dict, on every rank.
 
-    losses: of each step. seconds: of training. Rank 0 prints the result as a table, and
-    writes result.json and metrics.jsonl.
+    losses: of each step. seconds: of training. more: a dict of what else the lesson
+    reports, or counts in another way; the value None leaves a name out. metrics: rows
+    for metrics.jsonl, where they hold more than the losses. Rank 0 prints the result as
+    a table, and writes result.json and metrics.jsonl.
     """
-    world_size = dist.get_world_size() if dist.is_initialized() else 1
-    steps = len(losses) // args.epochs
-    result = {
+    last_epoch = losses[-max(1, len(losses) // args.epochs) :]
+    values = {
         "lesson": args.lesson,
-        "world_size": world_size,
+        "world_size": dist.get_world_size() if dist.is_initialized() else 1,
         "backend": dist.get_backend() if dist.is_initialized() else "none",
         "device": device.type,
-        "data": train_set.name,
+        # images have a name, since --data auto does not say which they are
+        "data": getattr(train_set, "name", str(args.data)),
         "train_samples": len(train_set),
         "test_samples": test_samples,
         "epochs": args.epochs,
         "batch_size": args.batch_size,
-        "test_accuracy": round(test_accuracy, 4),
-        "train_loss": round(sum(losses[-steps:]) / steps, 4),
+        "test_accuracy": None if test_accuracy is None else round(test_accuracy, 4),
+        "train_loss": round(sum(last_epoch) / len(last_epoch), 4),
         "seconds": round(seconds, 2),
         "samples_per_second": round(args.epochs * len(train_set) / seconds),
         "params_sha256": params_sha256(model),
     }
+    values |= more
+    names = [name for name in values if values[name] is not None]
+    result = {name: values[name] for name in sorted(names, key=RESULT.index)}
     if torchrun_environment().rank == 0:
-        write_result(args.out, result, by_step(losses))
+        write_result(args.out, result, metrics or by_step(losses))
     return result
 
 
@@ -255,8 +257,8 @@ def start(main):
     --deterministic forbids; Ctrl-C ends it quietly. One line for all ranks: also where
     several have the same error, or lose the one that had it.
     """
-    told = told_file()
-    if told:
+    reported = error_file()
+    if reported:
         # a KeyboardInterrupt may come up in Python code that C++ has called, as DDP
         # does: C++ then aborts
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
@@ -264,18 +266,19 @@ def start(main):
     try:
         main(sys.argv[1:])
     except UsageError as error:
-        leave(error, told)
+        leave(error, reported)
     except RuntimeError as error:
         if "does not have a deterministic implementation" in str(error):
             operation = str(error).split()[0]
             leave(
-                f"{operation} cannot repeat its bits: leave out --deterministic", told
+                f"{operation} cannot repeat its bits: leave out --deterministic",
+                reported,
             )
         # from a collective, perhaps: another rank has just left
         patience = time.monotonic() + 0.5
-        while told and not told.exists() and time.monotonic() < patience:
+        while reported and not reported.exists() and time.monotonic() < patience:
             time.sleep(0.02)
-        if told and told.exists():
+        if reported and reported.exists():
             sys.exit(2)
         line = absent.line_about(error)
         if line is None:
@@ -287,10 +290,10 @@ def start(main):
         sys.exit(130)
 
 
-def leave(problem, told):
+def leave(problem, reported):
     """End this process with exit code 2 and one line, if no other rank has printed it."""
     try:
-        told and told.touch(exist_ok=False)
+        reported and reported.touch(exist_ok=False)
         line = "".join(c if c.isprintable() else " " for c in str(problem))[:2000]
         print(f"{Path(sys.argv[0]).name}: {line}", file=sys.stderr, flush=True)
     except FileExistsError:
@@ -298,7 +301,7 @@ def leave(problem, told):
     sys.exit(2)
 
 
-def told_file():
+def error_file():
     """A file that exists after a rank has printed a UsageError; None without torchrun.
 
     It is in the folder in which torchrun makes one folder per rank.

@@ -22,10 +22,8 @@ from safetensors.torch import save_file
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 from deepspeed.runtime.fp16.loss_scaler import LossScaler  # noqa: E402
 
-from ddp_course import UsageError, lesson09, lesson14, lesson16
-from ddp_course.checkpoints import (
-    of_trainer,
-)
+from ddp_course import UsageError, lesson09
+from ddp_course.checkpoints import of_trainer, one_file, resumable
 from ddp_course.checkpoints import (
     sharded as sharded_checkpoints,
 )
@@ -41,6 +39,7 @@ from ddp_course.cli import start
 from ddp_course.cli.grading import handed_in, rules, run
 from ddp_course.data import shards, text
 from ddp_course.data.tokenizers import BPE
+from ddp_course.detectors.traces import STEP, read_trace, time_use
 from ddp_course.files import Unusable, check_alike
 from ddp_course.judge import progress
 from ddp_course.ranks.environment import process_group
@@ -74,10 +73,10 @@ class OneFileCheckpoint:
     def make(self, folder):
         progress = {"losses": [1.5, 1.0], "seconds": 1.0, "began": 2.0}
         progress |= {"settings": SETTINGS}
-        lesson14.save_checkpoint(folder / "checkpoint.pt", stepped(), progress)
+        one_file.save_checkpoint(folder / "checkpoint.pt", stepped(), progress)
 
     def read(self, folder):
-        return lesson14.resume(folder / "checkpoint.pt", parts(), SETTINGS)
+        return one_file.resume(folder / "checkpoint.pt", parts(), SETTINGS)
 
     def is_whole(self, progress):
         if progress is not None:
@@ -92,11 +91,11 @@ class Checkpoint:
         losses = [torch.tensor(1.0), torch.tensor(0.5)]
         device = torch.device("cpu")
         shared, own = lesson09.snapshot(stepped(), losses, 1.0, SETTINGS, device)
-        lesson09.save_checkpoint(folder / "step-00000002", shared, own, 2)
+        resumable.save_checkpoint(folder / "step-00000002", shared, own, 2)
 
     def read(self, folder):
         restore = partial(lesson09.restore, parts(), torch.device("cpu"))
-        return lesson09.resume(folder, SETTINGS, restore)
+        return resumable.resume(folder, SETTINGS, restore)
 
     def is_whole(self, found):
         assert found is None or isinstance(found[0]["seconds"], float)
@@ -140,13 +139,13 @@ class ShardedCheckpoint:
 class Trace:
     def make(self, folder):
         event = {"ph": "X", "name": "aten::mm", "cat": "cpu_op", "ts": 5.0, "dur": 2.0}
-        step = event | {"name": lesson16.STEP, "cat": "user_annotation", "dur": 9.5}
+        step = event | {"name": STEP, "cat": "user_annotation", "dur": 9.5}
         other = event | {"name": "gloo:all_reduce", "cat": "user_annotation"}
         content = {"traceEvents": [step, event, other], "baseTimeNanoseconds": 1}
         (folder / "trace.json").write_text(json.dumps(content))
 
     def read(self, folder):
-        return lesson16.time_use(**lesson16.read_trace(folder / "trace.json"))
+        return time_use(**read_trace(folder / "trace.json"))
 
     def is_whole(self, use):
         assert all(0 <= value < float("inf") for value in use.values())
@@ -436,7 +435,7 @@ def test_what_is_alike():
 def test_a_checkpoint_that_is_none_is_not_overwritten_without_a_word(tmp_path):
     """--resume starts anew only where there is nothing."""
     path = Path(tmp_path, "checkpoint.pt")
-    assert lesson14.resume(path, parts(), SETTINGS) is None
+    assert one_file.resume(path, parts(), SETTINGS) is None
     for kind in (
         "nothing, saved",
         "a pipe",
@@ -448,7 +447,7 @@ def test_a_checkpoint_that_is_none_is_not_overwritten_without_a_word(tmp_path):
         path.write_bytes(b"x")
         damages.damage(path, random.Random(0), kind)
         with pytest.raises(UsageError, match="cannot be used because"):
-            lesson14.resume(path, parts(), SETTINGS)
+            one_file.resume(path, parts(), SETTINGS)
     assert dist.is_initialized()
 
 

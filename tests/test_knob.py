@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from ddp_course import lesson02, lesson16
+from ddp_course.detectors.step_profile import StepProfile
 from ddp_course.estimates.memory import STAGES, states
 from ddp_course.estimates.pipeline import bubble, schedule
 from ddp_course.notebook import plots
@@ -115,7 +116,7 @@ def test_each_place_of_the_pipeline_says_and_draws_its_bubble():
 
 # ---- overlap ----
 
-PROFILE = lesson16.StepProfile(0.3, 0.2, [(0.005 * i, 3e5) for i in range(1, 41)])
+PROFILE = StepProfile(0.3, 0.2, [(0.005 * i, 3e5) for i in range(1, 41)])
 SPEEDS = 0.2, 1, 5
 
 

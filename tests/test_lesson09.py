@@ -27,6 +27,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from ddp_course import lesson09, runs
+from ddp_course.checkpoints import resumable
 from ddp_course.checkpoints import whole as checkpoints
 from ddp_course.models.convnets import MLP
 from ddp_course.ranks.environment import process_group
@@ -131,7 +132,7 @@ def dies_writing(file, offset, checkpoint):
     """
 
     def plant(out):
-        write, rename, seen = runs.write_atomically, os.replace, []
+        write, rename, seen = resumable.write_atomically, os.replace, []
 
         def write_and_die(path, content):
             if path.name == file:
@@ -149,7 +150,7 @@ def dies_writing(file, offset, checkpoint):
             write(path, content)
             os.replace = rename
 
-        runs.write_atomically = write_and_die
+        resumable.write_atomically = write_and_die
 
     return plant
 
@@ -393,7 +394,7 @@ def forgets(what):
     """Plant this: a part of the checkpoint is not restored."""
 
     def plant(out):
-        load = lesson09.load_checkpoint
+        load = resumable.load_checkpoint
 
         def load_checkpoint(checkpoint, settings):
             shared, own = load(checkpoint, settings)
@@ -406,7 +407,7 @@ def forgets(what):
                 shared["scheduler"]["last_epoch"] = 1
             return shared, own
 
-        lesson09.load_checkpoint = load_checkpoint
+        resumable.load_checkpoint = load_checkpoint
         if what == "place in the epoch":
             lesson09.ResumableSampler.__iter__ = DistributedSampler.__iter__
         if what == "epoch":
@@ -817,7 +818,7 @@ def test_it_keeps_as_many_checkpoints_as_it_is_told_to(keep, tmp_path):
 
 def test_a_full_disk_ends_it_with_one_line_and_the_older_checkpoint_stays(tmp_path):
     def full(out):
-        write = runs.write_atomically
+        write = resumable.write_atomically
 
         def fill(path, content):
             before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -831,7 +832,7 @@ def test_a_full_disk_ends_it_with_one_line_and_the_older_checkpoint_stays(tmp_pa
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-        runs.write_atomically = fill
+        resumable.write_atomically = fill
 
     with pytest.raises(RankError) as error:
         launched(tmp_path, before=full)
@@ -889,7 +890,7 @@ def updates_on_ranks(saving, update):
 
 def test_the_interval_is_youngs_and_the_same_on_all_ranks():
     """For the mean of what the ranks have measured, and one failure a day."""
-    assert lesson09.best_interval(2.0, 100.0) == 20.0
+    assert resumable.best_interval(2.0, 100.0) == 20.0
     expected = round((2 * 1.5 * 86400) ** 0.5 / 0.1)
     assert launch(updates_on_ranks, 1.0, 0.1, nproc=2) == [expected] * 2
     assert launch(updates_on_ranks, 0.0, 1e6, nproc=2) == [1, 1]

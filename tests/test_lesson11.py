@@ -373,7 +373,7 @@ def test_to_evaluate_before_training_would_train_without_ddp_and_the_fingerprint
 
 def keeps_the_model():
     """Let the result say which tensors of the model have changed."""
-    load, finish, before = lesson11.load_model, lesson11.finish, {}
+    load, report, before = lesson11.load_model, lesson11.report, {}
 
     def load_and_keep(args, device):
         model = load(args, device)
@@ -384,9 +384,9 @@ def keeps_the_model():
     def compare(args, trainer):
         after = trainer.model.state_dict()
         changed = [name for name in after if not torch.equal(before[name], after[name])]
-        return finish(args, trainer) | {"changed": changed, "names": list(after)}
+        return report(args, trainer) | {"changed": changed, "names": list(after)}
 
-    lesson11.load_model, lesson11.finish = load_and_keep, compare
+    lesson11.load_model, lesson11.report = load_and_keep, compare
 
 
 @pytest.mark.parametrize("method", ["lora", "qlora"])
@@ -483,7 +483,7 @@ def counts_batches():
 
     A run that starts again from the beginning would end alike.
     """
-    batches, finish = [], lesson11.finish
+    batches, report = [], lesson11.report
 
     class Counts(lesson11.transformers.Trainer):
         def training_step(self, *args, **options):
@@ -491,8 +491,8 @@ def counts_batches():
             return super().training_step(*args, **options)
 
     lesson11.transformers.Trainer = Counts
-    lesson11.finish = lambda args, trainer: (
-        finish(args, trainer) | {"batches": len(batches)}
+    lesson11.report = lambda args, trainer: (
+        report(args, trainer) | {"batches": len(batches)}
     )
 
 

@@ -20,8 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_course import UsageError, lesson12
 from ddp_course.checkpoints import sharded as sharded_checkpoints
 from ddp_course.estimates import memory
-from ddp_course.lesson10 import loss_of
 from ddp_course.models.gpt import GPT
+from ddp_course.models.recipe import loss_of
+from ddp_course.models.sharded import Sharded, gather, whole_parameters
 from ddp_course.ranks import watch
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, launch, start_server
@@ -261,7 +262,7 @@ def train_odd(sharded):
         frozen = [
             name for name, value in module.named_parameters() if not value.requires_grad
         ]
-        model = lesson12.Sharded(module) if sharded else DistributedDataParallel(module)
+        model = Sharded(module) if sharded else DistributedDataParallel(module)
         torch.manual_seed(rank)
         outputs, x = [], torch.randn(3, 5, requires_grad=True)
         for _ in range(2):  # gradients add up, as without shards
@@ -270,7 +271,7 @@ def train_odd(sharded):
         with torch.no_grad():
             outputs.append(model(x, 1.0))
         if sharded:
-            gradients = model.views(lesson12.gather(model.shard.grad))
+            gradients = model.views(gather(model.shard.grad))
             assert model.again is None  # nothing is left of what was gathered
         else:
             gradients = dict(zip(names, [value.grad for value in module.parameters()]))
@@ -306,9 +307,9 @@ def names_of_whole_parameters():
     with process_group():
         plain = Submodule()
         expected = {name: value.clone() for name, value in plain.state_dict().items()}
-        plain.submodule = lesson12.Sharded(plain.submodule)
+        plain.submodule = Sharded(plain.submodule)
         dist.barrier()
-        return expected, lesson12.whole_parameters(lesson12.Sharded(plain))
+        return expected, whole_parameters(Sharded(plain))
 
 
 def test_whole_parameters_have_the_names_of_the_plain_network():
@@ -322,7 +323,7 @@ def test_whole_parameters_have_the_names_of_the_plain_network():
 def shard_two_dtypes():
     with process_group():
         layers = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2).to(torch.bfloat16))
-        lesson12.Sharded(layers)
+        Sharded(layers)
 
 
 def test_two_dtypes_in_one_sharded_module_are_refused():
@@ -368,7 +369,9 @@ def program(folder, *flags):
     """Run the program within a process group that is there, on one rank of it."""
     few = ["--train-samples", "40", "--batch-size", "4", "--out", str(folder)]
     args = lesson12.arguments([*few, *flags])
-    return lesson12.train(args, dist.get_rank(), dist.get_world_size(), CPU)
+    run = lesson12.prepare(args, dist.get_rank(), dist.get_world_size(), CPU)
+    lesson12.train(run)
+    return lesson12.report(run)
 
 
 def programs(runs):

@@ -17,9 +17,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_course import UsageError, lesson02, lesson04, lesson16
+from ddp_course import UsageError, lesson04, lesson16
 from ddp_course.checks.ex16.choose import Sleepy
-from ddp_course.lesson16 import StepProfile, exposed_seconds, time_use
+from ddp_course.detectors.step_profile import StepProfile, profile_step
+from ddp_course.detectors.traces import read_trace, record_trace, time_use
+from ddp_course.estimates import traffic
+from ddp_course.estimates.scaling import amdahl, gustafson, noise_scale
+from ddp_course.lesson16 import exposed_seconds
 from ddp_course.models.convnets import MLP, ConvNet
 from ddp_course.notebook import profiling
 from ddp_course.notebook.plots import speed
@@ -121,7 +125,7 @@ def test_a_trace_of_a_cpu_is_read_in_milliseconds_from_the_steps_begin(tmp_path)
         event("gloo:all_reduce", "user_annotation", 9_000, 15_000),
         event("DistributedDataParallel.forward", "user_annotation", 5_000, 10_000),
     )
-    spans = lesson16.read_trace(path)
+    spans = read_trace(path)
     assert spans == {
         "communication": [(4.0, 10.0)],
         "computing": [(1.0, 4.0)],
@@ -139,11 +143,11 @@ def test_in_a_trace_of_a_gpu_its_kernels_count_until_the_last_one(tmp_path):
         event("sm90_xmma_gemm", "kernel", 2_000, 6_000),
         event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "kernel", 4_000, 9_000),
     )
-    used = time_use(**lesson16.read_trace(path))
+    used = time_use(**read_trace(path))
     assert used == {"computing": 4.0, "exposed": 3.0, "idle": 2.0, "hidden": 2.0}
 
 
-def trace_some_steps(folder, bucket_mb, by=lesson16.record_trace):
+def trace_some_steps(folder, bucket_mb, by=record_trace):
     """A real trace of this rank: what was read from it, and the all-reduces of DDP."""
     with process_group() as (rank, _):
         torch.manual_seed(0)
@@ -154,7 +158,7 @@ def trace_some_steps(folder, bucket_mb, by=lesson16.record_trace):
         dist.barrier()
         path = folder / f"{bucket_mb}-{rank}.json"
         by(step, path)
-        return lesson16.read_trace(path)
+        return read_trace(path)
 
 
 @pytest.mark.parametrize("network", [None, (2e-3, 1e8)])
@@ -269,7 +273,7 @@ def test_buckets_are_those_that_ddp_makes_and_each_size_makes_others(
                 sent.clear()
                 model(inputs).sum().backward()
             plain = make()
-            profile = lesson16.profile_step(
+            profile = profile_step(
                 lambda: plain(inputs).sum(),
                 list(plain.parameters()),
                 plain.zero_grad,
@@ -310,7 +314,7 @@ def test_transfers_wait_for_their_bucket_and_for_the_network():
         spans, lesson16.buckets(PROFILE.gradients, 101)
     ):
         assert begin >= ready
-        taken = lesson02.ring_seconds(size, 2, 0.0, 1e-4)
+        taken = traffic.ring_seconds(size, 2, 0.0, 1e-4)
         assert end - begin == pytest.approx(taken)
     assert spans[1][0] == spans[0][1]  # the second bucket was ready before
     late = spans[-1][1] - PROFILE.backward
@@ -321,13 +325,13 @@ def test_latency_counts_once_per_bucket_and_hop():
     few, many = (exposed_seconds(PROFILE, cap, 4, 0.01, 0.0) for cap in (10**9, 1))
     assert few == pytest.approx(2 * 3 * 0.01)
     assert many == pytest.approx(0.02 + 3 * 2 * 3 * 0.01 - 0.06)
-    assert lesson02.ring_seconds(600, 4, 0.01, 0.0) == pytest.approx(0.06)
+    assert traffic.ring_seconds(600, 4, 0.01, 0.0) == pytest.approx(0.06)
 
 
 def test_a_profile_has_all_gradients_in_the_order_of_backward():
     network = MLP(64, 5)
     inputs, updates = torch.randn(4, 784), []
-    profile = lesson16.profile_step(
+    profile = profile_step(
         lambda: network(inputs).sum(),
         list(network.parameters()),
         lambda: updates.append(network.zero_grad()),
@@ -352,7 +356,7 @@ def test_a_profile_tells_the_update_from_forward_and_backward():
         return network(inputs).sum()
 
     parameters = list(network.parameters())
-    profile = lesson16.profile_step(forward, parameters, lambda: time.sleep(0.05), 3)
+    profile = profile_step(forward, parameters, lambda: time.sleep(0.05), 3)
     assert profile.update >= 0.05 and profile.backward >= 0.2
     assert profile.compute - profile.update - profile.backward >= 0.02  # forward
 
@@ -366,9 +370,7 @@ def predict_and_measure(network, bucket_mb, rounds=5):
     with process_group() as (_, world_size):
         plain, inputs = MLP(256, 6), torch.randn(16, 784)
         parameters = list(plain.parameters())
-        profile = lesson16.profile_step(
-            lambda: plain(inputs).sum(), parameters, plain.zero_grad
-        )
+        profile = profile_step(lambda: plain(inputs).sum(), parameters, plain.zero_grad)
         model = DistributedDataParallel(MLP(256, 6), bucket_cap_mb=bucket_mb)
         step = lambda: model(inputs).sum().backward()
         times = lesson16.take_turns({"step": step}, rounds)["step"]
@@ -400,7 +402,7 @@ def test_buckets_that_travel_during_backward_make_a_step_shorter_as_predicted():
             plain, start = Sleepy(layers), torch.zeros(1, requires_grad=True)
             parameters = list(plain.parameters())
             forward, update = lambda: plain(start).sum(), plain.zero_grad
-            profile = lesson16.profile_step(forward, parameters, update, 3)
+            profile = profile_step(forward, parameters, update, 3)
             model = DistributedDataParallel(Sleepy(layers), bucket_cap_mb=0.3)
             step = lambda: model(start).sum().backward()
             measured = min(lesson16.take_turns({"step": step}, 3)["step"])
@@ -417,11 +419,11 @@ def test_buckets_that_travel_during_backward_make_a_step_shorter_as_predicted():
 
 
 def test_the_two_laws_say_what_their_authors_said():
-    assert lesson16.amdahl(1, 0.3) == lesson16.gustafson(1, 0.3) == 1
-    assert lesson16.amdahl(10**9, 0.05) == pytest.approx(20)
-    assert lesson16.amdahl(8, 0) == lesson16.gustafson(8, 0) == 8
+    assert amdahl(1, 0.3) == gustafson(1, 0.3) == 1
+    assert amdahl(10**9, 0.05) == pytest.approx(20)
+    assert amdahl(8, 0) == gustafson(8, 0) == 8
     # Gustafson's own example: 1024 processors, s of 0.4 %
-    assert lesson16.gustafson(1024, 0.004) == pytest.approx(1020, abs=1)
+    assert gustafson(1024, 0.004) == pytest.approx(1020, abs=1)
 
 
 def test_the_noise_scale_is_found_where_it_is_known():
@@ -436,7 +438,7 @@ def test_the_noise_scale_is_found_where_it_is_known():
         batch: samples.view(-1, batch, 30).mean(1).square().sum(1).mean().item()
         for batch in (4, 40)
     }
-    found = lesson16.noise_scale(norms[4], norms[40], 4, 40)
+    found = noise_scale(norms[4], norms[40], 4, 40)
     assert found == pytest.approx(30 * 0.5 / 2, rel=0.05)
 
 
@@ -499,7 +501,7 @@ def test_a_traced_run_writes_a_trace_for_each_rank_and_says_where_the_time_went(
     launch(run, tmp_path, "--trace", "2")
     log = (tmp_path / "train.log").read_text()
     for rank in range(2):
-        used = time_use(**lesson16.read_trace(tmp_path / f"trace-rank{rank}.json"))
+        used = time_use(**read_trace(tmp_path / f"trace-rank{rank}.json"))
         told = ", ".join(f"{what} {ms:.1f} ms" for what, ms in used.items())
         assert f"the traced step of rank {rank}: {told}" in log
         assert used["computing"] > 0 and used["exposed"] + used["hidden"] > 0
@@ -509,7 +511,7 @@ def trace_on_a_full_disk(folder):
     import resource
 
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-    lesson16.record_trace(lambda: torch.ones(3).sum(), folder / "trace.json")
+    record_trace(lambda: torch.ones(3).sum(), folder / "trace.json")
 
 
 def test_a_trace_that_does_not_fit_on_the_disk_is_named_and_not_left(tmp_path):

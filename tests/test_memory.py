@@ -23,9 +23,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ddp_course import lesson12
 from ddp_course.estimates import memory, pipeline
-from ddp_course.lesson10 import loss_of
 from ddp_course.models.gpt import GPT
 from ddp_course.models.master_weights import MasterAdamW
+from ddp_course.models.recipe import loss_of
 from ddp_course.ranks import watch
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import launch, start_server

@@ -29,6 +29,7 @@ from PIL import Image, ImageChops
 from tornado.websocket import websocket_connect
 
 from ddp_course import lesson02, lesson16
+from ddp_course.detectors.step_profile import StepProfile
 from ddp_course.estimates.pipeline import schedule
 from ddp_course.notebook import plots
 from ddp_course.notebook.plots import (
@@ -97,14 +98,14 @@ def recording(stretch=1.0):
 
 
 def traced(computing, communication):
-    """What lesson16.read_trace returns, in milliseconds."""
+    """What `read_trace` returns, in milliseconds."""
     return {"communication": communication, "computing": computing, "step": (0.0, 90.0)}
 
 
 def overlaps(backward):
     """Buckets that travel over two links, as lesson16.transfers predicts them."""
     gradients = [(backward * (i + 1) / 40, 3e5) for i in range(40)]
-    profile = lesson16.StepProfile(1.3 * backward, backward, gradients)
+    profile = StepProfile(1.3 * backward, backward, gradients)
     return {
         f"{mb} MiB": {
             f"{speed} GB/s": lesson16.transfers(

@@ -732,6 +732,28 @@ def test_a_disk_that_is_full_at_the_end_has_cost_no_number(small_disk, capsys):
     assert "0.97" in capsys.readouterr().out
 
 
+def test_what_a_lesson_reports_besides_comes_in_the_order_of_all_results(tmp_path):
+    args = SimpleNamespace(
+        lesson="99", data="python", epochs=2, batch_size=4, out=tmp_path
+    )
+    cpu, model, train_set, losses = (
+        torch.device("cpu"),
+        torch.nn.Linear(1, 1),
+        [0],
+        [2, 1],
+    )
+    run = args, cpu, model, train_set, losses, 0.5
+    more = {"tokens": 8, "method": "lora", "samples_per_second": None}
+    result = runs.finish(*run, more=more)
+    names = "lesson world_size backend device method data train_samples epochs"
+    names += " batch_size train_loss tokens seconds params_sha256"
+    assert list(result) == names.split()
+    assert result["train_loss"] == 1 and result["data"] == "python"
+    assert json.loads((tmp_path / "result.json").read_text()) == result
+    with pytest.raises(ValueError, match="acuracy"):
+        runs.finish(*run, more={"acuracy": 1})
+
+
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_a_log_that_is_no_file_gives_one_line(make, tmp_path, monkeypatch):
     """A pipe would be waited for."""

@@ -1,4 +1,5 @@
-"""DeepSpeed's checkpoints: whether their files are data, before DeepSpeed reads them.
+"""DeepSpeed's checkpoints: how a run resumes from one, and whether its files are data,
+before DeepSpeed reads them.
 
 DeepSpeed loads them with `weights_only=False`, which runs code that is in a file.
 """
@@ -10,7 +11,36 @@ from pathlib import Path
 import torch.distributed as dist
 
 from ddp_course import UsageError
-from ddp_course.files import Unusable, content_of, json_of, tensors_of
+from ddp_course.checkpoints.deepspeed_configurations import ACCUMULATE, MICRO
+from ddp_course.checkpoints.whole import check_settings
+from ddp_course.files import Unusable, check_alike, content_of, json_of, tensors_of
+from ddp_course.ranks.endings import SYMPTOMS
+
+PROGRESS = ["epoch", "losses", "seconds"]
+
+
+def resume(engine, folder, settings, universal):
+    """Load the newest checkpoint; return (finished epochs, their losses and seconds).
+
+    A universal one may be of another number of ranks. Raises UsageError where there is
+    none, and where it was made with other settings.
+    """
+    made_with = settings_in(folder, universal)
+    if universal:
+        free = dict.fromkeys(["ranks", MICRO, ACCUMULATE])
+        made_with, settings = made_with | free, settings | free
+    check_settings(made_with, settings, folder)
+    try:
+        _, progress = engine.load_checkpoint(str(folder))
+        check_alike([progress.get(name) for name in PROGRESS], [0, [0.0], 0.0])
+        if progress["epoch"] < 0 or progress["seconds"] < 0:
+            raise Unusable("it counts below 0")
+    except Exception as error:  # DeepSpeed has errors of many kinds
+        if any(words in str(error) for words in SYMPTOMS):  # of another rank
+            raise
+        reason = Unusable.because(error)
+        raise UsageError(f"{folder} cannot be used: {reason}") from None
+    return [progress[name] for name in PROGRESS]
 
 
 def settings_in(folder, universal):

@@ -1,6 +1,7 @@
-"""The checkpoints that Trainer writes: which of them it can resume from."""
+"""What Trainer writes: the checkpoints that it can resume from, and the final model."""
 
 import logging
+import os
 import shutil
 from pathlib import Path
 from zipfile import ZipFile
@@ -76,3 +77,17 @@ def check(path):
                 raise ValueError
         with transformers.trainer_pt_utils.safe_globals():  # as Trainer will do it
             tensors_of(path)
+
+
+def save(trainer, folder):
+    """Write the model or its adapter. All ranks call it."""
+    temporary = folder.with_name(f".{folder.name}")
+    trainer.save_model(temporary)  # rank 0 writes
+    if trainer.args.process_index == 0:
+        replace(folder, temporary)
+
+
+def replace(folder, temporary):
+    """Put a folder in another's place, so that none is ever half written."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os.rename(temporary, folder)

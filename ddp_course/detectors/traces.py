@@ -1,12 +1,88 @@
-"""The files of torch's profiler: whether they were written whole, and what is in them."""
+"""A step under torch's profiler: its trace, whether that was written whole, and where
+the time went.
+"""
 
+import itertools
 import json
+import os
 from pathlib import Path
+
+import torch
+from torch.profiler import profile, record_function
 
 from ddp_course import UsageError
 from ddp_course.files import Unusable, check_alike, json_of
 
+STEP = "the step"  # the range in a trace that holds the whole step
+TRANSFERS = ("gloo:", "nccl", "pretend:")  # what moves data
+STARTS = ("autograd::engine", "c10d::", "record_param_comms")  # what may only wait
 LATEST = 1e18  # microseconds
+
+
+def record_trace(step, path):
+    """Run `step()`, one training step, under torch's profiler; write its trace.
+
+    The file is for https://ui.perfetto.dev, and for `read_trace`. Raises UsageError if
+    it cannot be written.
+    """
+    # otherwise the profiler's library reports each start and stop
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()  # what earlier steps have queued is not this step's
+    with profile() as profiler, record_function(STEP):
+        step()
+    profiler.export_chrome_trace(str(path))
+    if not is_whole(path):
+        raise UsageError(f"cannot write a whole trace to {path}: is the disk full?")
+
+
+def read_trace(path):
+    """The spans of one step: {"communication", "computing": [(begin, end), ...]} and
+    {"step": (begin, end)}, in milliseconds from the step's begin.
+
+    On a GPU, its kernels compute; without one, torch's operators do.
+    """
+    events = events_of(path, STEP)
+    [whole] = [e for e in events if (e["name"], e["cat"]) == (STEP, "user_annotation")]
+    device = "kernel" if any(e["cat"] == "kernel" for e in events) else "cpu_op"
+    spans = {"communication": [], "computing": []}
+    for event in events:
+        begin = (event["ts"] - whole["ts"]) / 1e3
+        span = begin, begin + event["dur"] / 1e3
+        moves_data = event["name"].startswith(TRANSFERS)
+        if moves_data and (device == "cpu_op" or event["cat"] == "kernel"):
+            spans["communication"].append(span)
+        elif event["cat"] == device and not event["name"].startswith(STARTS):
+            spans["computing"].append(span)
+    ends = [end for of in spans.values() for _, end in of] if device == "kernel" else []
+    return spans | {"step": (0.0, max([whole["dur"] / 1e3, *ends]))}
+
+
+def time_use(communication, computing, step):
+    """How long a step computes, exposes or hides its communication, and is idle.
+
+    All are spans (begin, end), in any order; they may overlap, and be one inside the
+    other. computing + exposed + idle is the length of the step.
+    """
+    edges = [(edge, 0, 0) for edge in step]
+    for kind, spans in enumerate((communication, computing)):
+        for begin, end in spans:
+            begin, end = max(begin, step[0]), min(end, step[1])
+            if begin < end:
+                edges += [(begin, kind, 1), (end, kind, -1)]
+    edges.sort()
+    running, spent = [0, 0], {}  # spent: {(communicates, computes): time}
+    for (begin, kind, change), (end, *_) in itertools.pairwise(edges):
+        running[kind] += change
+        state = running[0] > 0, running[1] > 0
+        spent[state] = spent.get(state, 0.0) + end - begin
+    hidden = spent.get((True, True), 0.0)
+    return {
+        "computing": spent.get((False, True), 0.0) + hidden,
+        "exposed": spent.get((True, False), 0.0),
+        "idle": spent.get((False, False), 0.0),
+        "hidden": hidden,  # a part of computing
+    }
 
 
 def is_whole(path):

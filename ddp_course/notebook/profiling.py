@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from ddp_course import lesson16
+from ddp_course.detectors.traces import record_trace
 
 
 def record(step):
@@ -74,12 +74,12 @@ def without_waiting(rows):
 
 
 def trace(step, path):
-    """Record a step as lesson16.record_trace does, and add the transfers of the pretend
+    """Record a step as `record_trace` does, and add the transfers of the pretend
     network, which the profiler does not see.
     """
     spans = getattr(dist.group.WORLD, "spans", [])
     before = len(spans)
-    lesson16.record_trace(step, path)
+    record_trace(step, path)
     recorded = json.loads(Path(path).read_text())
     # the trace counts microseconds from its base, in nanoseconds of the clock on the wall
     shift = time.time_ns() - time.perf_counter_ns() - recorded["baseTimeNanoseconds"]

@@ -55,7 +55,8 @@ def show(*things):
 def compare(before, after, context=3):
     """Display what changes from one function, class, module or file to another.
 
-    Lines that go are red and begin with -, lines that come are green and begin with +.
+    Either may be a list of several, which are read as one text, in this order. Lines
+    that go are red and begin with -, lines that come are green and begin with +.
     """
     lines = _difference(source(before), source(after), context)
     head = f"  {title(before)} -> {title(after)}"
@@ -86,6 +87,8 @@ def _difference(old, new, context):
 
 def source(thing):
     """The text of a function, class, module or file on the disk now, maybe newer."""
+    if isinstance(thing, list):
+        return "\n\n\n".join(map(source, thing))
     if isinstance(thing, Path):
         return thing.read_text().rstrip()
     module = sys.modules[getattr(thing, "__module__", None) or thing.__name__]
@@ -102,6 +105,8 @@ def source(thing):
 
 def title(thing):
     """The file that holds a function, class or module: ddp_course/lesson04.py."""
+    if isinstance(thing, list):
+        thing = thing[0]
     if isinstance(thing, Path):
         return thing.as_posix()
     module = getattr(thing, "__module__", None) or thing.__name__
