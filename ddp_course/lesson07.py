@@ -20,7 +20,7 @@ from accelerate.utils import (
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from ddp_course import runs
+from ddp_course import UsageError, runs
 from ddp_course.data.images import load_images
 from ddp_course.models.convnets import ConvNet
 from ddp_course.ranks.environment import (
@@ -83,7 +83,8 @@ def main(argv=()):
         dataloader_config=shuffle,
         kwargs_handlers=[timeout, views],
     )
-    assert accelerator.num_processes == torchrun_environment().world_size
+    if accelerator.num_processes != torchrun_environment().world_size:
+        raise UsageError("each process would train alone: Accelerate sees no others")
     try:
         return train(args, accelerator)
     finally:

@@ -155,7 +155,8 @@ def main(argv=()):
 
 def one_gpu_per_process(settings, world_size):
     """Keep Trainer from taking all GPUs in one process, with DataParallel."""
-    assert settings.world_size == world_size
+    if settings.world_size != world_size:
+        raise UsageError("each process would train alone: Trainer sees no others")
     settings._n_gpu = min(settings.n_gpu, 1)  # there is no public setting for it
 
 
