@@ -849,7 +849,7 @@ class OfLesson12:
 
     @staticmethod
     def apply(x, shard):
-        from ddp_course.lesson12 import Gathered
+        from ddp_course.models.sharded import Gathered
 
         whole = Gathered.apply(shard.flatten(), FlatShard())
         return x @ whole.view(-1, x.shape[1]).T
