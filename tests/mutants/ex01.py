@@ -267,19 +267,19 @@ def weighs_and_resets_at_the_end(model, loader, optimizer, limit):
     """
     losses = ()
     for step, (images, labels) in enumerate(loader):
-        loss_of_batch = 0.0
+        loss_of_batch = 0
         model.train(True)
         for end in range(len(labels), 0, -limit):
             begin = max(0, end - limit)
             loss = -model(images[begin:end]).gather(1, labels[begin:end, None]).mean()
             loss = loss * (end - begin) / len(labels)
             loss.backward()
-            loss_of_batch += float(loss)
+            loss_of_batch = loss_of_batch + loss
         optimizer.step()
         model.zero_grad(set_to_none=False)
         losses += (loss_of_batch,)
         print("." * step)
-    return losses
+    return tuple(map(float, losses))
 
 
 @right("train_one_epoch")
@@ -290,16 +290,16 @@ def scales_the_gradients_at_the_end(model, loader, optimizer, limit):
     for images, labels in loader:
         optimizer.zero_grad()
         pieces = math.ceil(len(labels) / limit)
-        total = np.float64(0)
+        total = 0
         for piece, answers in zip(images.chunk(pieces), labels.chunk(pieces)):
             loss = F.cross_entropy(model(piece), answers, reduction="sum")
             loss.backward()
-            total += loss.item()
+            total += loss.data
         for parameter in model.parameters():
             parameter.grad /= len(labels)
         optimizer.step()
         losses.append(total / len(labels))
-    return losses
+    return [np.float64(loss) for loss in losses]
 
 
 @right("train_one_epoch")
@@ -314,7 +314,7 @@ def with_a_closure(model, loader, optimizer, limit):
         return total / len(labels)
 
     model.train()
-    return [optimizer.step(partial(one_loss, *batch)).item() for batch in loader]
+    return torch.stack([optimizer.step(partial(one_loss, *batch)) for batch in loader]).tolist()
 
 
 def mean_of_samples(piece, batch, pieces):
@@ -604,17 +604,17 @@ def sets_the_gradients_by_hand(model, loader, optimizer, limit):
     losses, parameters = [], [*model.parameters()]
     for images, labels in loader:
         gradients = [torch.zeros_like(parameter) for parameter in parameters]
-        total = 0.0
+        total = torch.tensor(0.0)
         for image, label in zip(images.split(1), labels.split(1)):
             loss = F.nll_loss(model(image), label)
             for gradient, more in zip(gradients, torch.autograd.grad(loss, parameters)):
                 gradient += more / len(labels)
-            total += loss.item() / len(labels)
+            total += loss.detach() / len(labels)
         for parameter, gradient in zip(parameters, gradients):
             parameter.grad = gradient
         optimizer.step()
         losses.append(total)
-    return losses
+    return [float(total) for total in losses]
 
 
 @wrong("train_one_epoch", "losses of the pieces: return one for each batch")
@@ -756,6 +756,120 @@ def with_gradients_by_autograd_grad(model, loader, optimizer, limit):
             losses[-1] += loss.detach()
         optimizer.step()
     return [loss.item() for loss in losses]
+
+
+def once_per(batch_or_piece, fetch):
+    """A right epoch that fetches something of each batch's or each piece's loss."""
+
+    def epoch(model, loader, optimizer, limit):
+        model.train()
+        losses = []
+        for images, labels in loader:
+            optimizer.zero_grad()
+            total = 0
+            for piece, answers in zip(images.split(limit), labels.split(limit)):
+                loss = F.nll_loss(model(piece), answers, reduction="sum") / len(labels)
+                loss.backward()
+                total += loss.detach()
+                if batch_or_piece == "piece":
+                    fetch(loss)
+            if batch_or_piece == "batch":
+                fetch(total)
+            optimizer.step()
+            losses.append(total)
+        return torch.stack(losses).tolist()
+
+    return epoch
+
+
+@wrong("train_one_epoch", r"fetched between .*(.|\n)*got +[345]\n(.|\n)*waits until a GPU")
+def appends_numbers(model, loader, optimizer, limit):
+    """One item() per batch."""
+    kept = []
+    once_per("batch", lambda loss: kept.append(loss.item()))(model, loader, optimizer, limit)
+    return kept
+
+
+@wrong("train_one_epoch", "waits until a GPU")
+def adds_numbers(model, loader, optimizer, limit):
+    return train(model, loader, optimizer, limit)
+
+
+@wrong("train_one_epoch", "waits until a GPU")
+def looks_for_nan(model, loader, optimizer, limit):
+    def refuse_nan(loss):
+        if loss.isnan():
+            raise ValueError("the loss is nan")
+
+    return once_per("piece", refuse_nan)(model, loader, optimizer, limit)
+
+
+@wrong("train_one_epoch", "waits until a GPU")
+def prints_each_loss(model, loader, optimizer, limit):
+    return once_per("batch", lambda loss: print(f"loss {loss:.4f}"))(model, loader, optimizer, limit)
+
+
+@wrong("train_one_epoch", "waits until a GPU")
+def moves_each_loss_to_the_cpu(model, loader, optimizer, limit):
+    return once_per("batch", lambda loss: loss.cpu().numpy())(model, loader, optimizer, limit)
+
+
+@wrong("train_one_epoch", "not with retain_graph=True")
+def keeps_each_graph(model, loader, optimizer, limit):
+    """With retain_graph=True, backward frees nothing, and the sum holds the graphs of all pieces."""
+    model.train()
+    losses = []
+    for images, labels in loader:
+        optimizer.zero_grad()
+        total = 0
+        for piece, answers in zip(images.split(limit), labels.split(limit)):
+            loss = F.nll_loss(model(piece), answers, reduction="sum") / len(labels)
+            loss.backward(retain_graph=True)
+            total = total + loss
+        optimizer.step()
+        losses.append(total.detach())
+    return torch.stack(losses).tolist()
+
+
+@wrong("train_one_epoch", r"begin with model.train\(\)")
+def switches_on_the_layers_only(model, loader, optimizer, limit):
+    for layer in model.children():
+        layer.train()
+    model.train = lambda: None
+    return once_per("epoch", None)(model, loader, optimizer, limit)
+
+
+@right("train_one_epoch")
+def sums_with_their_graphs(model, loader, optimizer, limit):
+    """Without detach(): backward has freed what the graphs of the losses need."""
+    model.train()
+    losses = []
+    for images, labels in loader:
+        total = 0
+        optimizer.zero_grad()
+        for piece, answers in zip(images.split(limit), labels.split(limit)):
+            loss = F.nll_loss(model(piece), answers, reduction="sum") / len(labels)
+            loss.backward()
+            total = total + loss
+        optimizer.step()
+        losses.append(total)
+    return [loss.item() for loss in losses]
+
+
+@right("train_one_epoch")
+def fills_a_tensor_of_losses(model, loader, optimizer, limit):
+    losses = torch.zeros(len(loader))
+    model.train()
+    for number, (images, labels) in enumerate(loader):
+        optimizer.zero_grad()
+        for place in range(math.ceil(len(labels) / limit)):
+            piece = slice(place * limit, (place + 1) * limit)
+            loss = F.nll_loss(model(images[piece]), labels[piece])
+            loss *= len(labels[piece]) / len(labels)
+            loss.backward()
+            losses[number] += loss.detach()
+        optimizer.step()
+    return losses.tolist()
 
 
 @wrong("train_one_epoch", "^(?s:(?!.*another that does not come).*a loop does not end)", status="timed out")

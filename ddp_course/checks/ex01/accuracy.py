@@ -164,7 +164,7 @@ def compare_accuracy(weight, images, labels, batch_size, training, seen):
     """
     before = "training" if training else "eval"
     checked = f"accuracy_by_digit(model, loader), {len(labels)} samples in batches of {batch_size}"
-    if any(seen["modes"]):
+    if any(map(any, seen["modes"])):
         cause = "dropout is still on and removes half of each image: model.eval() switches it off"
         where = f"the mode of the model in {checked}"
         raise Wrong(where, expected="eval", got="training", cause=cause)

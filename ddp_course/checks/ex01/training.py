@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from ddp_course.checks.ex01.watched import Watched, WatchedSGD, compare_state, noting_state, number, told
+from ddp_course.checks.work import Work
 from ddp_course.judge.question import question
 from ddp_course.judge.verdict import Wrong
 
@@ -25,13 +26,16 @@ def train_once(train_one_epoch, weight, images, labels, batch_size, lr, limit):
     model = Watched(weight).eval()  # the state after an evaluation
     loader = DataLoader(TensorDataset(images, labels), batch_size)
     optimizer = WatchedSGD(model, lr, MOMENTUM)
-    with noting_state(model) as left:
+    fetched = []
+    model.register_forward_pre_hook(lambda *_: fetched.append(work.fetched))
+    with noting_state(model) as left, Work() as work:
         losses = train_one_epoch(model, loader, optimizer, limit)
     if isinstance(losses, list | tuple):
         losses = [number(loss) for loss in losses]
     return {
         "losses": number(losses), "weight": model.linear.weight.cpu(), "calls": model.calls, "modes": model.modes,
-        "marks": model.marks, "recording": model.recording, "left": left,
+        "marks": model.marks, "recording": model.recording, "kept": model.kept, "left": left,
+        "waits": fetched[-1] - fetched[0] if fetched else 0,
     }  # fmt: skip
 
 
@@ -47,7 +51,7 @@ def train_once(train_one_epoch, weight, images, labels, batch_size, lr, limit):
 )
 def check_train_one_epoch(answer, draw):
     """One step per batch, with the gradient of the whole batch, from pieces that fit into
-    memory; training mode; and the returned losses.
+    memory; training mode; the returned losses, for which no step waits.
     """
     generator = torch.Generator().manual_seed(draw.randrange(10**6))
     batch_size, steps = draw.choice([8, 11, 13, 14]), draw.randint(4, 5)
@@ -62,13 +66,17 @@ def check_train_one_epoch(answer, draw):
     seen = answer.on_ranks(train_there, weight, images, labels, batch_size, lr, limits)[0]
 
     batches = list(zip(images.split(batch_size), labels.split(batch_size)))
+    epoch = f"an epoch of {steps - 1} batches of {batch_size} samples and one of {last}, with limit="
     for limit, of_limit in zip(limits, seen, strict=True):
-        epoch = f"an epoch of {steps - 1} batches of {batch_size} samples and one of {last}, with limit={limit}"
-        compare_epoch(epoch, of_limit, weight, batches, lr, limit)
+        compare_epoch(f"{epoch}{limit}", of_limit, weight, batches, lr, limit)
+    for limit, of_limit in zip(limits, seen, strict=True):  # last: what is wrong comes before what is slow
+        if of_limit["waits"]:
+            raise Wrong(f"numbers fetched between the first and the last forward of {epoch}{limit}",
+                        expected=0, got=of_limit["waits"], cause=WAITS)  # fmt: skip
 
 
 def compare_epoch(epoch, seen, weight, batches, lr, limit):
-    if not all(seen["modes"]):
+    if not all(map(all, seen["modes"])):
         cause = "an evaluation leaves the model in eval mode: begin with model.train(), otherwise dropout stays off"
         checked = f"the mode of the model in each forward of {epoch}"
         raise Wrong(checked, expected="training", got="eval", cause=cause)
@@ -76,6 +84,12 @@ def compare_epoch(epoch, seen, weight, batches, lr, limit):
     compare_weights(f"the weights of the model after {epoch}", seen, weight, batches, lr, limit)
     compare_losses(f"what train_one_epoch returns after {epoch}", seen["losses"], weight, batches, lr, limit)
     compare_state("train_one_epoch", seen["left"])
+
+
+WAITS = (
+    "item(), float() or tolist() waits until a GPU has computed everything so far, and then it has nothing to do: keep the "
+    "losses as tensors, loss.detach(), and turn them into floats after the loop"
+)
 
 
 def compare_memory(epoch, seen, limit, batches):
@@ -103,6 +117,13 @@ def compare_memory(epoch, seen, limit, batches):
             if max(times_seen(seen["marks"]).values()) > 1:
                 cause = REPEATED
             raise Wrong(checked, expected=wanted, got=got, cause=cause)
+    if any(seen["kept"]) and "backward" in order:
+        cause = (
+            "backward frees the activations of a piece, but not with retain_graph=True: they stay as long as its loss, so "
+            "call backward without it, and keep loss.detach()"
+        )
+        checked = f"pieces whose activations are still in memory at a forward of {epoch}"
+        raise Wrong(checked, expected="none", got=max(seen["kept"]), cause=cause)
 
 
 def of_mean(piece, batch, pieces, batch_size, limit):
@@ -240,7 +261,7 @@ def forgotten_samples(marks, batches):
 
 def times_seen(marks):
     """How often the model has seen each sample, by its mark."""
-    return Counter(mark for of_forward in marks for mark in of_forward)
+    return Counter(mark for of_forward in marks for mark in of_forward.tolist())
 
 
 def equal(one, other):

@@ -3,6 +3,7 @@ used.
 """
 
 import numbers
+import weakref
 from contextlib import contextmanager
 
 import torch
@@ -17,8 +18,9 @@ class Watched(nn.Module):
     lesson 1's network, nothing else; returns log-probabilities (b, 10).
 
     calls: 'forward', 'backward' and 'zero_grad', in the order of the calls. modes and
-    recording: whether the network was in training mode at each forward, and whether
-    autograd recorded that forward. marks: the first pixel of each sample, by forward.
+    recording: whether the network and its dropout were in training mode at each forward,
+    and whether autograd recorded that forward. kept: of how many forwards before this one
+    the activations are in memory. marks: the first pixel of each sample, by forward.
     bytes: of the images, by forward.
     """
 
@@ -27,7 +29,8 @@ class Watched(nn.Module):
         self.dropout, self.linear = nn.Dropout(dropout), nn.Linear(784, 10, bias=False)
         self.linear.weight = nn.Parameter(weight.clone())
         self.calls, self.modes, self.recording = [], [], []
-        self.marks, self.bytes = [], []
+        self.kept, self.marks, self.bytes = [], [], []
+        self.activations = []
         self.linear.weight.register_post_accumulate_grad_hook(lambda _: self.calls.append("backward"))
 
     def forward(self, images):
@@ -35,11 +38,14 @@ class Watched(nn.Module):
             shape = tuple(images.shape)
             raise ValueError(f"the model takes images (b, 1, 28, 28), not {shape}")
         self.calls.append("forward")
-        self.modes.append(self.dropout.training)
+        self.modes.append([self.training, self.dropout.training])
         self.recording.append(torch.is_grad_enabled())
-        self.marks.append(images[:, 0, 0, 0].tolist())
+        self.kept.append(sum(earlier() is not None for earlier in self.activations))
+        self.marks.append(images[:, 0, 0, 0].clone())
         self.bytes.append(images.nbytes)
-        return F.log_softmax(self.linear(self.dropout(images.flatten(1))), dim=1)
+        activations = self.dropout(images.flatten(1)).clone()  # which autograd saves for backward
+        self.activations.append(weakref.ref(activations))
+        return F.log_softmax(self.linear(activations), dim=1)
 
     def zero_grad(self, set_to_none=True):
         self.calls.append("zero_grad")

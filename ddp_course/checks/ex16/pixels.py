@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from ddp_course.checks.differences import near, parted
 from ddp_course.checks.ex16.gain import in_turn, judge_gain
 from ddp_course.checks.ex16.slow import Pixels as SlowPixels
-from ddp_course.checks.ex16.work import Work
+from ddp_course.checks.work import Work
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.judge.verdict import Wrong

@@ -11,8 +11,8 @@ from ddp_course.checks.checked_watch import CheckedWatch
 from ddp_course.checks.differences import near, parted
 from ddp_course.checks.ex16.gain import in_turn, judge_gain
 from ddp_course.checks.ex16.slow import update as slow_update
-from ddp_course.checks.ex16.work import Work
 from ddp_course.checks.training import Chain, a_batch, state
+from ddp_course.checks.work import Work
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.judge.verdict import Wrong
