@@ -93,7 +93,7 @@ def alike(got, expected, share, scale=0.0):
     """Whether `got` is a tensor of this shape, whose numbers are off by at most a share of
     the largest, or of `scale`.
     """
-    if not isinstance(got, torch.Tensor) or got.shape != expected.shape:
+    if not isinstance(got, torch.Tensor) or (got.shape, got.layout) != (expected.shape, expected.layout):
         return False
     if not expected.numel():
         return True
