@@ -241,6 +241,51 @@ def mean_of_squares(train_images, test_images):
     )
 
 
+@wrong("normalize", "each image must keep its 28 rows")
+def squeezes_one_image(train_images, test_images):
+    """Of a single image, squeeze() removes the first dimension."""
+    train, test = ((images.float() / 255).squeeze().unsqueeze(1) for images in (train_images, test_images))
+    return (train - train.mean()) / train.std(), (test - train.mean()) / train.std()
+
+
+@wrong("normalize", "one mean and one standard deviation, over all pixels|some values are nan")
+def squares_in_32_bits(train_images, test_images):
+    """The sum of the squares of many images does not fit into an int32."""
+    count = train_images.numel()
+    mean = train_images.sum(dtype=torch.int32).item() / count
+    squares = train_images.int().square().sum(dtype=torch.int32).item() / count
+    std = abs(squares - mean**2) ** 0.5
+    return tuple((images[:, None].float() - mean) / std for images in (train_images, test_images))
+
+
+@wrong("normalize", "one mean and one standard deviation, over all pixels")
+def from_the_first_hundred(train_images, test_images):
+    train, test = scaled(train_images), scaled(test_images)
+    mean, std = train[:100].mean(), train[:100].std()
+    return (train - mean) / std, (test - mean) / std
+
+
+@wrong("normalize", "one mean and one standard deviation, over all pixels")
+def mean_of_the_images_deviations(train_images, test_images):
+    train, test = scaled(train_images), scaled(test_images)
+    mean, std = train.mean(), train.std(dim=(1, 2, 3)).mean()
+    return (train - mean) / std, (test - mean) / std
+
+
+@right("normalize")
+def scaled_to_their_brightest_pixel(train_images, test_images):
+    """By which pixels are divided first makes no difference."""
+    train, test = (images.unsqueeze(1) / train_images.max() for images in (train_images, test_images))
+    return (train - train.mean()) / train.std(), (test - train.mean()) / train.std()
+
+
+@right("normalize")
+def as_one_linear_map(train_images, test_images):
+    std, mean = torch.std_mean(train_images.double())
+    return tuple(torch.add(-mean / std, images, alpha=1 / std.item())[:, None].float()
+                 for images in (train_images, test_images))  # fmt: skip
+
+
 # ---- train_one_epoch ----
 
 
