@@ -15,7 +15,8 @@ from ddp_course.judge.verdict import Wrong
 
 class Claim(NamedTuple):
     """`got` must agree with `expected`. Where it does not, the cause is that of the first
-    of the mistakes that agrees with it, or else `otherwise`.
+    of the mistakes that agrees with it, or else `otherwise`, a text, or a function that
+    makes it when it is needed.
 
     what: what was tried, for the verdict. mistakes: pairs (what it gives, cause), or a
     function that makes them when they are needed. digits: to which numbers must agree.
@@ -25,7 +26,7 @@ class Claim(NamedTuple):
     what: str
     got: object
     expected: object
-    otherwise: str
+    otherwise: object
     mistakes: object = ()
     digits: float = 10
     told: object = None
@@ -65,7 +66,7 @@ def cause_of(claim):
     mistakes = claim.mistakes() if callable(claim.mistakes) else claim.mistakes
     digits = min(claim.digits, 5)  # a mistake in 32 bits is the same mistake
     same = (cause for value, cause in mistakes if agree(claim.got, value, digits))
-    return next(same, claim.otherwise)
+    return next(same, None) or (claim.otherwise() if callable(claim.otherwise) else claim.otherwise)
 
 
 def agree(got, expected, digits=10, scale=0.0):
