@@ -9,15 +9,17 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from ddp_course.checks.ex01.watched import Watched, WatchedSGD, compare_state, noting_state, number, told
+from ddp_course.checks.claims import Claim, agree, hold
+from ddp_course.checks.ex01.watched import Watched, WatchedSGD, left_behind, noting_state, number, told
 from ddp_course.checks.work import Work
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 
 MOMENTUM = 0.8  # so that a step made by hand, without the optimizer, is another step
 
+# ---- what the rank observes ----
 
-def train_there(train_one_epoch, weight, images, labels, batch_size, lr, limits):
+
+def observe(train_one_epoch, weight, images, labels, batch_size, lr, limits):
     """Train with one limit after the other, each time from the same weights."""
     return [train_once(train_one_epoch, weight, images, labels, batch_size, lr, limit) for limit in limits]
 
@@ -39,91 +41,7 @@ def train_once(train_one_epoch, weight, images, labels, batch_size, lr, limit):
     }  # fmt: skip
 
 
-@question(
-    "Lesson 1 proves that the gradient of a batch is the mean of the gradients of its halves, if they have the same "
-    "size. How much must each piece count if the sizes differ, so that each sample of the batch counts the same?",
-    "loss.backward() adds to the gradients that are there. So reset them once per batch, call backward for each piece, "
-    "and take one step after the last piece. images.split(limit) cuts a batch into pieces of at most `limit` samples. "
-    "The loss of a piece counts len(piece) / len(batch).",
-    "For each batch: optimizer.zero_grad(); total = 0; for each piece: loss = F.nll_loss(model(piece), its labels, "
-    'reduction="sum") / len(labels); loss.backward(); total += loss.detach(). After the pieces: optimizer.step(); '
-    "losses.append(total). After the loop: return torch.stack(losses).tolist()",
-)
-def check_train_one_epoch(answer, draw):
-    """One step per batch, with the gradient of the whole batch, from pieces that fit into
-    memory; training mode; the returned losses, for which no step waits.
-    """
-    generator = torch.Generator().manual_seed(draw.randrange(10**6))
-    batch_size, steps = draw.choice([8, 11, 13, 14]), draw.randint(4, 5)
-    small = draw.choice([3, 5])  # divides no batch size
-    last = draw.choice([size for size in range(small + 1, batch_size) if size % small])
-    samples = batch_size * (steps - 1) + last
-    images = torch.randn(samples, 1, 28, 28, generator=generator)
-    labels = torch.randint(10, (samples,), generator=generator)
-    weight = 0.05 * torch.randn(10, 784, generator=generator)
-    lr = draw.uniform(0.005, 0.015)
-    limits = small, batch_size + draw.randint(1, 5), 1
-    seen = answer.on_ranks(train_there, weight, images, labels, batch_size, lr, limits)[0]
-
-    batches = list(zip(images.split(batch_size), labels.split(batch_size)))
-    epoch = f"an epoch of {steps - 1} batches of {batch_size} samples and one of {last}, with limit="
-    for limit, of_limit in zip(limits, seen, strict=True):
-        compare_epoch(f"{epoch}{limit}", of_limit, weight, batches, lr, limit)
-    for limit, of_limit in zip(limits, seen, strict=True):  # last: what is wrong comes before what is slow
-        if of_limit["waits"]:
-            raise Wrong(f"numbers fetched between the first and the last forward of {epoch}{limit}",
-                        expected=0, got=of_limit["waits"], cause=WAITS)  # fmt: skip
-
-
-def compare_epoch(epoch, seen, weight, batches, lr, limit):
-    if not all(map(all, seen["modes"])):
-        cause = "an evaluation leaves the model in eval mode: begin with model.train(), otherwise dropout stays off"
-        checked = f"the mode of the model in each forward of {epoch}"
-        raise Wrong(checked, expected="training", got="eval", cause=cause)
-    compare_memory(epoch, seen, limit, len(batches))
-    compare_weights(f"the weights of the model after {epoch}", seen, weight, batches, lr, limit)
-    compare_losses(f"what train_one_epoch returns after {epoch}", seen["losses"], weight, batches, lr, limit)
-    compare_state("train_one_epoch", seen["left"])
-
-
-WAITS = (
-    "item(), float() or tolist() waits until a GPU has computed everything so far, and then it has nothing to do: keep the "
-    "losses as tensors, loss.detach(), and turn them into floats after the loop"
-)
-
-
-def compare_memory(epoch, seen, limit, batches):
-    """Raise Wrong unless at most `limit` samples were in memory at once."""
-    sizes = [len(marks) for marks in seen["marks"]]
-    if sizes and max(sizes) > limit:
-        cause = f"cut each batch into pieces of at most {limit} samples, for instance with images.split(limit)"
-        if len(sizes) > batches:
-            cause = "a piece is too large: chunk(k) makes k pieces, split(k) makes pieces of k samples"
-        checked = f"the samples in one forward of {epoch}"
-        raise Wrong(checked, expected=f"at most {limit}", got=max(sizes), cause=cause)
-    recorded = iter(seen["recording"])  # a forward without autograd keeps nothing
-    order = [call for call in seen["calls"] if call == "backward" or (call == "forward" and next(recorded))]
-    for now, then in zip(order, order[1:]):
-        if now == then == "forward" and "backward" in order:
-            cause = (
-                "a forward keeps its activations for backward, so here those of several pieces fill the memory: call "
-                "backward for each piece, before the next forward"
-            )
-            checked = f"the order of forward and backward in {epoch}"
-            wanted = "forward, backward for each piece"
-            got = ", ".join(order[: order.index("backward") + 1])
-            if order[:2] == ["forward", "backward"]:
-                got = "two forwards without a backward in between"
-            if max(times_seen(seen["marks"]).values()) > 1:
-                cause = REPEATED
-            raise Wrong(checked, expected=wanted, got=got, cause=cause)
-    if any(seen["kept"]) and "backward" in order:
-        cause = (
-            "backward frees the activations of a piece, but not with retain_graph=True: they stay as long as its loss, so "
-            "call backward without it, and keep loss.detach()"
-        )
-        checked = f"pieces whose activations are still in memory at a forward of {epoch}"
-        raise Wrong(checked, expected="none", got=max(seen["kept"]), cause=cause)
+# ---- the epoch by hand: the right one, and those with a mistake ----
 
 
 def of_mean(piece, batch, pieces, batch_size, limit):
@@ -174,39 +92,87 @@ def simulate(weight, batches, lr, limit, share=of_mean, reset=True, last_only=Fa
     return weight, losses, afterwards, of_pieces
 
 
-def compare_weights(checked, seen, weight, batches, lr, limit):
-    """Raise Wrong unless the weights are those of one step per batch, taken by the given
-    optimizer; find the cause in the calls.
-    """
-    expected, got, calls = (simulate(weight, batches, lr, limit)[0], seen["weight"], seen["calls"])
-    step = calls.count("step")
-    most = max(times_seen(seen["marks"]).values(), default=0)
-    if equal(got, expected) and step == len(batches):
-        if most > 1:
-            where = f"how often a sample is in a forward pass: {checked}"
-            raise Wrong(where, expected="once", got=f"{most} times", cause=REPEATED)
+# ---- what is claimed ----
+
+REPEATED = "samples were given to the model more than once: each sample is in one forward pass, that of its piece"
+ONE_BY_ONE = (
+    "a forward keeps its activations for backward, so here those of several pieces fill the memory: call backward for each "
+    "piece, before the next forward"
+)
+RETAINED = (
+    "backward frees the activations of a piece, but not with retain_graph=True: they stay as long as its loss, so call "
+    "backward without it, and keep loss.detach()"
+)
+WAITS = (
+    "item(), float() or tolist() waits until a GPU has computed everything so far, and then it has nothing to do: keep the "
+    "losses as tensors, loss.detach(), and turn them into floats after the loop"
+)
+
+
+def claims(epoch, seen, weight, batches, lr, limit):
+    yield Claim(
+        f"the mode of the model in each forward of {epoch}", all(map(all, seen["modes"])), True,
+        "an evaluation leaves the model in eval mode: begin with model.train(), otherwise dropout stays off",
+        told="training", shown="eval",
+    )  # fmt: skip
+    yield from of_the_memory(epoch, seen, limit, len(batches))
+    yield from of_the_weights(f"the weights of the model after {epoch}", seen, weight, batches, lr, limit)
+    yield from of_the_losses(f"what train_one_epoch returns after {epoch}", seen["losses"], weight, batches, lr, limit)
+    yield from left_behind("train_one_epoch", seen["left"])
+
+
+def of_the_memory(epoch, seen, limit, batches):
+    """Claims that at most `limit` samples were in memory at once."""
+    sizes = [len(marks) for marks in seen["marks"]]
+    cause = f"cut each batch into pieces of at most {limit} samples, for instance with images.split(limit)"
+    if len(sizes) > batches:
+        cause = "a piece is too large: chunk(k) makes k pieces, split(k) makes pieces of k samples"
+    most = max(sizes, default=0)
+    yield Claim(f"the samples in one forward of {epoch}", most, range(limit + 1), cause, told=f"at most {limit}")
+    recorded = iter(seen["recording"])  # a forward without autograd keeps nothing
+    order = [call for call in seen["calls"] if call == "backward" or (call == "forward" and next(recorded))]
+    if "backward" not in order:  # gradients without backward, or none: the weights will tell
         return
+    first = ", ".join(order[: order.index("backward") + 1])
+    again = most_often(seen["marks"]) > 1
+    yield Claim(
+        f"the order of forward and backward in {epoch}", ("forward", "forward") in zip(order, order[1:]), False,
+        REPEATED if again else ONE_BY_ONE, told="forward, backward for each piece",
+        shown="two forwards without a backward in between" if first == "forward, backward" else first,
+    )  # fmt: skip
+    where = f"pieces whose activations are still in memory at a forward of {epoch}"
+    yield Claim(where, max(seen["kept"], default=0), 0, RETAINED, told="none")
+
+
+def of_the_weights(what, seen, weight, batches, lr, limit):
+    """Claims that the weights are those of one step per batch, taken by the given
+    optimizer.
+    """
+    calls, steps = seen["calls"], seen["calls"].count("step")
+    got, expected = seen["weight"], simulate(weight, batches, lr, limit)[0]
     end = nth(calls, "forward", 4)
     order = ", ".join(calls[:end]) + (", ..." if end < len(calls) else "")
-    expected_steps = f"one step per batch (steps in all: {len(batches)})"
-    raise Wrong(
-        checked,
-        expected=f"{weights(expected)}\nafter {expected_steps}",
-        got=f"{weights(got)}\nafter {order or 'no call at all'} (steps in all: {step})",
-        cause=why_weights(seen, weight, batches, lr, limit),
-    )
+    yield Claim(
+        what, [got, steps], [expected, len(batches)],
+        lambda: why_weights(seen, expected, weight, batches, lr, limit), digits=4,
+        told=f"{weights(expected)}\nafter one step per batch (steps in all: {len(batches)})",
+        shown=f"{weights(got)}\nafter {order or 'no call at all'} (steps in all: {steps})",
+    )  # fmt: skip
+    most = most_often(seen["marks"])
+    yield Claim(f"how often a sample is in a forward pass: {what}", most, range(2), REPEATED, told="once",
+                shown=f"{most} times")  # fmt: skip
 
 
-def why_weights(seen, weight, batches, lr, limit):
-    """The likely mistake: from the calls, the samples, and what else gives these
-    weights.
+def why_weights(seen, expected, weight, batches, lr, limit):
+    """The likely mistake: from the calls, from the samples, and from what else gives
+    these weights.
     """
     got, calls = seen["weight"], seen["calls"]
     count, order = Counter(calls), " ".join(calls)
     forward, step = count["forward"], count["step"]
     pieces = sum(math.ceil(len(labels) / limit) for _, labels in batches)
     forgotten = forgotten_samples(seen["marks"], batches)
-    same = lambda **options: equal(got, simulate(weight, batches, lr, limit, **options)[0])
+    same = lambda **options: agree(got, simulate(weight, batches, lr, limit, **options)[0], 4)
     looks = [
         (forward == 0, "the model was not called with a batch: for images, labels in loader"),
         (count["backward"] == 0, "there are no gradients: loss.backward() computes them"),
@@ -219,7 +185,7 @@ def why_weights(seen, weight, batches, lr, limit):
                               "batch"),
         (calls.index("step") < calls.index("backward") if step and count["backward"] else False,
          "the step comes before backward, so it does not use this batch's gradients: call backward first"),
-        ("backward zero_grad step" in order or equal(got, weight),
+        ("backward zero_grad step" in order or agree(got, weight, 4),
          "the gradients are reset between backward and step: nothing is left for the step"),
         (pieces > len(batches) and same(last_only=True) or "backward zero_grad forward backward step" in order,
          "the gradients are reset between the pieces of a batch, so only those of its last piece are left: reset them "
@@ -227,17 +193,13 @@ def why_weights(seen, weight, batches, lr, limit):
         (same(reset=False), "the gradients of all batches so far add up: call optimizer.zero_grad() for each batch"),
     ]  # fmt: skip
     looks += [(same(share=share), cause) for cause, share in WRONG_SHARES.items()]
-    right = simulate(weight, batches, lr, limit)[0]
-    nearly = (got - right).norm() < 0.03 * (right - weight).norm()
+    nearly = got.shape == weight.shape and (got - expected).norm() < 0.03 * (expected - weight).norm()
     looks += [(nearly, "the weights are nearly right: was something computed in a less precise type than float32?")]
     other = (
         "the gradient of each step must be that of F.nll_loss over the whole batch, in the order of the loader: does "
         "each sample count the same, and does nothing but the given optimizer, as it is, change the weights?"
     )
     return next((cause for applies, cause in looks if applies), other)
-
-
-REPEATED = "samples were given to the model more than once: each sample is in one forward pass, that of its piece"
 
 
 def forgotten_samples(marks, batches):
@@ -264,8 +226,8 @@ def times_seen(marks):
     return Counter(mark for of_forward in marks for mark in of_forward.tolist())
 
 
-def equal(one, other):
-    return one.shape == other.shape and torch.allclose(one.double(), other.double(), rtol=1e-3, atol=1e-5)
+def most_often(marks):
+    return max(times_seen(marks).values(), default=0)
 
 
 def nth(calls, name, number):
@@ -278,29 +240,23 @@ def weights(tensor):
     return ", ".join(f"{value:.5f}" for value in tensor.flatten()[:4].tolist()) + ", ..."
 
 
-def compare_losses(checked, got, weight, batches, lr, limit):
-    """Raise Wrong unless `got` is the list of the batches' losses; name the likely
-    mistake.
-    """
-    expected = simulate(weight, batches, lr, limit)[1]
-    cause = why_no_list(got)
-    if cause is None and len(got) != len(expected):
+def of_the_losses(what, got, weight, batches, lr, limit):
+    """Claims that `got` is the list of the batches' losses."""
+    _, expected, afterwards, of_pieces = simulate(weight, batches, lr, limit)
+    in_words = {"told": told(expected), "shown": told(got)}
+    problem = why_no_list(got)
+    yield Claim(what, problem, None, problem, **in_words)
+    cause = "the steps were right, so return the loss of each batch: the mean over its samples"
+    if len(got) != len(expected):
         cause = "return one loss for each step: append it once per batch"
-        pieces = sum(math.ceil(len(labels) / limit) for _, labels in batches)
-        if len(got) == pieces:
+        if len(got) == len(of_pieces):
             cause = "these are the losses of the pieces: return one for each batch, the mean over its samples"
         elif len(got) == 1:
             cause = "it is one loss for the whole epoch: append one in each step"
-    elif cause is None and not close(got, expected):
-        cause = why_losses(got, weight, batches, lr, limit)
-    if cause:
-        raise Wrong(checked, expected=told(expected), got=told(got), cause=cause)
-
-
-def close(values, others):
-    return len(values) == len(others) and all(
-        math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-5) for one, other in zip(values, others)
-    )
+    elif any(map(math.isnan, got)):
+        cause = "a loss is nan: the mean over no samples is 0 / 0. Is one of the pieces empty?"
+    mistakes = lambda: other_losses(expected, afterwards, of_pieces, batches, limit)
+    yield Claim(what, got, expected, cause, mistakes, digits=3, **in_words)
 
 
 def why_no_list(got):
@@ -320,16 +276,13 @@ def why_no_list(got):
     return None
 
 
-def why_losses(got, weight, batches, lr, limit):
-    """The likely mistake in losses of the right number."""
-    if any(map(math.isnan, got)):
-        return "a loss is nan: the mean over no samples is 0 / 0. Is one of the pieces empty?"
-    _, expected, afterwards, of_pieces = simulate(weight, batches, lr, limit)
+def other_losses(expected, afterwards, of_pieces, batches, limit):
+    """Common mistakes: [(the losses that they give, the cause)]."""
     sizes = [len(labels) for _, labels in batches]
     counts = [math.ceil(size / limit) for size in sizes]
     ends = torch.tensor(counts).cumsum(0).tolist()
     pieces = [of_pieces[end - count : end] for end, count in zip(ends, counts)]
-    looks = [
+    return [
         ([loss * size for loss, size in zip(expected, sizes)],
          "each loss is multiplied by the size of its batch: return the mean over the samples of the batch"),
         ([sum(of_batch) for of_batch in pieces],
@@ -347,5 +300,37 @@ def why_losses(got, weight, batches, lr, limit):
          "the losses of all batches so far add up: begin each batch with 0"),
         (afterwards, "it is the loss after the step: return the loss whose gradients were used for the step"),
     ]  # fmt: skip
-    other = "the steps were right, so return the loss of each batch: the mean over its samples"
-    return next((cause for values, cause in looks if close(got, values)), other)
+
+
+@question(
+    "Lesson 1 proves that the gradient of a batch is the mean of the gradients of its halves, if they have the same "
+    "size. How much must each piece count if the sizes differ, so that each sample of the batch counts the same?",
+    "loss.backward() adds to the gradients that are there. So reset them once per batch, call backward for each piece, "
+    "and take one step after the last piece. images.split(limit) cuts a batch into pieces of at most `limit` samples. "
+    "The loss of a piece counts len(piece) / len(batch).",
+    "For each batch: optimizer.zero_grad(); total = 0; for each piece: loss = F.nll_loss(model(piece), its labels, "
+    'reduction="sum") / len(labels); loss.backward(); total += loss.detach(). After the pieces: optimizer.step(); '
+    "losses.append(total). After the loop: return torch.stack(losses).tolist()",
+)
+def check_train_one_epoch(answer, draw):
+    """One step per batch, with the gradient of the whole batch, from pieces that fit into
+    memory; training mode; the returned losses, for which no step waits.
+    """
+    generator = torch.Generator().manual_seed(draw.randrange(10**6))
+    batch_size, steps = draw.choice([8, 11, 13, 14]), draw.randint(4, 5)
+    small = draw.choice([3, 5])  # divides no batch size
+    last = draw.choice([size for size in range(small + 1, batch_size) if size % small])
+    samples = batch_size * (steps - 1) + last
+    images = torch.randn(samples, 1, 28, 28, generator=generator)
+    labels = torch.randint(10, (samples,), generator=generator)
+    weight = 0.05 * torch.randn(10, 784, generator=generator)
+    lr = draw.uniform(0.005, 0.015)
+    limits = small, batch_size + draw.randint(1, 5), 1
+    seen = answer.on_ranks(observe, weight, images, labels, batch_size, lr, limits)[0]
+    batches = list(zip(images.split(batch_size), labels.split(batch_size)))
+    epoch = f"an epoch of {steps - 1} batches of {batch_size} samples and one of {last}, with limit="
+    for limit, of_limit in zip(limits, seen):
+        hold(claims(f"{epoch}{limit}", of_limit, weight, batches, lr, limit))
+    where = f"numbers fetched between the first and the last forward of {epoch}"
+    # what is wrong comes before what is slow
+    hold(Claim(f"{where}{limit}", of_limit["waits"], 0, WAITS) for limit, of_limit in zip(limits, seen))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ddp_course.judge.verdict import Wrong
+from ddp_course.checks.claims import Claim
 
 
 class Watched(nn.Module):
@@ -84,22 +84,19 @@ def noting_state(model):
     torch.set_grad_enabled(True)
 
 
-def compare_state(call, left):
-    """Raise Wrong if a call has switched off gradients for whatever comes next."""
-    if not left["records"]:
-        cause = (
-            "gradients stay switched off after the call, and the next training would fail: `with torch.no_grad():` "
-            "switches them on again at its end"
-        )
-        checked = f"whether autograd records after {call}"
-        raise Wrong(checked, expected="yes, as before", got="no", cause=cause)
-    if not left["trainable"]:
-        cause = (
-            "the caller may want to train the model again: do not change requires_grad; `with torch.no_grad():` is "
-            "enough"
-        )
-        checked = f"requires_grad of the parameters after {call}"
-        raise Wrong(checked, expected="True, as before", got="False", cause=cause)
+def left_behind(call, left):
+    """Claims that a call has not switched off gradients for whatever comes next."""
+    yield Claim(
+        f"whether autograd records after {call}", left["records"], True,
+        "gradients stay switched off after the call, and the next training would fail: `with torch.no_grad():` switches "
+        "them on again at its end",
+        told="yes, as before", shown="no",
+    )  # fmt: skip
+    yield Claim(
+        f"requires_grad of the parameters after {call}", left["trainable"], True,
+        "the caller may want to train the model again: do not change requires_grad; `with torch.no_grad():` is enough",
+        told="True, as before", shown="False",
+    )  # fmt: skip
 
 
 def number(value):
