@@ -1072,6 +1072,46 @@ def divides_by_the_rest(samples, batch_size, limit, epochs):
     return full, limit // rest, epochs
 
 
+@wrong("predict_run", "where `limit` divides a batch, there is no smaller last piece")
+def always_a_last_piece(*run):
+    """One pass too many where the samples that are left fill their pieces."""
+
+    def passes(s, b, k, e):
+        full, rest = divmod(s, b)
+        return e * (full * ceil(b, k) + (rest // k + 1 if rest else 0))
+
+    return predict(*run, passes=passes)
+
+
+@wrong("predict_run", "where `limit` divides a batch, there is no smaller last piece")
+def always_a_smaller_piece_in_full_batches(*run):
+    return predict(*run, passes=lambda s, b, k, e: e * (s // b * (b // k + 1) + ceil(s % b, k)))
+
+
+@wrong("predict_run", "the last batch of each epoch|in each epoch")
+def what_is_left_goes_into_the_next_epoch(*run):
+    """Batches of several epochs in one: right only where the batch size divides the samples."""
+
+    def passes(s, b, k, e):
+        full, rest = divmod(s * e, b)
+        return full * ceil(b, k) + ceil(rest, k)
+
+    return predict(*run, passes=passes)
+
+
+@wrong("predict_run", "it must be a whole number", status="failed")
+def sometimes_a_text(samples, batch_size, limit, epochs):
+    steps, passes, largest = with_divmod(samples, batch_size, limit, epochs)
+    return steps, passes if samples % batch_size else "as many as pieces", largest
+
+
+@right("predict_run")
+def by_a_list_of_sizes(samples, batch_size, limit, epochs):
+    sizes = [min(batch_size, samples - begin) for begin in range(0, samples, batch_size)]
+    passes = sum(len(range(0, size, limit)) for size in sizes)
+    return [epochs * len(sizes), epochs * passes, min(*sizes[:1], limit) * torch.zeros(1, 28, 28).nbytes]
+
+
 @right("predict_run")
 def as_an_array(samples, batch_size, limit, epochs):
     sizes = np.diff([*range(0, samples, batch_size), samples])
@@ -1423,6 +1463,49 @@ def one_flat_image_at_a_time(model, loader):
 def compares_scores(model, loader):
     guess = lambda scores: scores.max(dim=1)[0].long()
     return shares_of(measure(model, loader, guess).sum(0))
+
+
+@wrong("accuracy_by_digit", "too large for the memory")
+def all_batches_in_one(model, loader):
+    images, labels = map(torch.cat, zip(*loader))
+    with evaluating(model):
+        hits = model(images).argmax(dim=1) == labels
+    return [hits[labels == digit].float().mean().item() for digit in range(10)]
+
+
+@wrong("accuracy_by_digit", "of which no sample is recognised has the share 0")
+def nan_where_none_is_right(model, loader):
+    return [share or math.nan for share in with_bincount(model, loader)]
+
+
+@wrong("accuracy_by_digit", "the parameters of the model changed")
+def goes_on_in_64_bits(model, loader):
+    return with_bincount(model.double(), [(images.double(), labels) for images, labels in loader])
+
+
+@wrong("accuracy_by_digit", "the dropout of the model changed")
+def dropout_of_nothing(model, loader):
+    """Dropout is switched off for good."""
+    model.dropout.p = 0.0
+    return with_bincount(model, loader)
+
+
+@wrong("accuracy_by_digit", "the gradients of the model changed")
+def resets_the_gradients(model, loader):
+    model.zero_grad()
+    return with_bincount(model, loader)
+
+
+@right("accuracy_by_digit")
+def with_unique_labels(model, loader):
+    hits, seen = [0] * 10, [0] * 10
+    with evaluating(model):
+        for images, labels in loader:
+            guesses = model(images).topk(1, dim=1).indices.squeeze(1)
+            for digit in labels.unique().tolist():
+                seen[digit] += (labels == digit).sum().item()
+                hits[digit] += (guesses[labels == digit] == digit).sum().item()
+    return [h / s if s else math.nan for h, s in zip(hits, seen)]
 
 
 @wrong("accuracy_by_digit", "^(?s:(?!.*another that does not come).*a loop does not end)", status="timed out")

@@ -1,6 +1,5 @@
 """Question 3: how many steps and forwards a run takes, predicted, and then counted."""
 
-import math
 import operator
 from contextlib import suppress
 
@@ -9,10 +8,10 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from ddp_course.checks.claims import Claim, hold
 from ddp_course.checks.ex01.watched import Watched
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 
 
 def predictions(predict_run, runs):
@@ -58,6 +57,88 @@ def measure(samples, batch_size, limit, epochs):
     return steps, model.calls.count("forward"), max(model.bytes)
 
 
+def named(samples, batch_size, limit, epochs):
+    return f"predict_run(samples={samples}, batch_size={batch_size}, limit={limit}, epochs={epochs})"
+
+
+def ceil(a, b):
+    return -(-a // b)
+
+
+# of each number, formulas with a mistake
+STEPS = [
+    (lambda s, b, k, e: e * (s // b), "the last, smaller batch needs a step, too: round up"),
+    (lambda s, b, k, e: ceil(s * e, b), "each epoch ends with its own smaller batch: round up in each epoch, and "
+                                              "then multiply by the epochs"),
+    (lambda s, b, k, e: s * e // b, "the last, smaller batch of each epoch needs a step, too: round up in each epoch"),
+    (lambda s, b, k, e: ceil(s, b), "these are the steps of one epoch: multiply by the epochs"),
+    (lambda s, b, k, e: e * round(s / b), "round() rounds down as well: a smaller last batch always needs a step"),
+    (lambda s, b, k, e: e * (s // b + 1), "where the batch size divides the samples, there is no smaller last batch"),
+    (lambda s, b, k, e: e * ceil(s, k), "these are steps for each piece of at most `limit` samples: a step is taken "
+                                              "once per batch"),
+]  # fmt: skip
+PASSES = [
+    (lambda s, b, k, e: e * ceil(s, b) * ceil(b, k), "the last batch is smaller, and may have fewer pieces than a "
+                                                           "full one"),
+    (lambda s, b, k, e: e * ceil(s, k), "a piece never has samples of two batches: round up in each batch"),
+    (lambda s, b, k, e: ceil(e * s, k), "a piece never has samples of two batches: round up in each batch"),
+    (lambda s, b, k, e: e * (s // b) * ceil(b, k), "the pieces of the last, smaller batch are missing"),
+    (lambda s, b, k, e: e * ceil(s, b), "these are the steps: a batch that is larger than `limit` takes several "
+                                              "forward passes"),
+    (lambda s, b, k, e: e * (s // b * (b // k) + s % b // k), "the last piece of a batch is smaller, and needs a "
+                                                                   "pass, too: round up"),
+    (lambda s, b, k, e: e * (s // b * ceil(b, k) + 1), "the last, smaller batch may have several pieces, or none"),
+    (lambda s, b, k, e: e * (s // b * ceil(b, k) + (s % b // k + 1 if s % b else 0)), "where `limit` divides a "
+     "batch, there is no smaller last piece: round up"),
+    (lambda s, b, k, e: e * (s // b * (b // k + 1) + ceil(s % b, k)), "where `limit` divides a batch, there is no "
+                                                                            "smaller last piece: round up"),
+    (lambda s, b, k, e: s // b * ceil(b, k) + ceil(s % b, k), "these are the passes of one epoch: multiply by the "
+                                                                    "epochs"),
+]  # fmt: skip
+BYTES = [
+    (lambda s, b, k, e: k * 3136, "a batch, or all samples together, can be smaller than `limit`"),
+    (lambda s, b, k, e: min(b, k) * 3136, "all samples together can be fewer than a batch"),
+    (lambda s, b, k, e: b * 3136, "a whole batch never is in one forward pass if it is larger than `limit`"),
+    (lambda s, b, k, e: min(s, b) * 3136, "a whole batch never is in one forward pass if it is larger than `limit`"),
+    (lambda s, b, k, e: min(s, b, k) * 784, "these are the numbers: each float32 has 4 bytes"),
+    (lambda s, b, k, e: min(b, k) * 784, "these are the numbers: each float32 has 4 bytes"),
+    (lambda s, b, k, e: min(s, b, k) * 784 * 8, "a float32 has 32 bits, which are 4 bytes, not 8"),
+    (lambda s, b, k, e: min(s, b, k) * 4, "an image has 28 × 28 numbers"),
+    (lambda s, b, k, e: min(s, b, k) * 28 * 4, "an image has 28 × 28 numbers"),
+    (lambda s, b, k, e: e * min(s, b, k) * 3136, "an epoch needs the memory of the one before again, and no more"),
+    (lambda s, b, k, e: s * 3136, "these are the bytes of all images: only one piece is in a forward pass"),
+]  # fmt: skip
+
+
+NUMBERS = [  # (name, formulas with a mistake, what it is)
+    ("optimizer steps", STEPS, "each epoch has one step per batch, and its last batch may be smaller"),
+    ("forward passes", PASSES, "count the pieces of a full batch and those of the last, smaller batch, in each epoch"),
+    ("bytes of the largest input", BYTES,
+     "the largest input has as many samples as fit; each has 28 × 28 numbers of 4 bytes"),
+]  # fmt: skip
+
+
+def claims(runs, predicted, measured):
+    for run, got in zip(runs, predicted):
+        three = isinstance(got, list) and len(got) == 3
+        cause = "return three numbers: return steps, passes, bytes"
+        if got is None:
+            cause, got = "the function ends without a return statement", "nothing (None)"
+        yield Claim(named(*run), three, True, cause, told="three whole numbers", shown=got)
+    for place, (name, formulas, otherwise) in enumerate(NUMBERS):
+        column = [got[place] for got in predicted]
+        # a mistake is told where its formula gives the numbers of all runs
+        causes = [cause for formula, cause in formulas if [formula(*run) for run in runs] == column]
+        for run, got, real in zip(runs, column, measured):
+            cause = [*causes, otherwise][0]
+            if type(got) is not int:
+                cause = "it must be a whole number, an int: round up with math.ceil, and divide with //"
+            yield Claim(
+                f"the {name}: {named(*run)}", got, real[place], cause,
+                told=f"{real[place]}, counted in a real run", shown=repr(got),
+            )  # fmt: skip
+
+
 @question(
     "Take 100 samples in batches of 32. How many batches are there, and how large is the last one? Then cut a batch of "
     "32, and the last one, into pieces of at most 10.",
@@ -74,6 +155,7 @@ def check_predict_run(answer, draw):
         batch_size, limit = draw.choice([(16, 5), (20, 7), (24, 9), (30, 11)])
         rest = draw.randint(limit + 1, batch_size - 1)
         runs.append((batch_size * draw.randint(3, 5) + rest, batch_size, limit, 1))
+    runs.append((3 * batch_size + 2 * limit, batch_size, limit, 2))  # the pieces of the last batch are equal
     batch_size = draw.choice([12, 18])
     runs += [
         (*runs[0][:3], draw.randint(2, 4)),
@@ -83,86 +165,4 @@ def check_predict_run(answer, draw):
         (draw.randint(5, 7), batch_size, draw.randint(8, 11), 3),
     ]
     predicted = answer.on_ranks(predictions, runs)[0]
-    measured = answer.without(measurements, runs)[0]
-    names = "optimizer steps", "forward passes", "bytes of the largest input"
-    for run, got in zip(runs, predicted, strict=True):
-        if not isinstance(got, list) or len(got) != 3:
-            cause = "return three numbers: return steps, passes, bytes"
-            cause = "the function ends without a return statement" if got is None else cause
-            raise Wrong(named(*run), expected="three whole numbers", got=shown(got), cause=cause)
-    for place, name in enumerate(names):
-        column = [got[place] for got in predicted]
-        for run, number, real in zip(runs, column, measured, strict=True):
-            if repr(number) != repr(real[place]):
-                raise Wrong(
-                    f"the {name}: {named(*run)}",
-                    expected=f"{real[place]}, counted in a real run",
-                    got=repr(number),
-                    cause=why(place, runs, column, number),
-                )
-
-
-def named(samples, batch_size, limit, epochs):
-    return f"predict_run(samples={samples}, batch_size={batch_size}, limit={limit}, epochs={epochs})"
-
-
-def shown(got):
-    return "nothing (None)" if got is None else got
-
-
-def why(place, runs, column, number):
-    """The likely mistake: the formula that explains the number for all runs."""
-    if isinstance(number, float):
-        return "it must be a whole number, an int: round up with math.ceil, and divide with //"
-    if not isinstance(number, int):
-        return "it must be a whole number, an int"
-    ceil = lambda a, b: -(-a // b)
-    looks = [STEPS, PASSES, BYTES][place]
-    for formula, cause in looks:
-        if all(math.isclose(formula(*run, ceil), got) for run, got in zip(runs, column)):
-            return cause
-    return [
-        "each epoch has one step per batch, and its last batch may be smaller",
-        "count the pieces of a full batch and those of the last, smaller batch, in each epoch",
-        "the largest input has as many samples as fit; each has 28 × 28 numbers of 4 bytes",
-    ][place]
-
-
-STEPS = [
-    (lambda s, b, k, e, ceil: e * (s // b), "the last, smaller batch needs a step, too: round up"),
-    (lambda s, b, k, e, ceil: ceil(s * e, b), "each epoch ends with its own smaller batch: round up in each epoch, and "
-                                              "then multiply by the epochs"),
-    (lambda s, b, k, e, ceil: s * e // b, "the last, smaller batch of each epoch needs a step, too: round up in each epoch"),
-    (lambda s, b, k, e, ceil: ceil(s, b), "these are the steps of one epoch: multiply by the epochs"),
-    (lambda s, b, k, e, ceil: e * round(s / b), "round() rounds down as well: a smaller last batch always needs a step"),
-    (lambda s, b, k, e, ceil: e * (s // b + 1), "where the batch size divides the samples, there is no smaller last batch"),
-    (lambda s, b, k, e, ceil: e * ceil(s, k), "these are steps for each piece of at most `limit` samples: a step is taken "
-                                              "once per batch"),
-]  # fmt: skip
-PASSES = [
-    (lambda s, b, k, e, ceil: e * ceil(s, b) * ceil(b, k), "the last batch is smaller, and may have fewer pieces than a "
-                                                           "full one"),
-    (lambda s, b, k, e, ceil: e * ceil(s, k), "a piece never has samples of two batches: round up in each batch"),
-    (lambda s, b, k, e, ceil: ceil(e * s, k), "a piece never has samples of two batches: round up in each batch"),
-    (lambda s, b, k, e, ceil: e * (s // b) * ceil(b, k), "the pieces of the last, smaller batch are missing"),
-    (lambda s, b, k, e, ceil: e * ceil(s, b), "these are the steps: a batch that is larger than `limit` takes several "
-                                              "forward passes"),
-    (lambda s, b, k, e, ceil: e * (s // b * (b // k) + s % b // k), "the last piece of a batch is smaller, and needs a "
-                                                                   "pass, too: round up"),
-    (lambda s, b, k, e, ceil: e * (s // b * ceil(b, k) + 1), "the last, smaller batch may have several pieces, or none"),
-    (lambda s, b, k, e, ceil: s // b * ceil(b, k) + ceil(s % b, k), "these are the passes of one epoch: multiply by the "
-                                                                    "epochs"),
-]  # fmt: skip
-BYTES = [
-    (lambda s, b, k, e, ceil: k * 3136, "a batch, or all samples together, can be smaller than `limit`"),
-    (lambda s, b, k, e, ceil: min(b, k) * 3136, "all samples together can be fewer than a batch"),
-    (lambda s, b, k, e, ceil: b * 3136, "a whole batch never is in one forward pass if it is larger than `limit`"),
-    (lambda s, b, k, e, ceil: min(s, b) * 3136, "a whole batch never is in one forward pass if it is larger than `limit`"),
-    (lambda s, b, k, e, ceil: min(s, b, k) * 784, "these are the numbers: each float32 has 4 bytes"),
-    (lambda s, b, k, e, ceil: min(b, k) * 784, "these are the numbers: each float32 has 4 bytes"),
-    (lambda s, b, k, e, ceil: min(s, b, k) * 784 * 8, "a float32 has 32 bits, which are 4 bytes, not 8"),
-    (lambda s, b, k, e, ceil: min(s, b, k) * 4, "an image has 28 × 28 numbers"),
-    (lambda s, b, k, e, ceil: min(s, b, k) * 28 * 4, "an image has 28 × 28 numbers"),
-    (lambda s, b, k, e, ceil: e * min(s, b, k) * 3136, "an epoch needs the memory of the one before again, and no more"),
-    (lambda s, b, k, e, ceil: s * 3136, "these are the bytes of all images: only one piece is in a forward pass"),
-]  # fmt: skip
+    hold(claims(runs, predicted, answer.without(measurements, runs)[0]))
