@@ -1278,6 +1278,18 @@ def for_up_to_eight_ranks(n, alpha, beta):
     return alpha * (n - 1 - rounds) / (beta * (rounds - (n - 1) / n))
 
 
+@wrong("crossover", "seconds of both equal")
+def the_root_of_the_ranks(n, alpha, beta):
+    """Rounded up, it is the number of rounds for 4, 5, 6, 7 and 20 ranks, and for none after 36."""
+    rounds = math.ceil(math.sqrt(n))
+    return max(0.0, alpha * (n - 1 - rounds) / (beta * (rounds - (n - 1) / n)))
+
+
+@wrong("crossover", "return one number, the bytes")
+def sometimes_a_text(n, alpha, beta):
+    return solved(n, alpha, beta) if n > 3 else "always"
+
+
 @right("crossover")
 def as_two_equations(n, alpha, beta):
     """Seconds and bytes as two unknowns of two lines."""
