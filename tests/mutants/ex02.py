@@ -946,6 +946,23 @@ def begins_at_multiples_of_its_own_length(tensor, lengths):
     return ring(tensor, lengths, cut=cut, add=fitting)
 
 
+@wrong("ring_reduce_scatter", "nothing may be written to a tensor that isend still sends")
+def receives_into_what_it_sends(tensor, lengths):
+    """From the second step on, into the one buffer from which isend still sends."""
+    rank, n = me()
+    pieces = tensor.split(lengths)
+    outgoing, buffer = pieces[(rank - 1) % n], tensor.new_empty(max(lengths))
+    for step in range(n - 1):
+        mine = pieces[(rank - 2 - step) % n]
+        came = buffer[: len(mine)]
+        work = dist.isend(outgoing, (rank + 1) % n)
+        dist.recv(came, (rank - 1) % n)
+        came += mine
+        work.wait()
+        outgoing = came
+    return outgoing.clone()
+
+
 @wrong("ring_reduce_scatter", "cut the tensor by `lengths`|has lengths")
 def with_chunk(tensor, lengths):
     n = dist.get_world_size()

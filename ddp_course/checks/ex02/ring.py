@@ -254,6 +254,9 @@ def why_shape(rank, returned, pieces):
     return f"piece {rank} has lengths[{rank}] = {pieces[rank].shape[1]} numbers"
 
 
+IN_FLIGHT = "And nothing may be written to a tensor that isend still sends: its work has to be waited for first"
+
+
 def why_mixture(rank, held, n, steps, even):
     """The likely cause of numbers that are no finished sum. held: see made_of; even:
     whether all pieces have the same length.
@@ -270,12 +273,12 @@ def why_mixture(rank, held, n, steps, even):
     if None in held and not even:
         return (
             "the sum was right when all pieces had the same length: where does each piece begin? tensor.split(lengths) "
-            "cuts the tensor, and what a rank receives is as long as the piece that its neighbour sends"
+            f"cuts the tensor, and what a rank receives is as long as the piece that its neighbour sends. {IN_FLIGHT}"
         )
     if None in held:
         return (
             "it is no sum of numbers of this piece: in each step, a rank adds what it receives to the piece that its "
-            "neighbour sends in that step, which is not the piece that it sends itself"
+            f"neighbour sends in that step, which is not the piece that it sends itself. {IN_FLIGHT}"
         )
     if any(max(content) > 1 for content in held):
         return "some rank's numbers were added more than once: each piece goes round once, in n - 1 steps"
