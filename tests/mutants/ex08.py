@@ -99,6 +99,63 @@ wrong_plan("takes_the_part_for_a_number", "not their number", 3, lambda *case: c
 wrong_plan(
     "a_schedule_per_rank", "on any number of ranks|a part of all updates", 3, lambda *case: our_plan(*case)[3] * case[1]
 )
+wrong_plan(
+    "the_remainder_of_a_division", "no update has 0 micro-batches", 1, lambda N, n, b, k, e, w: up(up(N, b), n) % k
+)
+wrong_plan(
+    "adds_one_to_the_updates", "one too many", 2, lambda N, n, b, k, e, w: math.ceil(e * (up(up(N, b), n) // k + 1))
+)
+wrong_plan("adds_one_to_the_training", "one too many", 2, lambda N, n, b, k, e, w: int(e * up(N, b * n * k)) + 1)
+wrong_plan(
+    "rounds_the_training_to_the_nearest", "round up twice", 2, lambda N, n, b, k, e, w: round(e * up(N, b * n * k))
+)
+
+
+def wrong_warm_up(name, pattern, number):
+    """number: from the warm-up and the updates of the training."""
+    wrong_plan(name, pattern, 3, lambda *case: number(case[5], our_plan(*case)[2]))
+
+
+wrong_warm_up("rounds_the_warm_up_to_the_nearest", "up, not down", lambda w, steps: round(w * steps) if w < 1 else w)
+wrong_warm_up("adds_one_to_the_warm_up", "one too many", lambda w, steps: int(w * steps) + 1 if w < 1 else w)
+wrong_warm_up(
+    "takes_one_update_for_all", "is a number of updates", lambda w, steps: math.ceil(w * steps) if w <= 1 else w
+)
+wrong_warm_up(
+    "leaves_out_the_first_update",
+    "up, not down|from 1 on it is their number",
+    lambda w, steps: (math.ceil(w * steps) if w < 1 else w) - 1,
+)
+
+
+@wrong("plan", "what is left after its full updates|one too many|last update of an epoch takes|are divided among")
+def a_batch_too_many(examples, ranks, batch_size, accumulation, epochs, warmup):
+    """As where len(loader) is computed with // and + 1."""
+    examples = (examples // batch_size + 1) * batch_size
+    return our_plan(examples, ranks, batch_size, accumulation, epochs, warmup)
+
+
+@right("plan")
+def no_warm_up_beyond_the_training(*case):
+    *others, steps, warming = our_plan(*case)
+    return (*others, steps, min(steps, warming))
+
+
+@right("plan")
+def what_is_left_of_ranges(examples, ranks, batch_size, accumulation, epochs, warmup):
+    """By counting; each number is a tensor or a float, in an iterator."""
+    batches = list(range(0, examples, batch_size))
+    batches += batches[: -len(batches) % ranks]
+    windows = torch.tensor(batches[::ranks]).split(accumulation)
+    steps = -int(-epochs * len(windows) // 1)
+    return iter(
+        [
+            torch.tensor(ranks * batch_size * len(windows[0])),
+            float(len(windows[-1])),
+            steps,
+            -(-warmup * steps // 1) if warmup < 1 else warmup,
+        ]
+    )
 
 
 @wrong("plan", "not in this order")

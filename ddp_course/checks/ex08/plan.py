@@ -1,14 +1,16 @@
 """Question 1: what TrainingArguments will do, predicted and then counted in a training."""
 
-import math
+from math import ceil, floor
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
+from ddp_course.checks.claims import Claim, hold
 from ddp_course.checks.ex08.on_ranks import LEARNING_RATE, PRELOADED, TIMEOUT, Meeting, a_trainer, settings
+from ddp_course.checks.predictions import likely, numbers
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.launch import start_server
 
 NAMES = [
@@ -17,6 +19,56 @@ NAMES = [
     "updates of the whole training",
     "updates of the warm-up",
 ]
+
+
+class Settings(NamedTuple):
+    """The arguments of plan, and what follows from them."""
+
+    examples: int
+    ranks: int
+    batch_size: int
+    accumulation: int
+    epochs: float
+    warmup: float
+
+    def __str__(self):
+        *others, warmup = self
+        return f"plan({', '.join(map(str, others))}, {warmup:.3g})"
+
+    @property
+    def batches(self):
+        """Those of an epoch."""
+        return ceil(self.examples / self.batch_size)
+
+    @property
+    def of_rank(self):
+        """The batches of an epoch on each rank."""
+        return ceil(self.batches / self.ranks)
+
+    @property
+    def updates(self):
+        """Those of an epoch."""
+        return ceil(self.of_rank / self.accumulation)
+
+    @property
+    def alone(self):
+        """The updates of an epoch, if one rank had all batches."""
+        return ceil(self.batches / self.accumulation)
+
+    @property
+    def steps(self):
+        """The updates of the training."""
+        return ceil(self.epochs * self.updates)
+
+    @property
+    def warming(self):
+        return self.warm_up(self.steps)
+
+    def warm_up(self, steps, rounded=ceil):
+        return rounded(self.warmup * steps) if self.warmup < 1 else self.warmup
+
+
+# ---- what the ranks observe ----
 
 
 class Counting(nn.Module):
@@ -31,18 +83,25 @@ class Counting(nn.Module):
         return {"loss": self.linear(inputs).mean()}
 
 
-def prediction(plan, case, n):
-    """What the answer returns."""
-    examples, *others = case
-    with trying(in_words(case, n)):
-        return numbers(plan(examples, n, *others))
+def predictions(plan, cases):
+    """What the answer returns for each case. cases: tuples of its arguments, and words."""
+    predicted = []
+    for case, words in cases:
+        with trying(words):
+            predicted.append(numbers(plan(*case), len(NAMES)))
+    return predicted
 
 
-def counted(case):
-    """What a training has really done: {"updates": for each update, the examples of each
-    of its micro-batches on this rank; "rates": the learning rate of each update}.
+def counted(cases):
+    """What a training of each case has really done: {"updates": for each update, the
+    examples of each of its micro-batches on this rank; "rates": the learning rate of each
+    update}.
     """
-    meeting, (examples, batch_size, accumulation, epochs, warmup) = Meeting(), case
+    meeting = Meeting()
+    return [counted_in_one(meeting, *case) for case in cases]
+
+
+def counted_in_one(meeting, examples, ranks, batch_size, accumulation, epochs, warmup):
     options = {
         "per_device_train_batch_size": batch_size,
         "gradient_accumulation_steps": accumulation,
@@ -66,19 +125,86 @@ def counted(case):
     return {"updates": updates, "rates": rates}
 
 
-def numbers(returned):
-    """What plan returned, as numbers, or in words if it is something else."""
-    if not isinstance(returned, tuple | list) or len(returned) != len(NAMES):
-        return "nothing (None)" if returned is None else str(returned)[:80]
-    try:
-        return [float(number) for number in returned]
-    except (TypeError, ValueError):
-        return str(returned)[:80]
+def what_happened(case, seen):
+    """The four numbers, counted in a training. seen: that of each rank."""
+    first = [sum(of_rank["updates"][0]) for of_rank in seen]
+    last, rates = seen[0]["updates"][case.updates - 1], seen[0]["rates"]
+    warming = [rate for rate in rates if rate < LEARNING_RATE * 0.999]
+    return [sum(first), len(last), len(rates), len(warming)]
 
 
-def in_words(case, n):
-    examples, batch_size, accumulation, epochs, warmup = case
-    return f"plan({examples}, {n}, {batch_size}, {accumulation}, {epochs}, {warmup:.3g})"
+# ---- what is claimed ----
+
+ROUND_TWICE = (
+    "round up twice: each epoch ends with an update, full or not, and so does the training, even within an epoch"
+)
+ONE_TOO_MANY = "// and + 1 gives one too many where nothing is left over: math.ceil rounds up only if something is"
+DIVIDED_FIRST = "the batches of an epoch are divided among the ranks first"
+OTHERWISE = [
+    "an update takes one batch for each rank and each micro-batch",
+    "follow the batches: all of them, those of one rank, and what is left after its full updates",
+    "each rank's micro-batches make the updates of an epoch, and the last of them may be short",
+    "a warmup_steps below 1 is a part of all updates of the training; from 1 on it is their number",
+]
+MISTAKES = [
+    [
+        (lambda s: s.batch_size * s.accumulation, "that is one rank's part: all ranks take part in an update"),
+        (lambda s: s.batch_size * s.ranks, "that is one micro-batch of all ranks: an update has several"),
+        (lambda s: s.batch_size, "that is one micro-batch of one rank"),
+    ],
+    [
+        (lambda s: s.accumulation, "the last update of an epoch takes what is left, which is less than "
+         "gradient_accumulation_steps here"),
+        (lambda s: s.of_rank % s.accumulation, "no update has 0 micro-batches: where the batches of a rank divide evenly, "
+         "the last update is a full one"),
+        (lambda s: s.of_rank - s.of_rank // s.accumulation * s.accumulation, ONE_TOO_MANY),
+        (lambda s: s.batches - (s.alone - 1) * s.accumulation, DIVIDED_FIRST),
+        (lambda s: s.batches // s.ranks % s.accumulation, "where the batches do not divide evenly, every rank still gets "
+         "the same number, rounded up: prepare repeats examples"),
+    ],
+    [
+        (lambda s: s.updates, "that is one epoch"),
+        (lambda s: ceil(s.epochs * (s.of_rank // s.accumulation)), "the short last update of an epoch is an update, too"),
+        (lambda s: floor(s.epochs * s.updates), ROUND_TWICE),
+        (lambda s: ceil(s.epochs * s.of_rank / s.accumulation), ROUND_TWICE),
+        (lambda s: floor(s.epochs * s.updates) + 1, ONE_TOO_MANY),
+        (lambda s: ceil(s.epochs * (s.of_rank // s.accumulation + 1)), ONE_TOO_MANY),
+        (lambda s: ceil(s.epochs) * s.updates, "the last epoch is not a whole one: num_train_epochs may be a fraction"),
+        (lambda s: ceil(s.epochs * s.of_rank), "these are micro-batches, and several of them make an update"),
+        (lambda s: ceil(s.epochs * s.alone), DIVIDED_FIRST),
+    ],
+    [
+        (lambda s: s.warm_up(s.steps, floor), "Trainer rounds the warm-up up, not down"),
+        (lambda s: s.warm_up(s.steps, lambda part: floor(part) + 1), ONE_TOO_MANY),
+        (lambda s: s.warmup, "a warmup_steps below 1 is a part of all updates, not their number"),
+        (lambda s: ceil(s.warmup * s.steps), "a warmup_steps of 1 or more is a number of updates"),
+        (lambda s: s.warm_up(s.updates), "it is a part of the whole training, not of one epoch"),
+        (lambda s: s.warming * s.ranks, "each update is one step of Trainer's schedule, on any number of ranks"),
+        (lambda s: s.warming * s.accumulation, "the schedule counts updates, not micro-batches"),
+    ],
+]  # fmt: skip
+
+
+def claims(cases, predicted, here, truth):
+    """That the four numbers predicted for one case are those counted in its training. here:
+    its place among the cases; truth: the numbers.
+    """
+    case, got = cases[here], predicted[here]
+    yield Claim(
+        f"what {case} returns", isinstance(got, list), True,
+        "return four numbers, in the order of the list above", told="four numbers", shown=got,
+    )  # fmt: skip
+    shuffled = [(number, "the four numbers are right, but not in this order") for number in got]
+    for place, (name, number) in enumerate(zip(NAMES, truth)):
+        seen = [each[place] if isinstance(each, list) else None for each in predicted]
+
+        def mistakes(place=place, seen=seen):
+            return (shuffled if sorted(got) == sorted(truth) else []) + likely(MISTAKES[place], cases, seen, here)
+
+        yield Claim(
+            f"{name}, in {case}, compared with a training", got[place], float(number), OTHERWISE[place], mistakes,
+            told=number, shown=f"{got[place]:g}",
+        )  # fmt: skip
 
 
 @question(
@@ -94,135 +220,45 @@ def in_words(case, n):
 def check_plan(answer, draw):
     """The four numbers must be those of a real training with these settings."""
     start_server(*PRELOADED)  # where none runs yet
-    fraction_first = draw.random() < 0.5
-    for place, n in enumerate((2, 3)):
-        case = a_case(draw, n, fraction=(place == 0) == fraction_first)
-        [predicted] = answer.on_ranks(prediction, case, n, timeout=TIMEOUT)
-        seen = answer.without(counted, case, nproc=n, timeout=TIMEOUT)
-        judge_plan(predicted, seen, case)
+    kinds = draw.sample(["a part", "a number"], 2)
+    cases = [draw_case(draw, n, kind) for n, kind in zip((2, 3), kinds) for draw_case in (with_rests, without_a_rest)]
+    told = [(tuple(case), str(case)) for case in cases]
+    [predicted] = answer.on_ranks(predictions, told, timeout=TIMEOUT)
+    for n in (2, 3):
+        places = [place for place, case in enumerate(cases) if case.ranks == n]
+        seen = answer.without(counted, [tuple(cases[place]) for place in places], nproc=n, timeout=TIMEOUT)
+        for place, *of_ranks in zip(places, *seen):
+            hold(claims(cases, predicted, place, what_happened(cases[place], of_ranks)))
 
 
-def a_case(draw, n, fraction):
-    """Settings with which something is left over in every step."""
+def with_rests(draw, ranks, warm_up):
+    """Settings with which something is left over in every step. warm_up: "a part" or "a
+    number".
+    """
     while True:
         batch_size, accumulation = draw.randint(2, 4), draw.randint(3, 5)
-        examples = draw.randint(4 * n * batch_size, 11 * n * batch_size)
-        epochs = draw.choice([1.5, 2.25, 2.5])
-        batches, of_rank, updates = shares(examples, n, batch_size, accumulation)
-        steps = math.ceil(epochs * updates)
-        warmup = draw.choice([0.15, 0.3, 0.45]) if fraction else draw.randint(2, 4)
+        examples = draw.randint(4 * ranks * batch_size, 11 * ranks * batch_size)
+        warmup = draw.choice([0.15, 0.3, 0.45]) if warm_up == "a part" else draw.randint(2, 4)
+        epochs = draw.choice([1.4, 1.5, 2.1, 2.25, 2.4])
+        case = Settings(examples, ranks, batch_size, accumulation, epochs, warmup)
         left_over = [
-            math.ceil(epochs * of_rank / accumulation) != steps,
+            ceil(epochs * case.of_rank / accumulation) != case.steps,
             examples % batch_size,
-            batches % n,
-            of_rank % accumulation,
-            epochs * updates % 1,
-            not fraction or 0.1 < warmup * steps % 1 < 0.9,
-            steps <= 14,
+            case.batches % ranks,
+            case.of_rank % accumulation,
+            case.updates > 1,
+            round(epochs * case.updates) < case.steps,  # round() is wrong
+            warmup >= 1 or 0.1 < warmup * case.steps % 1 < 0.45,
+            4 < case.steps <= 14,
         ]
-        case = examples, batch_size, accumulation, epochs, warmup
-        if all(left_over) and told_apart(case, n):
+        if all(left_over):
             return case
 
 
-def shares(examples, n, batch_size, accumulation):
-    """The batches of an epoch, those of each rank, and the updates."""
-    batches = math.ceil(examples / batch_size)
-    of_rank = math.ceil(batches / n)
-    return batches, of_rank, math.ceil(of_rank / accumulation)
-
-
-def what_happened(seen, updates):
-    """The four numbers, counted in a training. updates: of an epoch."""
-    first = [sum(of_rank["updates"][0]) for of_rank in seen]
-    short, rates = seen[0]["updates"][updates - 1], seen[0]["rates"]
-    warming = [rate for rate in rates if rate < LEARNING_RATE * 0.999]
-    return [sum(first), len(short), len(rates), len(warming)]
-
-
-def told_apart(case, n):
-    """Whether no two mistakes lead to the same number."""
-    for mistakes in looks(case, n):
-        causes = {}
-        for number, cause in mistakes:
-            if causes.setdefault(number, cause) != cause:
-                return False
-    return True
-
-
-def judge_plan(got, seen, case):
-    n, examples = len(seen), case[0]
-    updates = shares(examples, n, *case[1:3])[2]
-    truth = what_happened(seen, updates)
-    checked = in_words(case, n)
-    if isinstance(got, str):
-        cause = "return four numbers, in the order of the list above"
-        raise Wrong(f"what {checked} returns", expected="four numbers", got=got, cause=cause)
-    for place, (name, number) in enumerate(zip(NAMES, truth)):
-        if not abs(got[place] - number) <= 1e-6:  # NaN, too
-            cause = cause_of(place, got, truth, case, n)
-            what = f"{name}, in {checked}, compared with a training"
-            raise Wrong(what, expected=number, got=f"{got[place]:g}", cause=cause)
-
-
-def cause_of(place, got, truth, case, n):
-    """Why a number may be wrong: the first mistake that leads to it."""
-    if sorted(got) == sorted(truth):
-        return "the four numbers are right, but not in this order"
-    number = got[place]
-    for wrong, cause in looks(case, n)[place]:
-        if abs(number - wrong) < 1e-6:
-            return cause
-    return [
-        "an update takes one batch for each rank and each micro-batch",
-        "follow the batches: all of them, those of one rank, and what is left after its full updates",
-        "each rank's micro-batches make the updates of an epoch, and the last of them may be short",
-        "a warmup_steps below 1 is a part of all updates of the training; from 1 on it is their number",
-    ][place]
-
-
-def looks(case, n):
-    """For each of the four numbers, what mistakes make of it, and their causes."""
-    examples, batch_size, accumulation, epochs, warmup = case
-    batches, of_rank, updates = shares(examples, n, batch_size, accumulation)
-    steps = math.ceil(epochs * updates)
-    alone = math.ceil(batches / accumulation)
-    fewer = of_rank // accumulation
-    rounds = (
-        "round up twice: each epoch ends with an update, full or not, and so does the training, even within an epoch"
-    )
-    one_epoch = [(updates, "that is one epoch")] if epochs > 2 else []
-    number = [
-        (math.ceil(warmup * steps), "a warmup_steps of 1 or more is a number of updates"),
-        (warmup * n, "each update is one step of Trainer's schedule, on any number of ranks"),
-        (warmup * accumulation, "the schedule counts updates, not micro-batches"),
-    ]
-    fraction = [
-        (math.floor(warmup * steps), "Trainer rounds the warm-up up, not down"),
-        (warmup, "a warmup_steps below 1 is a part of all updates, not their number"),
-        (math.ceil(warmup * updates), "it is a part of the whole training, not of one epoch"),
-    ]
-    return [
-        [
-            (batch_size * accumulation, "that is one rank's part: all ranks take part in an update"),
-            (batch_size * n, "that is one micro-batch of all ranks: an update has several"),
-            (batch_size, "that is one micro-batch of one rank"),
-        ],
-        [
-            (accumulation, "the last update of an epoch takes what is left, which is less than "
-             "gradient_accumulation_steps here"),
-            (batches - (alone - 1) * accumulation, "the batches of an epoch are divided among the ranks first"),
-            (batches // n % accumulation, "where the batches do not divide evenly, every rank still gets the same "
-             "number, rounded up: prepare repeats examples"),
-        ],
-        one_epoch
-        + [
-            (math.ceil(epochs * fewer), "the short last update of an epoch is an update, too"),
-            (math.floor(epochs * updates), rounds),
-            (math.ceil(epochs * of_rank / accumulation), rounds),
-            (math.ceil(epochs) * updates, "the last epoch is not a whole one: num_train_epochs may be a fraction"),
-            (math.ceil(epochs * of_rank), "these are micro-batches, and several of them make an update"),
-            (math.ceil(epochs * alone), "the batches of an epoch are divided among the ranks first"),
-        ],
-        fraction if warmup < 1 else number,
-    ]  # fmt: skip
+def without_a_rest(draw, ranks, warm_up):
+    """Settings with which everything divides evenly. warm_up: that of the other settings;
+    these have it the other way.
+    """
+    batch_size, accumulation, updates = draw.randint(2, 4), draw.randint(2, 4), draw.choice([2, 3])
+    warmup = 1 if warm_up == "a part" else 0.5
+    return Settings(ranks * batch_size * accumulation * updates, ranks, batch_size, accumulation, 2, warmup)
