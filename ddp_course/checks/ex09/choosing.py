@@ -3,26 +3,31 @@
 import hashlib
 import json
 import os
+import random
 import tempfile
 from pathlib import Path
 
 import torch
 
+from ddp_course.checks.claims import Claim, hold
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 
 NAMES = ["shared.pt", "rank0.pt", "rank1.pt", "rank2.pt"]  # of a checkpoint's files
 
 
-def make_checkpoint(folder, name, files, seed):
-    """A checkpoint, as a run would write it: files of random bytes, and the manifest."""
+def make_checkpoint(folder, name, files, seed, note=None):
+    """A checkpoint, as a run would write it: files of random bytes, perhaps a note, and the
+    manifest, which does not name the note.
+    """
     checkpoint, manifest = folder / name, {}
     checkpoint.mkdir(parents=True)
     for file in NAMES[:files]:
         content = random_bytes(f"{seed} {name} {file}")
         (checkpoint / file).write_bytes(content)
         manifest[file] = hashlib.sha256(content).hexdigest()
+    if note:
+        (checkpoint / "notes.txt").write_text(note)
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     return checkpoint
 
@@ -35,10 +40,15 @@ def random_bytes(text):
     return numbers.numpy().tobytes()
 
 
-def flip_a_bit(path):
+def flip_a_bit(path, bit=4):
     content = bytearray(path.read_bytes())
-    content[-7] ^= 4
+    content[-7] ^= bit
     path.write_bytes(content)
+
+
+def flip_the_highest_bit(path):
+    """What comes of a text in ASCII is no UTF-8 any more."""
+    flip_a_bit(path, 128)
 
 
 def cut_short(path):
@@ -53,35 +63,45 @@ def no_object(path):
     path.write_text("null")
 
 
+def a_list(path):
+    path.write_text(json.dumps(NAMES[:1]))
+
+
 # what can be wrong with a checkpoint: the file, and what happens to it. "last" is the
 # last file that the manifest names
 DAMAGES = {
     "no manifest": ("manifest.json", Path.unlink),
     "half a manifest": ("manifest.json", half_of),
     "null as its manifest": ("manifest.json", no_object),
+    "a flipped bit in its manifest": ("manifest.json", flip_the_highest_bit),
     "a file missing": ("last", Path.unlink),
     "a file cut short": ("shared.pt", cut_short),
     "a flipped bit": ("shared.pt", flip_a_bit),
     "a flipped bit in its last file": ("last", flip_a_bit),
+    "a list as its manifest": ("manifest.json", a_list),
 }
+FILES, FOLDERS = ["notes.txt", "step-999999.tar", "step-999997"], ["step-999998-copy", "old-step-999996"]
+ARCHIVED = "archive/step-999995"
 
 
 def plant(folder, files, whole, damaged, seed):
-    """A folder of checkpoints with `files` files each, and of other things.
+    """A folder of checkpoints with `files` files each, and of other things, made in a
+    random order: the newest is not the one that was made last.
 
     whole: numbers, as texts; damaged: {number: what is wrong with it}.
     """
-    for number in [*whole, *damaged]:
-        checkpoint = make_checkpoint(folder, f"step-{number}", files, seed)
+    numbers = [*whole, *damaged]
+    random.Random(f"{seed} {numbers}").shuffle(numbers)
+    for number in numbers:
+        note = "not in the manifest, and not needed" if number == max(whole, key=int, default=None) else None
+        checkpoint = make_checkpoint(folder, f"step-{number}", files, seed, note)
         if number in damaged:
             name, damage = DAMAGES[damaged[number]]
             damage(checkpoint / (NAMES[files - 1] if name == "last" else name))
-    if whole:
-        newest = folder / f"step-{max(whole, key=int)}"
-        (newest / "notes.txt").write_text("not in the manifest, and not needed")
-    (folder / "notes.txt").write_text("the learning rate was too high")
-    (folder / "step-999999.tar").write_text("an archive of somebody's")
-    make_checkpoint(folder, "step-999998-copy", files, seed)
+    for name in FILES:
+        (folder / name).write_text("something of somebody's")
+    for name in [*FOLDERS, ARCHIVED]:
+        make_checkpoint(folder, name, files, seed)
 
 
 def found_in(newest_good, cases, seed):
@@ -141,7 +161,7 @@ def check_newest_good(answer, draw):
     cases = cases_of_folders(draw)
     [found] = answer.on_ranks(found_in, cases, draw.randrange(10**6))
     for case, seen in zip(cases, found):
-        judge_choice(case, seen)
+        hold(claims(seen, **case))
 
 
 def cases_of_folders(draw):
@@ -153,35 +173,24 @@ def cases_of_folders(draw):
     planned += [
         ([second, first], {third: "a flipped bit", last: "no manifest"}),
         ([f"{first:0>8}", f"{third:0>8}"], {f"{last:0>8}": "a file missing"}),
+        ([f"{first:0>8}", f"{second:0>4}", third], {last: "a file missing"}),
         ([], {first: "a file missing", last: "half a manifest"}),
         ([], {}),
     ]
     return [
-        {"files": 2 + number % 3, "whole": whole, "damaged": damaged} for number, (whole, damaged) in enumerate(planned)
+        {"files": 3 + number % 2, "whole": whole, "damaged": damaged} for number, (whole, damaged) in enumerate(planned)
     ]
 
 
-def judge_choice(case, seen):
-    """Raise Wrong unless the newest whole checkpoint was found, and nothing changed."""
-    whole = case["whole"]
-    expected = f"step-{max(whole, key=int)}" if whole else None
-    got, checked = seen["answer"], in_words(case)
-    if got != expected:
-        cause = cause_of_choice(got, **case)
-        rows = {"expected": expected, "got": got if isinstance(got, str) else repr(got)}
-        raise Wrong(checked, cause=cause, **rows)
-    if not seen["untouched"]:
-        cause = "the folder has changed: a search for a checkpoint must not change anything"
-        raise Wrong(checked, expected="an unchanged folder", got="another", cause=cause)
-    if not seen["stayed"]:
-        cause = "os.chdir changes the folder of the whole program, in which it then looks for other files: join paths"
-        raise Wrong(checked, expected="the same current folder", got="another, after the call", cause=cause)
+# ---- what is claimed ----
 
-
+NO_OBJECT = "its manifest is not a JSON object, so it names no file and proves nothing"
 CAUSES = {
     "no manifest": "this checkpoint was never finished: its manifest, which is written last, is missing",
     "half a manifest": "its manifest is cut short, so it cannot be trusted",
-    "null as its manifest": "its manifest is not a JSON object, so it names no file and proves nothing",
+    "null as its manifest": NO_OBJECT,
+    "a list as its manifest": NO_OBJECT,
+    "a flipped bit in its manifest": "its manifest is no text any more, so it cannot be trusted",
     "a file missing": "its manifest names a file that is missing",
     "a file cut short": "a file is shorter than it was: compare its checksum, not only its name",
     "a flipped bit": "all files exist and have the right length, but the content of one has changed: compare its "
@@ -189,31 +198,44 @@ CAUSES = {
     "a flipped bit in its last file": "the other files are right, but one is not: compare all of them, over their "
     "whole length",
 }
+OTHERS = [
+    *((name, "that is a file, not a checkpoint: use only folders named step- and a number") for name in FILES),
+    *((name, "its name is not step- and a number: it is something else, which happens to look like a checkpoint")
+      for name in FOLDERS),
+    (ARCHIVED, "that is in a folder within the folder: its checkpoints are directly in it"),
+]  # fmt: skip
+REFUSED = (
+    "this checkpoint is whole, and it was refused: compare hashlib.sha256 of the complete content of each file that the "
+    "manifest names, as hexdigest(), and of no other file"
+)
 
 
-def cause_of_choice(got, files, whole, damaged):
-    """The likely cause of a wrong choice."""
-    names = {f"step-{number}": why for number, why in damaged.items()}
+def claims(seen, files, whole, damaged):
+    """That the newest whole checkpoint was found, and nothing has changed."""
+    folder, got = in_words({"whole": whole, "damaged": damaged}), seen["answer"]
+    names = [f"step-{number}" for number in whole]
+    mistakes = [(f"step-{number}", CAUSES[why]) for number, why in damaged.items()] + OTHERS
+    mistakes += [
+        (None, "there is a whole checkpoint: if one is damaged, try the next older one" if damaged else REFUSED)
+    ]
+    mistakes += [
+        (name, "as texts, step-9 comes after step-10: compare the numbers") for name in names if name == max(names)
+    ]
+    mistakes += [(name, "it is whole, but there is a newer one: the one with the largest number") for name in names]
+    otherwise = "return the folder's Path, or None if no checkpoint is whole"
     if isinstance(got, str) and got.endswith(NO_FOLDER):
-        return "return the whole path, folder / name: by its name alone, nobody finds the checkpoint"
-    if got in names:
-        return CAUSES[names[got]]
-    if got in ("step-999999.tar", "notes.txt"):
-        return "that is a file, not a checkpoint: use only folders named step- and a number"
-    if got == "step-999998-copy":
-        return "its name is not step- and a number: it is something else, which happens to look like a checkpoint"
-    if got is None and not damaged:
-        return (
-            "this checkpoint is whole, and it was refused: compare hashlib.sha256 of the complete content of each "
-            "file that the manifest names, as hexdigest(), and of no other file"
-        )
-    if got is None:
-        return "there is a whole checkpoint: if one is damaged, try the next older one"
-    if whole and got in [f"step-{number}" for number in whole]:
-        by_name = max(f"step-{number}" for number in whole)
-        if got == by_name:
-            return "as texts, step-9 comes after step-10: compare the numbers"
-        return "it is whole, but there is a newer one: start with the largest number"
-    if isinstance(got, str) and Path(got).is_absolute():
-        return "that is in another folder: does something remain from an earlier call?"
-    return "return the folder's Path, or None if no checkpoint is whole"
+        otherwise = "return the whole path, folder / name: by its name alone, nobody finds the checkpoint"
+    elif isinstance(got, str) and Path(got).is_absolute():
+        otherwise = "that is in another folder: does something remain from an earlier call?"
+    newest = f"step-{max(whole, key=int)}" if whole else None
+    yield Claim(folder, got, newest, otherwise, mistakes)
+    yield Claim(
+        folder, seen["untouched"], True,
+        "the folder has changed: a search for a checkpoint must not change anything",
+        told="an unchanged folder", shown="another",
+    )  # fmt: skip
+    yield Claim(
+        folder, seen["stayed"], True,
+        "os.chdir changes the folder of the whole program, in which it then looks for other files: join paths",
+        told="the same current folder", shown="another, after the call",
+    )  # fmt: skip
