@@ -241,6 +241,87 @@ def the_lessons_own(folder):
     return next(filter(checkpoints.is_whole, found), None)
 
 
+@wrong("newest_good", "the one with the largest number|as texts")
+def by_time(folder):
+    """The newest by its date."""
+    found = [(path.stat().st_mtime, path) for path in folder.iterdir() if number_of(path) >= 0 and good(path)]
+    return max(found)[1] if found else None
+
+
+@wrong("newest_good", "the one with the largest number|as texts")
+def by_the_time_of_the_manifest(folder):
+    return max(filter(good, by_number(folder)), key=lambda path: os.path.getctime(path / "manifest.json"), default=None)
+
+
+@wrong("newest_good", "the one with the largest number|as texts")
+def the_last_that_is_listed(folder):
+    found = [Path(entry.path) for entry in os.scandir(folder) if entry.is_dir()]
+    return ([None] + [path for path in found if number_of(path) >= 0 and good(path)])[-1]
+
+
+@wrong("newest_good", "the one with the largest number")
+def longer_names_are_newer(folder):
+    return max(filter(good, by_number(folder)), key=lambda path: (len(path.name), path.name), default=None)
+
+
+@wrong("newest_good", r"UnicodeDecodeError[\s\S]*a flipped bit in its manifest", "your code raised")
+def only_json_errors(folder):
+    for checkpoint in by_number(folder):
+        with suppress(OSError, json.JSONDecodeError):
+            manifest = json.loads((checkpoint / "manifest.json").read_text())
+            if isinstance(manifest, dict) and all(sha256(checkpoint / name) == manifest[name] for name in manifest):
+                return checkpoint
+
+
+@wrong("newest_good", "NotADirectoryError", "your code raised")
+def knows_of_missing_files_only(folder):
+    """Among them are files of such a name."""
+    paths = [path for path in folder.glob("step-*") if number_of(path) >= 0]
+    for checkpoint in sorted(paths, key=number_of, reverse=True):
+        with suppress(FileNotFoundError, ValueError, AttributeError):
+            manifest = json.loads((checkpoint / "manifest.json").read_text())
+            if all(sha256(checkpoint / name) == expected for name, expected in manifest.items()):
+                return checkpoint
+
+
+@wrong("newest_good", "'list' object has no attribute 'items'", "your code raised")
+def leaves_out_null_only(folder):
+    for checkpoint in by_number(folder):
+        with suppress(OSError, ValueError):
+            manifest = json.loads((checkpoint / "manifest.json").read_text())
+            if manifest is not None and all(sha256(checkpoint / name) == value for name, value in manifest.items()):
+                return checkpoint
+
+
+@wrong("newest_good", "directly in it")
+def searches_everywhere(folder):
+    found = {number_of(path.parent): path.parent for path in folder.rglob("manifest.json") if good(path.parent)}
+    found.pop(-1, None)
+    return found[max(found)] if found else None
+
+
+@wrong("newest_good", "its name is not step- and a number")
+def a_number_at_the_end(folder):
+    found = [path for path in folder.iterdir() if re.search(r"step-\d+$", path.name) and good(path)]
+    return max(found, key=lambda path: int(path.name.split("-")[-1]), default=None)
+
+
+@right("newest_good")
+def by_regular_expression_of_the_last_first(folder):
+    """By os.walk, and with the whole manifest made again."""
+    top, names, _ = next(os.walk(folder))
+    numbers = {int(name[5:]): name for name in names if re.fullmatch("step-[0-9]+", name)}
+    for number in sorted(numbers)[::-1]:
+        place = os.path.join(top, numbers[number])
+        try:
+            manifest = json.loads(Path(place, "manifest.json").read_bytes())
+            now = {name: hashlib.sha256(Path(place, name).read_bytes()).hexdigest() for name in manifest}
+        except (OSError, ValueError, TypeError):
+            continue
+        if isinstance(manifest, dict) and now == manifest:
+            return Path(place)
+
+
 # ---- plan_checkpoints ----
 
 
@@ -420,6 +501,46 @@ def tries_it(model, disk_speed, machine_mtbf, machines):
     return size, interval(size, disk_speed, machine_mtbf, machines)
 
 
+@wrong("plan_checkpoints", "not all parameters have the dtype of the first one", several=True)
+def all_as_the_first_one():
+    def size_of(model):
+        trained = sum(value.numel() for value in model.parameters() if value.requires_grad)
+        numbers = sum(value.numel() for value in state_of(model).values()) + 2 * trained
+        return next(model.parameters()).element_size() * numbers
+
+    return [planned(size_of)]
+
+
+@wrong("plan_checkpoints", "persistent=False is not in|buffers are missing", several=True)
+def knows_its_own_buffers_only():
+    """Those of the modules within are not in _non_persistent_buffers_set."""
+
+    def size_of(model):
+        left_out = model._non_persistent_buffers_set
+        buffers = [value for name, value in model.named_buffers() if name not in left_out]
+        return bytes_of([*model.parameters(), *buffers]) + adam_of(model)
+
+    return [planned(size_of)]
+
+
+@wrong("plan_checkpoints", "buffers are not trained", several=True)
+def averages_of_all_that_is_saved():
+    def size_of(model):
+        frozen = [value for value in model.parameters() if not value.requires_grad]
+        return 3 * bytes_of(state_of(model).values()) - 2 * bytes_of(frozen)
+
+    return [planned(size_of)]
+
+
+@wrong("plan_checkpoints", "saving takes bytes / disk_speed seconds", several=True)
+def bytes_for_seconds():
+    def plan_checkpoints(model, disk_speed, machine_mtbf, machines):
+        size = bytes_of(state_of(model).values()) + adam_of(model)
+        return size, math.sqrt(2 * size * machine_mtbf / machines)
+
+    return [plan_checkpoints]
+
+
 # ---- rest_of_epoch ----
 
 
@@ -577,6 +698,50 @@ def backwards(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ra
 def sorts_the_rest(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
     rest = order_of(length, seed + epoch)[old_ranks * batches_done * batch_size :]
     return sorted(set(rest))[rank::ranks]
+
+
+@wrong("rest_of_epoch", "place p of the rest belongs to rank p % ranks")
+def by_places_in_the_whole_epoch(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+    """Position p of the whole order belongs to rank p % ranks."""
+    skipped = old_ranks * batches_done * batch_size
+    return [
+        index
+        for place, index in enumerate(order_of(length, seed + epoch))
+        if place >= skipped and place % ranks == rank
+    ]
+
+
+@wrong("rest_of_epoch", "some samples come twice")
+def a_full_row_of_padding(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+    """Right where a rest is left over, and cut: wrong where the ranks divide it."""
+    rest = order_of(length, seed + epoch)[old_ranks * batches_done * batch_size :]
+    share = len(rest) // ranks + (rank < len(rest) % ranks or len(rest) % ranks == 0)
+    return (rest + rest)[rank::ranks][:share]
+
+
+@wrong("rest_of_epoch", "some samples come twice|the padding is in it")
+def at_least_one_for_each(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+    """No rank may be without samples, or it would hang, so the last ones repeat one."""
+    rest = order_of(length, seed + epoch)[old_ranks * batches_done * batch_size :]
+    return rest[rank::ranks] or rest[:1]
+
+
+@wrong("rest_of_epoch", "some samples are left out")
+def leaves_out_the_short_batches(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+    rest = order_of(length, seed + epoch)[old_ranks * batches_done * batch_size :][rank::ranks]
+    return rest[: len(rest) // batch_size * batch_size]
+
+
+@right("rest_of_epoch")
+def in_a_fork_of_the_generator(length, seed, epoch, batches_done, batch_size, old_ranks, rank, ranks):
+    """The global generator is put back; the rest is a queue from which all ranks take."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed + epoch)
+        queue = torch.randperm(length).tolist()[batches_done * old_ranks * batch_size :]
+    shares = [[] for _ in range(ranks)]
+    for place in range(len(queue)):
+        shares[place % ranks].append(queue[place])
+    return tuple(shares[rank])
 
 
 # ---- save_whole ----

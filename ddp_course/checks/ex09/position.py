@@ -1,11 +1,11 @@
-"""Question 2: the rest of an epoch."""
+"""Question 3: the rest of an epoch."""
 
 import torch
 from torch.utils.data import DistributedSampler
 
+from ddp_course.checks.claims import Claim, hold, on_every_rank
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 
 
 def rests(rest_of_epoch, cases):
@@ -42,22 +42,19 @@ def check_rest_of_epoch(answer, draw):
     cases = cases_of_epochs(draw)
     [(seen, generator_stayed)] = answer.on_ranks(rests, cases)
     for case, of_ranks in zip(cases, seen):
-        judge_rest(case, of_ranks)
-    if not generator_stayed:
-        cause = (
-            "dropout draws from torch's global generator: leave it alone, and draw from a torch.Generator of your own"
-        )
-        raise Wrong(
-            "the state of torch's global random generator",
-            expected="as it was before the call",
-            got="another one",
-            cause=cause,
-        )
+        on_every_rank(claims_about(**case), of_ranks)
+    stayed = Claim(
+        "the state of torch's global random generator", generator_stayed, True,
+        "dropout draws from torch's global generator: leave it alone, and draw from a torch.Generator of your own",
+        told="as it was before the call", shown="another one",
+    )  # fmt: skip
+    hold([stayed])
 
 
 def cases_of_epochs(draw):
-    """Interrupted epochs, with lengths that neither the old ranks nor the new ones
-    divide; one that has just begun; and one that the padding has filled up.
+    """Interrupted epochs, with lengths that neither the old ranks nor the new ones divide;
+    one that has just begun; one that all of them divide; one whose rest is too short for
+    all ranks; and one that the padding has filled up.
     """
     cases = []
     for old_ranks, ranks in [(2, 2), (3, 2), (2, 3), (1, 4), (3, 1)]:
@@ -70,48 +67,50 @@ def cases_of_epochs(draw):
         case |= {"batch_size": batch_size, "old_ranks": old_ranks, "ranks": ranks}
         cases.append(case)
     cases.append(cases[0] | {"batches_done": 0, "epoch": 0})
+    cases.append(cases[1] | {"length": cases[1]["batch_size"] * 6 * draw.randint(2, 4), "batches_done": 1})
+    cases.append(cases[3] | {"length": cases[3]["batches_done"] * cases[3]["batch_size"] + 2})
     filled_up = cases[1]["old_ranks"] * cases[1]["batch_size"] * 3 - 2
     cases.append(cases[1] | {"length": filled_up, "batches_done": 3})
     return cases
 
 
-def judge_rest(case, of_ranks):
-    """Raise Wrong unless each rank has its part of the rest, in order."""
-    order = order_of(case["length"], case["seed"], case["epoch"])
-    skipped = case["old_ranks"] * case["batches_done"] * case["batch_size"]
-    ranks = case["ranks"]
-    rest = order[skipped:]
-    for rank, got in enumerate(of_ranks):
-        expected = rest[rank::ranks]
-        if got == expected:
-            continue
-        checked = f"{case['length']} samples, epoch {case['epoch']}, of which {case['old_ranks']} ranks have done "
-        checked += f"{case['batches_done']} batches of {case['batch_size']}; now there are {ranks} ranks"
-        raise Wrong(checked, rank=f"{rank} of {ranks}", expected=expected or "nothing: all samples have been seen",
-                    got=got or "nothing", cause=cause_of_rest(case, of_ranks, rank, order, skipped))  # fmt: skip
+# ---- what is claimed ----
 
 
-def cause_of_rest(case, of_ranks, rank, order, skipped):
-    """The likely cause of a wrong rest of an epoch."""
-    got, ranks, done = (of_ranks[rank], case["ranks"], case["batches_done"] * case["batch_size"])
-    first = order_of(case["length"], case["seed"], 0)
-    padded = order + order[: -len(order) % case["old_ranks"]]
-    looks = [
-        (order[rank::ranks], "that is the whole epoch from its beginning: leave out the samples that have been seen"),
-        (order[rank::ranks][done:], "the samples that have been seen depend on the old number of ranks, not on the "
-         "current one"),
-        (order[done * ranks :][rank::ranks], "the samples that have been seen depend on old_ranks, not on ranks"),
-        (padded[skipped:][rank::ranks], "the padding is in it: DistributedSampler fills up its order with samples from the "
-         "beginning, and those have been seen"),
-        (order[done:][rank::ranks], "each of the old ranks has done this many places, not all of them together"),
-        (order[case["old_ranks"] * case["batches_done"] :][rank::ranks], "batches_done counts batches, not samples"),
-        (order[skipped:], "that is the rest for all ranks: each rank must take its own part of it"),
-        (first[skipped:][rank::ranks], "every epoch has the order of epoch 0: the shuffle's seed must be seed + epoch"),
-        (list(range(case["length"]))[skipped:][rank::ranks], "the samples are in the data set's order, not shuffled"),
-    ]  # fmt: skip
-    for value, cause in looks:
-        if got == value and value != order[skipped:][rank::ranks]:
-            return cause
+def claims_about(length, seed, epoch, batches_done, batch_size, old_ranks, ranks):
+    """That each rank has its part of the rest, in order."""
+    order, first = order_of(length, seed, epoch), order_of(length, seed, 0)
+    places = batches_done * batch_size  # of each old rank
+    skipped = old_ranks * places
+    padded = order + order[: -length % old_ranks]
+    checked = f"{length} samples, epoch {epoch}, of which {old_ranks} ranks have done {batches_done} batches of "
+    checked += f"{batch_size}; now there are {ranks} ranks"
+
+    def claims(rank, of_ranks):
+        got, expected = of_ranks[rank], order[skipped:][rank::ranks]
+        mistakes = [
+            (order[rank::ranks], "that is the whole epoch from its beginning: leave out the samples that have been seen"),
+            (order[rank::ranks][places:], "the samples that have been seen depend on the old number of ranks, not on the "
+             "current one"),
+            (order[places * ranks :][rank::ranks], "the samples that have been seen depend on old_ranks, not on ranks"),
+            (padded[skipped:][rank::ranks], "the padding is in it: DistributedSampler fills up its order with samples from "
+             "the beginning, and those have been seen"),
+            (order[places:][rank::ranks], "each of the old ranks has done this many places, not all of them together"),
+            (order[old_ranks * batches_done :][rank::ranks], "batches_done counts batches, not samples"),
+            (order[skipped:], "that is the rest for all ranks: each rank must take its own part of it"),
+            (first[skipped:][rank::ranks], "every epoch has the order of epoch 0: the shuffle's seed must be seed + epoch"),
+            (list(range(length))[skipped:][rank::ranks], "the samples are in the data set's order, not shuffled"),
+        ]  # fmt: skip
+        yield Claim(
+            checked, got, expected, cause_of_rest(of_ranks, order, skipped), mistakes,
+            told=expected or "nothing: all samples have been seen", shown=got or "nothing",
+        )  # fmt: skip
+
+    return claims
+
+
+def cause_of_rest(of_ranks, order, skipped):
+    """What is wrong with the ranks' shares of the rest, taken together."""
     everybody = sorted(index for of_rank in of_ranks for index in of_rank)
     rest = sorted(order[skipped:])
     if everybody == rest:
