@@ -28,7 +28,7 @@ class CheckedWatch(Watch):
 
     def __exit__(self, kind, error, trace):
         super().__exit__(kind, error, trace)
-        if kind is not None:
+        if kind is not None or not dist.is_initialized():
             return
         names = [entry["name"] for entry in self.log]
         for before, now, most in zip(self.before, counted(), at_most(names)):
