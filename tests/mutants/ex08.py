@@ -654,6 +654,56 @@ def torchs_loss():
     return our_collate, MeanLoss()
 
 
+@wrong("uneven", "row i holds the targets of example i", several=True)
+def takes_token_0_for_padding():
+    def collate(examples):
+        batch = our_collate(examples)
+        return batch | {"labels": batch["labels"].masked_fill(batch["tokens"] == 0, -100)}
+
+    return collate, our_loss
+
+
+@wrong("uneven", "mean_loss writes into the logits", several=True)
+def shifts_the_logits_in_place():
+    """As for a softmax that does not overflow: the loss is the same."""
+
+    def mean_loss(outputs, labels, num_items_in_batch):
+        with torch.no_grad():
+            outputs["logits"].data -= outputs["logits"].amax(dim=-1, keepdim=True)
+        return our_loss(outputs, labels, num_items_in_batch)
+
+    return our_collate, mean_loss
+
+
+@wrong("uneven", "mean_loss writes into the outputs", several=True)
+def keeps_the_loss_in_the_outputs():
+    def mean_loss(outputs, labels, num_items_in_batch):
+        outputs["loss"] = our_loss(outputs, labels, num_items_in_batch)
+        return outputs["loss"]
+
+    return our_collate, mean_loss
+
+
+@right("uneven", several=True)
+def with_nll_loss_and_a_count_of_its_own():
+    """Rows of a tensor made by new_full; a product with the mean where there is one."""
+
+    def collate(examples):
+        longest = max(len(one["tokens"]) for one in examples)
+        fill = lambda one, name, value: torch.cat([one[name], one[name].new_full((longest - len(one[name]),), value)])
+        return {
+            "labels": torch.vstack([fill(one, "targets", -100) for one in examples]),
+            "tokens": torch.vstack([fill(one, "tokens", 0) for one in examples]),
+        }
+
+    def mean_loss(outputs, labels, num_items_in_batch):
+        logs = F.log_softmax(outputs["logits"], dim=2).transpose(1, 2)
+        losses = F.nll_loss(logs, labels, reduction="none")
+        return losses.sum(dim=1).sum() * num_items_in_batch.reciprocal()
+
+    return collate, mean_loss
+
+
 # ---- stop_together ----
 
 
@@ -1288,6 +1338,129 @@ class Leaves(Asking):
 class NotBegun(TrainerCallback):
     def __init__(self, should_stop, every):
         raise NotImplementedError
+
+
+@wrong("stop_together", "but was overruled")
+class DecidesForTrainerWhereTheyMeet(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        self.ask(state)
+        if self.meets(state):
+            self.wanted = who(self.wish)
+            control.should_training_stop = bool(self.wanted)
+
+
+@wrong("stop_together", "but was overruled")
+class GoesOnWhereTheyDoNotMeet(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        stop = self.anyone(state)
+        if stop or not self.meets(state):
+            control.should_training_stop = stop
+
+
+@wrong("stop_together", "self.wanted at the end of step[^$]*under another name")
+class ListsItselfAtOnce(Asking):
+    """Its own wish is in the list before the ranks communicate."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.ask(state):
+            self.wanted = [args.process_index]
+        if self.meets(state):
+            self.wanted = who(self.wish)
+            control.should_training_stop |= len(self.wanted) > 0
+
+
+@wrong("stop_together", "self.wanted at the end of step[^$]*is .., on every rank")
+class KnowsNothingUntilTheEnd(Asking):
+    def __init__(self, should_stop, every):
+        super().__init__(should_stop, every)
+        self.wanted = None
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.ask(state)
+        if self.meets(state) and (wanted := who(self.wish)):
+            self.wanted = wanted
+            control.should_training_stop = True
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.wanted = self.wanted or []
+
+
+@wrong("stop_together", "collectives in on_train_end[^$]*communicate in on_step_end only")
+class AsksWhoItWasInTheEnd(Asking):
+    def on_step_end(self, args, state, control, **kwargs):
+        self.ask(state)
+        if self.meets(state) and over_ranks(self.wish):
+            control.should_training_stop = True
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.wanted = who(self.wish)
+
+
+@wrong("stop_together", "collectives in on_train_begin[^$]*communicate in on_step_end only")
+class WaitsForAllBeforeItBegins(Asking):
+    def on_train_begin(self, args, state, control, **kwargs):
+        if dist.is_initialized():
+            dist.barrier()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.anyone(state):
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "collectives in __init__[^$]*communicate in on_step_end only")
+class AgreesOnEvery(Asking):
+    def __init__(self, should_stop, every):
+        super().__init__(should_stop, over_ranks(every))
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.anyone(state):
+            control.should_training_stop = True
+
+
+@wrong("stop_together", "call it in on_step_end")
+class AsksAheadOfTheStep(Asking):
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.wish = self.should_stop(state.global_step + 1) or self.wish
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.meets(state):
+            self.wanted = who(self.wish)
+            control.should_training_stop |= len(self.wanted) > 0
+
+
+@right("stop_together")
+class WithAMaskOfBooleans(Asking):
+    """An all-gather into a tensor, and setattr."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.wish |= self.should_stop(state.global_step)
+        if divmod(state.global_step, self.every)[1]:
+            return
+        mask = torch.tensor([self.wish], dtype=torch.uint8)
+        if args.world_size > 1:
+            parts = [torch.empty_like(mask) for _ in range(args.world_size)]
+            dist.all_gather(parts, mask)
+            mask = torch.cat(parts)
+        if mask.any():
+            self.wanted.extend(torch.where(mask)[0].tolist())
+            setattr(control, "should_training_stop", True)  # noqa: B010
+
+
+@right("stop_together")
+class LeavesTheOtherEventsAlone(Asking):
+    """Notes things in other events, without messages; returns what it was given."""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.started = time.monotonic()
+        return control
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.anyone(state):
+            control.should_training_stop = True
+        return control
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        self.seconds = time.monotonic() - self.started
 
 
 @wrong("plan", "")
