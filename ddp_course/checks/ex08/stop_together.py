@@ -3,18 +3,21 @@
 import math
 import os
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from ddp_course.checks.checked_watch import CheckedWatch
+from ddp_course.checks.claims import Claim, hold
 from ddp_course.checks.ex08.on_ranks import PRELOADED, TIMEOUT, Meeting, a_trainer, in_row, ranks, settings
 from ddp_course.checks.training import fill
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.launch import RankError, start_server
+from ddp_course.ranks.watch import Watch
 
 EPOCH, MAX_STEPS = 5, 11  # steps
 # For each `every`: wishes in a step in which the ranks communicate, and in another one.
@@ -34,13 +37,22 @@ class Square(nn.Module):
         return {"loss": self.linear(inputs).pow(2).mean()}
 
 
-def trainings(stop_together, cases, every, seed):
-    """A training for each case, {rank: the step at which it wants to stop}; what was
-    seen of each.
+class Case(NamedTuple):
+    """wishes: {rank: the step at which it wants to stop}; other: the step at which another
+    callback asks for the end, or None.
+    """
 
-    calls: what this rank's should_stop was asked; steps: how many were taken; ends: the
-    notes of all ranks at the end of each step, and of each epoch; wanted: the ranks that
-    wanted to stop, as the callback knows them.
+    wishes: dict
+    other: int | None = None
+
+
+def trainings(stop_together, cases, every, seed):
+    """A training for each Case; what was seen of each.
+
+    calls: what this rank's should_stop was asked; asked: when; steps: how many were taken;
+    ends: the notes of all ranks at the end of each step, and of each epoch; elsewhere:
+    what this rank has sent at other times; wanted: the ranks that wanted to stop, as the
+    callback knows them.
     """
     meeting, seen = Meeting(), []
     rank, n = meeting.rank, meeting.n
@@ -52,29 +64,26 @@ def trainings(stop_together, cases, every, seed):
     options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "logging_steps": 1}
     with settings(meeting, max_steps=MAX_STEPS, **options) as made:
         for number, case in enumerate(cases):
-            calls, ends = [], []
+            calls, notes = [], Notes(meeting, number, case.other)
 
-            def should_stop(step, calls=calls, wish=case.get(rank)):
+            def should_stop(step, calls=calls, wish=case.wishes.get(rank), notes=notes):
                 calls.append(step)
+                notes.asked.append(notes.event)
                 if step == wish:
                     time.sleep(0.1)  # a rank that does not wait for this one will not know its wish
                 return step == wish
 
-            with trying(f"StopTogether(should_stop, {every})"):
+            with trying(f"StopTogether(should_stop, {every})"), notes.listening("__init__", 0):
                 callback = stop_together(should_stop, every)
+            notes.wanted = lambda callback=callback: as_numbers(getattr(callback, "wanted", None))
             trainer = a_trainer(Square(seed), made, examples, callbacks=[callback])
-            meet_at_the_ends(trainer, meeting, number, ends)
+            notes.take(trainer.callback_handler)
             with suppress(Parted), trying(f"a training where {in_words(case, n)}"):
                 trainer.train()
-            seen.append(
-                {
-                    "calls": calls,
-                    "steps": trainer.state.global_step,
-                    "ends": ends,
-                    "wanted": as_numbers(getattr(callback, "wanted", None)),
-                }
-            )
-            if disagree(ends):
+            steps = trainer.state.global_step
+            more = {"calls": calls, "steps": steps, "wanted": notes.wanted()}
+            seen.append(more | {"asked": notes.asked, "ends": notes.ends, "elsewhere": notes.elsewhere})
+            if disagree(notes.ends):
                 break  # in another training run, they would only wait for each other
         return seen
 
@@ -87,20 +96,45 @@ def as_numbers(ranks):
         return "nothing" if ranks is None else str(ranks)[:80]
 
 
-def meet_at_the_ends(trainer, meeting, number, ends):
-    """Let the ranks meet at the end of each step and epoch, before one can wait for
-    another forever.
-    """
+class Notes:
+    """What is noted of a training while it goes on. event: in which the callbacks are now."""
 
-    def then_meet(event):
-        call_all = getattr(trainer.callback_handler, event)
+    def __init__(self, meeting, number, other):
+        self.meeting, self.number, self.other = meeting, number, other
+        self.asked, self.ends, self.elsewhere, self.event = [], [], [], None
 
+    def take(self, handler):
+        """Watch the callbacks in each event. Let the ranks meet at the end of each step and
+        epoch, before one can wait for another forever.
+        """
+        call_event = handler.call_event
+
+        def call(event, args, state, control, **more):
+            if event in ("on_step_end", "on_epoch_end"):
+                return call_event(event, args, state, control, **more)
+            with self.listening(event, state.global_step):
+                return call_event(event, args, state, control, **more)
+
+        handler.call_event = call
+        for event in ("on_step_end", "on_epoch_end"):
+            setattr(handler, event, self.then_meet(event, getattr(handler, event)))
+
+    @contextmanager
+    def listening(self, event, step):
+        with Watch() as watch:  # a CheckedWatch takes too long for all these events
+            yield
+        if watch.log:
+            self.elsewhere.append({"event": event, "step": step, "sent": len(watch.log)})
+
+    def then_meet(self, event, call_all):
         def call_and_meet(args, state, control):
-            place = f"training {number}, {event}, step {state.global_step}"
-            meeting.leave(f"to {place}", True)
-            asked = requests(control, event, state.global_step)
+            place = f"training {self.number}, {event}, step {state.global_step}"
+            self.meeting.leave(f"to {place}", True)
+            asked = requests(control, event, state.global_step, self.other)
+            self.event = event
             with CheckedWatch() as watch:
                 given, control = control, call_all(args, state, control)
+            self.event = None
             flags = {name: getattr(control, name, None) for name in FLAGS}
             note = {name: None if flag is None else bool(flag) for name, flag in flags.items()}
             note |= {
@@ -110,30 +144,29 @@ def meet_at_the_ends(trainer, meeting, number, ends):
                 "given": control is given,
                 "undone": [name for name in asked if not getattr(control, name, None)],
                 "sent": len(watch.log),
+                "wanted": self.wanted(),
             }
             if hasattr(control, "should_save"):
-                for name in asked:  # Trainer need not do it
-                    setattr(control, name, False)
-            notes = meeting.notes(place, note)
+                control.should_save = control.should_evaluate = False  # Trainer need not do it
+            notes = self.meeting.notes(place, note)
             if None in notes:
                 other = notes.index(None)
-                stands = STUCK if meeting.left_by(other, f"to {place}") else GOES_ON
+                stands = STUCK if self.meeting.left_by(other, f"to {place}") else GOES_ON
                 where = f"the end of the {event.split('_')[1]}, after step {state.global_step}"
-                raise RuntimeError(f"{APART}rank {meeting.rank} has come to {where}, rank {other} {stands}")
-            ends.append(notes)
-            if disagree(ends):
+                raise RuntimeError(f"{APART}rank {self.meeting.rank} has come to {where}, rank {other} {stands}")
+            self.ends.append(notes)
+            if disagree(self.ends):
                 raise Parted
             return control
 
         return call_and_meet
 
-    for event in ("on_step_end", "on_epoch_end"):
-        setattr(trainer.callback_handler, event, then_meet(event))
 
-
-def requests(control, event, step):
+def requests(control, event, step, other):
     """Ask for what another callback might ask for; return its names."""
     asked = ["should_save", "should_evaluate"][step % 2 :] if "step" in event else []
+    if "step" in event and step == other:
+        asked.append("should_training_stop")
     for name in asked:
         setattr(control, name, True)
     return asked
@@ -157,15 +190,18 @@ def disagree(ends):
 
 
 def in_words(case, n):
-    if not case:
+    wishes, other = case
+    if other:
+        return f"another callback sets should_training_stop in step {other}"
+    if not wishes:
         return "should_stop is never true"
-    if len(case) == n and len(set(case.values())) == 1:
-        return f"should_stop({case[0]}) is true" + " on all ranks" * (n > 1)
-    if len(case) == 1:
-        [(rank, step)] = case.items()
+    if len(wishes) == n and len(set(wishes.values())) == 1:
+        return f"should_stop({wishes[0]}) is true" + " on all ranks" * (n > 1)
+    if len(wishes) == 1:
+        [(rank, step)] = wishes.items()
         return f"should_stop({step}) is true on rank {rank} alone"
-    wishes = [f"should_stop({step}) on rank {rank}" for rank, step in case.items()]
-    return f"{in_row(wishes)} are true"
+    listed = [f"should_stop({step}) on rank {rank}" for rank, step in wishes.items()]
+    return f"{in_row(listed)} are true"
 
 
 @question(
@@ -182,28 +218,33 @@ def in_words(case, n):
 )
 def check_stop_together(answer, draw):
     """All ranks must stop after the first step in which they communicate and one of them
-    wants to, or when Trainer ends by itself.
+    wants to, or when Trainer, or another callback, ends the training.
     """
     start_server(*PRELOADED)  # where none runs yet
     often, seldom = draw.sample([2, 3], 2)
     for n, every in ((2, often), (3, seldom), (1, often)):
         cases = some_cases(draw, n, every)
         seen = stopped(answer, cases, every, draw.randrange(10**6), n)
-        judge_stops(cases, every, seen)
+        run = [Training(case, every, of_ranks, cases) for case, *of_ranks in zip(cases, *seen)]
+        for claims in (decided_together, asked_in_each_step, silent, ended, known, untouched):
+            for training in run:
+                for rank in range(n):
+                    hold(claims(training, rank, run), f"{rank} of {n}")
 
 
 def some_cases(draw, n, every):
-    """Wishes of one rank, of several and of all."""
-    common = dict.fromkeys(range(n), draw.choice(LATER[every]))
+    """Wishes of one rank, of several and of all; and the end that another callback wants."""
+    common = Case(dict.fromkeys(range(n), draw.choice(LATER[every])))
     if n == 1:
         return [common]
-    alone = {draw.randrange(1, n): draw.choice(LATER[every])}
+    alone = Case({draw.randrange(1, n): draw.choice(LATER[every])})
     if n == 2:
-        return [{}, {0: draw.choice(AT_ONCE[every])}, alone, common]
+        overruled = Case({}, other=draw.choice(AT_ONCE[every]))
+        return [Case({}), overruled, Case({0: draw.choice(AT_ONCE[every])}), alone, common]
     some = sorted(draw.sample(range(n), 2))
     together = draw.choice([end for end in AT_ONCE[every] if end > every])
     steps = draw.sample([together - 1, together], 2)
-    return [alone, dict(zip(some, steps)), common]
+    return [alone, Case(dict(zip(some, steps))), common]
 
 
 def stopped(answer, cases, every, seed, n):
@@ -241,128 +282,123 @@ def checked_in(message, n, every):
     return f"StopTogether(should_stop, {every}) on {ranks(n)}, where {case}"
 
 
-def judge_stops(cases, every, seen):
-    """Raise Wrong unless all ranks have asked in each step, and have communicated and
-    stopped at the same, right steps.
-    """
-    n = len(seen)
-    done = [[of_rank[number] for of_rank in seen] for number in range(len(seen[0]))]
-
-    def checked(what, case):
-        return f"{what}, with every={every} on {ranks(n)}, where {in_words(case, n)}"
-
-    for case, (first, *_) in zip(cases, done):
-        if disagree(first["ends"]):
-            tell_of_the_parting(checked(f"step {first['steps']}", case), first["ends"][-1])
-    for case, of_ranks in zip(cases, done):
-        for rank, of_rank in enumerate(of_ranks):
-            calls, steps = of_rank["calls"], of_rank["steps"]
-            if calls != list(range(1, steps + 1)):
-                raise Wrong(checked("the steps for which should_stop was called", case), rank=f"{rank} of {n}",
-                            expected=f"each step from 1 to {steps}, once",
-                            got=in_row(calls) if calls else "nothing",
-                            cause=cause_of_calls(calls, every))  # fmt: skip
-    for case, (first, *_) in zip(cases, done):
-        judge_silence(checked, case, every, first["ends"])
-    for case, (first, *_) in zip(cases, done):
-        if first["steps"] != (truth := end_of(case, every)):
-            raise Wrong(checked(f"StopTogether, with max_steps={MAX_STEPS}", case),
-                        expected=f"the end after step {truth}, on all ranks",
-                        got=f"the end after step {first['steps']}",
-                        cause=cause_of_end(case, every, first, cases, done))  # fmt: skip
-    for case, of_ranks in zip(cases, done):
-        judge_wanted(checked, case, [of_rank["wanted"] for of_rank in of_ranks], cases)
-    for case, (first, *_) in zip(cases, done):
-        judge_requests(checked, case, first["ends"])
+# ---- what is claimed ----
 
 
-def judge_silence(checked, case, every, ends):
-    """Raise Wrong if the callback has communicated in other steps than agreed."""
-    for notes in ends:
-        for rank, note in enumerate(notes):
-            agreed = note["event"] == "on_step_end" and note["step"] % every == 0
-            if note["sent"] and not agreed:
-                at = f"step {note['step']}"
-                cause = f"the ranks communicate after every {every} steps only, in the steps that are multiples of it: "
-                cause += "a rank keeps its wish until then"
-                if note["event"] == "on_epoch_end":
-                    at = f"the end of the epoch, after step {note['step']}"
-                    cause = (
-                        "the end of an epoch may be far away: decide in on_step_end, in the steps that are multiples "
-                    )
-                    cause += "of `every`"
-                raise Wrong(checked(f"collectives at {at}", case), rank=f"{rank} of {len(notes)}",
-                            expected="none", got=note["sent"], cause=cause)  # fmt: skip
+class Training(NamedTuple):
+    """One of the trainings, as all ranks have seen it; cases: those of all trainings."""
+
+    case: Case
+    every: int
+    of_ranks: list
+    cases: list
+
+    @property
+    def end(self):
+        return end_of(self.case, self.every)
+
+    def says(self, what):
+        n = len(self.of_ranks)
+        return f"{what}, with every={self.every} on {ranks(n)}, where {in_words(self.case, n)}"
+
+    def after_another(self):
+        """Whether a rank wanted to stop in a training before this one."""
+        return any(case.wishes for case in self.cases[: self.cases.index(self.case)])
 
 
-def judge_wanted(checked, case, wanted, cases):
-    """Raise Wrong unless all ranks know which of them wanted to stop."""
-    n, truth = len(wanted), sorted(case)
-    for rank, got in enumerate(wanted):
-        if got != truth:
-            raise Wrong(checked("self.wanted after the training", case), rank=f"{rank} of {n}",
-                        expected=truth, got=got,
-                        cause=cause_of_wanted(case, wanted, rank, cases))  # fmt: skip
-
-
-def cause_of_wanted(case, wanted, rank, cases):
-    n, got, truth = len(wanted), wanted[rank], sorted(case)
-    if isinstance(got, str):
-        return "self.wanted is a list of ranks: [] until some rank has wanted to stop"
-    if sorted(got) == truth:
-        return "list the ranks in order"
-    if truth in wanted:
-        return (
-            "this rank does not know it: does it list only its own wish, or has only one rank the result? all_reduce and "
-            "all_gather give all ranks the wishes of all"
-        )
-    if all(of_rank == [at] * (at in case) for at, of_rank in enumerate(wanted)):
-        return "each rank lists only itself: it needs the wishes of the others, not only whether there is one"
-    if set(truth) < set(got) and any(cases[: cases.index(case)]):
-        return REMEMBERS
-    if got == [int(at in case) for at in range(n)]:
-        return "these are the wishes of all ranks: list the ranks whose wish is true"
-    if set(got) < set(truth):
-        return "a rank that wanted to stop is missing: several may want it, and each wish counts until the ranks communicate"
-    return "list the ranks that wanted to stop, by their numbers, and no others"
-
-
-def judge_requests(checked, case, ends):
-    """Raise Wrong if the callback has undone what others have asked for."""
-    for notes in ends:
-        if notes[0]["event"] != "on_step_end":
-            continue
-        for rank, note in enumerate(notes):
-            undone = ["should_log"] * (not note["should_log"]) + note["undone"]
-            if undone:
-                cause = "the callback has set it to False, but another callback has asked for it: set only "
-                cause += "should_training_stop"
-                if not note["given"]:
-                    cause = "a new TrainerControl loses the requests of other callbacks: change the given one"
-                raise Wrong(checked(f"control.{undone[0]} at the end of step {note['step']}", case),
-                            rank=f"{rank} of {len(notes)}", expected="True, as another callback has asked for",
-                            got="False", cause=cause)  # fmt: skip
-
-
-def tell_of_the_parting(checked, notes):
+def decided_together(training, rank, run):
+    """That all ranks stop, or none, at each end; and that Trainer has its control."""
+    ends = training.of_ranks[rank]["ends"]
+    if not disagree(ends):
+        return
+    notes, what = ends[-1], training.says(f"step {training.of_ranks[rank]['steps']}")
     stops = [note["should_training_stop"] for note in notes]
     if None in stops:
-        kind = notes[stops.index(None)]["kind"]
-        raise Wrong(checked, expected="control or None", got=f"a {kind}",
-                    cause="Trainer uses the return value of a callback as the new control: change the given one, "
-                    "and return it or None")  # fmt: skip
-    cause = ALONE
-    if notes[0]["sent"]:
-        cause = "the ranks have communicated, but not all of them have the result: reduce and gather give the "
-        cause += "result to one rank, all_reduce and all_gather to all"
+        yield Claim(what, f"a {notes[stops.index(None)]['kind']}", "control or None", NO_CONTROL)
     got = f"rank {stops.index(True)} stops, rank {stops.index(False)} goes on"
-    raise Wrong(checked, expected="the same decision on all ranks", got=got, cause=cause)
+    yield Claim(what, got, "the same decision on all ranks", FOR_ONE if notes[0]["sent"] else ALONE)
+
+
+def asked_in_each_step(training, rank, run):
+    seen = training.of_ranks[rank]
+    calls, steps = seen["calls"], seen["steps"]
+    yield Claim(
+        training.says("the steps for which should_stop was called"), calls, list(range(1, steps + 1)),
+        cause_of_calls(calls, training.every),
+        told=f"each step from 1 to {steps}, once", shown=in_row(calls) if calls else "nothing",
+    )  # fmt: skip
+    yield Claim(
+        training.says("when should_stop was called"), seen["asked"], ["on_step_end"] * steps,
+        "should_stop is asked at the end of each step: call it in on_step_end", told="in on_step_end", shown="elsewhere",
+    )  # fmt: skip
+
+
+def silent(training, rank, run):
+    """That the callback communicates only in the steps that are multiples of `every`."""
+    every = training.every
+    rarely = (
+        f"the ranks communicate after every {every} steps only, in the steps that are multiples of it: a rank keeps its "
+        "wish until then"
+    )
+    late = "the end of an epoch may be far away: decide in on_step_end, in the steps that are multiples of `every`"
+    for note in (notes[rank] for notes in training.of_ranks[rank]["ends"]):
+        if note["event"] == "on_epoch_end":
+            at = f"the end of the epoch, after step {note['step']}"
+            yield Claim(training.says(f"collectives at {at}"), note["sent"], 0, late, told="none")
+        elif note["step"] % every:
+            at = f"step {note['step']}"
+            yield Claim(training.says(f"collectives at {at}"), note["sent"], 0, rarely, told="none")
+    for note in training.of_ranks[rank]["elsewhere"]:
+        what = training.says(f"collectives in {note['event']}, after {note['step']} steps")
+        yield Claim(what, note["sent"], 0, f"communicate in on_step_end only: {rarely}", told="none")
+
+
+def ended(training, rank, run):
+    steps = training.of_ranks[rank]["steps"]
+    cause = "" if steps == training.end else cause_of_end(training, run)
+    yield Claim(
+        training.says(f"StopTogether, with max_steps={MAX_STEPS}"), steps, training.end, cause,
+        told=f"the end after step {training.end}, on all ranks", shown=f"the end after step {steps}",
+    )  # fmt: skip
+
+
+def known(training, rank, run):
+    """That each rank knows which of them wanted to stop, once all stop, and not before."""
+    got, truth = training.of_ranks[rank]["wanted"], sorted(training.case.wishes)
+    cause = "" if got == truth else cause_of_wanted(training, rank)
+    yield Claim(training.says("self.wanted after the training"), got, truth, cause)
+    for note in (notes[rank] for notes in training.of_ranks[rank]["ends"]):
+        if note["step"] < training.end:
+            what = training.says(f"self.wanted at the end of step {note['step']}")
+            yield Claim(what, note["wanted"], [], TOO_SOON)
+
+
+def untouched(training, rank, run):
+    """That the callback has not undone what others have asked for."""
+    for note in (notes[rank] for notes in training.of_ranks[rank]["ends"]):
+        if note["event"] == "on_step_end":
+            undone = ["should_log"] * (not note["should_log"]) + note["undone"]
+            what = training.says(f"control.{', '.join(undone[:1])} at the end of step {note['step']}")
+            cause = SET_TO_FALSE if note["given"] else NEW_CONTROL
+            yield Claim(what, undone, [], cause, told="True, as another callback has asked for", shown="False")
+
+
+NO_CONTROL = (
+    "Trainer uses the return value of a callback as the new control: change the given one, and return it or None"
+)
+FOR_ONE = (
+    "the ranks have communicated, but not all of them have the result: reduce and gather give the result to one rank, "
+    "all_reduce and all_gather to all"
+)
+TOO_SOON = "until all ranks stop, self.wanted is [], on every rank: keep a rank's own wish under another name"
+SET_TO_FALSE = "the callback has set it to False, but another callback has asked for it: set only should_training_stop"
+NEW_CONTROL = "a new TrainerControl loses the requests of other callbacks: change the given one"
 
 
 def end_of(case, every):
     """The step after which a training run must end."""
-    first = min(case.values(), default=MAX_STEPS)
-    return min(math.ceil(first / every) * every, MAX_STEPS)
+    first = min(case.wishes.values(), default=MAX_STEPS)
+    return min(math.ceil(first / every) * every, case.other or MAX_STEPS, MAX_STEPS)
 
 
 def cause_of_calls(calls, every):
@@ -381,25 +417,24 @@ def cause_of_calls(calls, every):
     return "call it at the end of every step, until training stops"
 
 
-def cause_of_end(case, every, seen, cases, done):
-    """Why a training run did not end at the right step. done: the runs of each case, on
-    each rank.
-    """
-    end, truth = seen["steps"], end_of(case, every)
-    if end > MAX_STEPS:
+def cause_of_end(training, run):
+    """Why a training run did not end at the right step. run: all trainings on these ranks."""
+    case, every, (seen, *_), _ = training
+    end, truth = seen["steps"], training.end
+    if end > (case.other or MAX_STEPS):
         return OVERRULED
     if end < truth:
-        return cause_of_early_end(case, every, end, cases)
+        return cause_of_early_end(training, end)
     if any(note["should_epoch_stop"] for notes in seen["ends"] for note in notes):
         return "should_epoch_stop ends only the current epoch, and the next one begins: use should_training_stop"
     if end == truth + 1:
         return "it comes one step late: every rank must know the decision before it starts the next step"
     if end == truth + every:
         return f"it comes {every} steps late: decide in the same step in which the ranks communicate"
-    heard = [case for case, (first, *_) in zip(cases, done) if case and first["steps"] == end_of(case, every)]
+    heard = [one.case.wishes for one in run if one.case.wishes and one.of_ranks[0]["steps"] == one.end]
     if not heard:
         return "no rank has stopped: Trainer checks control.should_training_stop"
-    if at_once(heard, every) and not at_once([case], every):
+    if at_once(heard, every) and not at_once([case.wishes], every):
         return (
             "a wish is lost if it comes in a step in which the ranks do not communicate: each rank must remember its wish "
             "until they do"
@@ -412,18 +447,41 @@ def cause_of_end(case, every, seen, cases, done):
     return "one rank can stop all ranks, but several at the same time cannot: the sum of their wishes is more than 1"
 
 
-def cause_of_early_end(case, every, end, cases):
-    if end == every and any(cases[: cases.index(case)]):
+def cause_of_early_end(training, end):
+    if end == training.every and training.after_another():
         # as it was when each training before this one had ended at the right step
         return REMEMBERS
-    if end == min(case.values(), default=None):
+    if end == min(training.case.wishes.values(), default=None):
         return "that is the step of the wish: training goes on until the next multiple of `every`, on a single process, too"
     return "no rank wanted to stop so soon: is the test of should_stop inverted?"
 
 
+def cause_of_wanted(training, rank):
+    wanted, wishes = [of_rank["wanted"] for of_rank in training.of_ranks], training.case.wishes
+    got, truth = wanted[rank], sorted(wishes)
+    if isinstance(got, str):
+        return "self.wanted is a list of ranks: [] until some rank has wanted to stop"
+    if sorted(got) == truth:
+        return "list the ranks in order"
+    if truth in wanted:
+        return (
+            "this rank does not know it: does it list only its own wish, or has only one rank the result? all_reduce and "
+            "all_gather give all ranks the wishes of all"
+        )
+    if all(of_rank == [at] * (at in wishes) for at, of_rank in enumerate(wanted)):
+        return "each rank lists only itself: it needs the wishes of the others, not only whether there is one"
+    if set(truth) < set(got) and training.after_another():
+        return REMEMBERS
+    if got == [int(at in wishes) for at in range(len(wanted))]:
+        return "these are the wishes of all ranks: list the ranks whose wish is true"
+    if set(got) < set(truth):
+        return "a rank that wanted to stop is missing: several may want it, and each wish counts until the ranks communicate"
+    return "list the ranks that wanted to stop, by their numbers, and no others"
+
+
 def at_once(cases, every):
     """Whether all wishes came in steps in which the ranks communicate."""
-    return all(step % every == 0 for case in cases for step in case.values())
+    return all(step % every == 0 for wishes in cases for step in wishes.values())
 
 
 REMEMBERS = (
@@ -431,6 +489,6 @@ REMEMBERS = (
     "still know of it? What belongs to one training belongs into self"
 )
 OVERRULED = (
-    "Trainer wanted to stop at max_steps, but was overruled: set should_training_stop to True if a rank wants to "
-    "stop, and otherwise leave it unchanged"
+    "Trainer, at max_steps, or another callback wanted to stop, but was overruled: set should_training_stop to True if a "
+    "rank wants to stop, and otherwise leave it unchanged"
 )
