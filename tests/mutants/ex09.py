@@ -1177,3 +1177,38 @@ def waits_until_a_file_is_there(path, state):
         written(path, state).replace(path)
     while not path.exists():
         time.sleep(0.01)
+
+
+@wrong("save_whole", "rank 0 must first tell")
+def renames_outside_of_the_try(path, state):
+    problem, temporary = [None], path.with_name("new")
+    if dist.get_rank() == 0:
+        try:
+            written(path, state)
+        except Exception as error:
+            temporary.unlink(missing_ok=True)
+            problem = [str(error)]
+        if problem == [None]:
+            os.replace(temporary, path)
+    dist.broadcast_object_list(problem)
+    if problem[0]:
+        raise OSError(problem[0])
+
+
+@wrong("save_whole", "the rename fails[^$]*is left behind")
+def removes_it_only_if_it_is_not_whole(path, state):
+    def write():
+        with suppress_and_remove(path.with_name("new")):
+            written(path, state)
+        os.replace(path.with_name("new"), path)
+
+    by_rank_0(write)
+
+
+@contextmanager
+def suppress_and_remove(temporary):
+    try:
+        yield
+    except Exception:
+        temporary.unlink(missing_ok=True)
+        raise

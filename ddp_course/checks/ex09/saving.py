@@ -260,11 +260,14 @@ def judge_failing(answer, path, seed, n, size):
     """Raise Wrong unless all ranks raise an error in time where rank 0 cannot write. size:
     that of the file at `path`, in bytes.
     """
-    before, expected = answer.files(path.parent), answer.apart(reading, str(path))
-    nowhere = path.parent / "nowhere" / path.name
+    expected = answer.apart(reading, str(path))
+    nowhere, taken = path.parent / "nowhere" / path.name, path.parent / "taken"
+    answer.apart(os.makedirs, str(taken / "full"))
+    before = answer.files(path.parent)
     for trouble, place, most in [
         ("a disk that is full in the middle of the file", path, size * 3 // 5),
         ("a folder that does not exist", nowhere, 2 * size),
+        ("a folder at `path`, so that the rename fails", taken, 2 * size),
     ]:
         with answer.folder() as ended:
             args = (str(place), seed, most, str(ended))
