@@ -23,7 +23,7 @@ from conftest import COURSE, THOROUGH
 
 from ddp_course import checks
 from ddp_course.checks import ex03, ex16, functions
-from ddp_course.checks.claims import agree
+from ddp_course.checks.claims import Claim, OneOf, agree, hold
 from ddp_course.checks.ex16 import analyse
 from ddp_course.judge import answer as answers
 from ddp_course.judge import hints
@@ -394,6 +394,22 @@ def test_expected_and_got_never_print_alike(expected, got):
     rows = Wrong("x", cause="y", expected=expected, got=got).rows
     assert rows["expected"] != rows["got"]
     assert max(map(len, rows.values())) < 500
+
+
+def test_a_verdict_on_tensors_shows_numbers_that_differ():
+    expected = torch.arange(9.0).double()
+    got = expected + 1e-14 + torch.tensor([0.0] * 7 + [1, float("nan")])
+    with pytest.raises(Wrong) as wrong:
+        hold([Claim("x", got, expected, "y")])
+    rows = wrong.value.rows
+    assert rows["checked"] == "x, where they differ"
+    assert rows["expected"] == "7, 8 (shape (2,))"
+    assert rows["got"] == "8, nan (shape (2,))"
+
+
+def test_one_of_several_values_agrees_with_any_of_them_and_with_nothing_if_there_are_none():
+    assert agree(2, OneOf([1, 2]))
+    assert not agree(3, OneOf([1, 2])) and not agree(None, OneOf([]))
 
 
 @pytest.mark.parametrize(

@@ -40,17 +40,18 @@ class Between(NamedTuple):
     high: float = math.inf
 
 
+class OneOf(NamedTuple):
+    """In the place of an expected value: any of several."""
+
+    values: list
+
+
 def hold(claims, rank=...):
     """Raise Wrong for the first claim that does not hold. rank: '1 of 3', for its verdict."""
     for claim in claims:
         if not agree(claim.got, claim.expected, claim.digits):
-            raise Wrong(
-                claim.what,
-                rank=rank,
-                expected=in_words(claim.expected, claim.told),
-                got=in_words(claim.got, claim.shown),
-                cause=cause_of(claim),
-            )
+            what, expected, got = in_sight(claim)
+            raise Wrong(what, rank=rank, expected=expected, got=got, cause=cause_of(claim))
 
 
 def on_every_rank(claims, of_ranks):
@@ -79,6 +80,8 @@ def agree(got, expected, digits=10, scale=0.0):
         return alike(got, expected, 10.0**-digits, scale)
     if isinstance(expected, Between):
         return is_number(got) and expected.low <= got <= expected.high
+    if isinstance(expected, OneOf):
+        return any(agree(got, value, digits, scale) for value in expected.values)
     if isinstance(expected, range):
         return type(got) is int and got in expected
     if isinstance(expected, list):
@@ -96,14 +99,31 @@ def alike(got, expected, share, scale=0.0):
     """
     if not isinstance(got, torch.Tensor) or (got.shape, got.layout) != (expected.shape, expected.layout):
         return False
-    if not expected.numel():
-        return True
-    allowed = share * max(expected.abs().max().item(), scale, 1e-30)
-    return bool(((got.double() - expected.double()).abs() <= allowed).all())
+    return not apart(got, expected, share, scale).any()
+
+
+def apart(got, expected, share, scale=0.0):
+    """Where two tensors of one shape are not `alike`."""
+    largest = expected.abs().max().item() if expected.numel() else 0.0
+    allowed = share * max(largest, scale, 1e-30)
+    return ~((got.double() - expected.double()).abs() <= allowed)
 
 
 def is_number(value):
     return type(value) in (int, float)
+
+
+def in_sight(claim, most=6):
+    """What a verdict says of a claim: what, expected, got. Of tensors of which it would
+    show only numbers that agree, those that do not.
+    """
+    what, expected, got = claim.what, claim.expected, claim.got
+    tensors = isinstance(got, torch.Tensor) and isinstance(expected, torch.Tensor)
+    if tensors and got.shape == expected.shape:
+        places = apart(got, expected, 10.0**-claim.digits)
+        if not places.flatten()[:most].any():
+            what, expected, got = f"{what}, where they differ", expected[places], got[places]
+    return what, in_words(expected, claim.told), in_words(got, claim.shown)
 
 
 def in_words(value, words=None):
