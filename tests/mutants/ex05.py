@@ -626,6 +626,51 @@ def divides_by_one_at_least(x, weights, eps):
     return apply(x, mean, squares / total - mean.square(), eps)
 
 
+@right("normalize")
+def adds_up_on_rank_zero(x, weights, eps):
+    """Two collectives: to rank 0, and back."""
+    flat = torch.cat(sums(x, weights))
+    dist.reduce(flat, dst=0)
+    dist.broadcast(flat, src=0)
+    total, values, squares = flat.split([1, x.shape[1], x.shape[1]])
+    return apply(x, values / total, squares / total - (values / total) ** 2, eps)
+
+
+@wrong("normalize", "samples of weight 0 do not count[^$]*but they are normalised like all others")
+def sets_padding_to_zero(x, weights, eps):
+    normal, *rest = apply(x, *statistics(x, weights)[1:], eps)
+    normal[weights == 0] = 0
+    return normal, *rest
+
+
+@wrong("normalize", "one number per channel")
+def leaves_padding_out(x, weights, eps):
+    normal, *rest = apply(x, *statistics(x, weights)[1:], eps)
+    return normal[weights > 0], *rest
+
+
+@wrong("normalize", "times the weights of their samples, and divide")
+def repeats_samples(x, weights, eps):
+    often = x.repeat_interleave(weights.round().long(), dim=0)
+    _, mean, variance = statistics(often, often.new_ones(len(often)))
+    return apply(x, mean.nan_to_num(), variance.nan_to_num(), eps)
+
+
+@wrong("normalize", r"weighted mean of \(x - mean\)², over all values")
+def corrects_for_reliability(x, weights, eps):
+    """The unbiased estimator for weights that are no counts."""
+    total, mean, variance = statistics(x, weights)
+    (squares,) = summed((weights.double().square().sum() * x.shape[2:].numel())[None])
+    return apply(x, mean, variance * total / (total - squares / total), eps)
+
+
+@wrong("normalize", "normalized from normalize[^$]*mean and variance are right")
+def masks_the_input(x, weights, eps):
+    """Padding masked before normalising: it comes out as -mean / deviation."""
+    shown = x * (weights > 0).view(-1, *[1] * (x.dim() - 1))
+    return apply(shown, *statistics(x, weights)[1:], eps)
+
+
 @wrong("normalize", "", status="not attempted")
 def not_begun(x, weights, eps):
     raise NotImplementedError
@@ -942,6 +987,38 @@ def leaves_out_samples_without_weight(gradient, normalized, scale, weights):
     whole = solved(gradient, normalized, scale, weights)
     whole[weights == 0] = 0
     return whole
+
+
+@wrong("input_gradient", "the first term, the gradient itself, has no weight")
+def weighs_the_gradient_first(gradient, normalized, scale, weights):
+    """The lesson's formula, with weight times gradient in the place of the gradient."""
+    gradient = gradient * by_sample(weights, gradient)
+    first, second, total = three_sums(gradient, normalized, weights)
+    return from_sums(gradient, normalized, scale, 1 / total, first, second)
+
+
+@wrong("input_gradient", "the first term, the gradient itself, has no weight")
+def weighs_all_there_is(gradient, normalized, scale, weights):
+    each = by_sample(weights, gradient)
+    first, second, total = three_sums(gradient * each, normalized, weights)
+    return from_sums(gradient * each, normalized, scale, each / total, first, second)
+
+
+@wrong("input_gradient", "only weights of 0 on rank[^$]*0/0 is nan")
+def takes_shares_of_shares(gradient, normalized, scale, weights):
+    """The share of a sample in its part, times the share of the part in the batch."""
+    first, second, total = three_sums(gradient, normalized, weights)
+    mine = weight_of(weights, gradient)
+    each = by_sample(weights, gradient) / mine * (mine / total)
+    return from_sums(gradient, normalized, scale, each, first, second)
+
+
+@wrong("input_gradient", "multiplied by the number of ranks")
+def sums_the_scale_as_well(gradient, normalized, scale, weights):
+    sums = [*own_sums(gradient, normalized), scale, weight_of(weights, gradient)]
+    first, second, scale, total = summed(*sums)
+    each = by_sample(weights, gradient) / total
+    return from_sums(gradient, normalized, scale, each, first, second)
 
 
 @wrong("input_gradient", "", status="not attempted")

@@ -2,8 +2,9 @@
 backward, and the conversion of a network.
 """
 
+from ddp_course.checks.ex05.backward import check_input_gradient
 from ddp_course.checks.ex05.conversion import check_convert
-from ddp_course.checks.ex05.statistics import check_input_gradient, check_normalize
+from ddp_course.checks.ex05.forward import check_normalize
 from ddp_course.checks.ex05.traffic import check_traffic
 
 __all__ = [  # in the order of the notebook
