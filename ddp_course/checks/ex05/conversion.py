@@ -6,10 +6,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_course.checks.training import close, equal, fill, state, take_steps
+from ddp_course.checks.claims import Claim, hold, on_every_rank
+from ddp_course.checks.training import fill, state, take_steps
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 from ddp_course.lesson05 import SyncBatchNorm
 from ddp_course.ranks.environment import process_group
 
@@ -52,6 +52,8 @@ def networks(seed, channels, eps, momentum):
             nn.BatchNorm3d(channels, eps, momentum=None, track_running_stats=False),
         "a BatchNorm2d with frozen parameters": nn.BatchNorm2d(channels, eps).requires_grad_(False),
         "a BatchNorm1d in eval mode": nn.BatchNorm1d(channels, eps).eval(),
+        "a BatchNorm2d with track_running_stats=False in eval mode":
+            nn.BatchNorm2d(channels, eps, track_running_stats=False).eval(),
         "an InstanceNorm2d": nn.InstanceNorm2d(channels, eps, affine=True, track_running_stats=True),
         "a network": nn.Sequential(BatchNormBlock(channels, width, eps, momentum), nn.Linear(width, 2)),
         "a network that uses a layer twice": used_twice(channels, eps),
@@ -122,8 +124,11 @@ def at(network, path):
 
 def about(layer):
     """A description of a layer, or of the object in its place: kind, mode and options."""
-    kind = "SyncBatchNorm" if isinstance(layer, SyncBatchNorm) else type(layer).__name__
-    kind = "torch.nn.SyncBatchNorm" if isinstance(layer, nn.SyncBatchNorm) else kind
+    kind = type(layer).__name__
+    if isinstance(layer, SyncBatchNorm):
+        kind = "SyncBatchNorm"
+    elif kind == "SyncBatchNorm":
+        kind = f"{type(layer).__module__.removesuffix('.modules.batchnorm')}.SyncBatchNorm"
     return {"kind": kind, **{name: getattr(layer, name, None) for name in ["training", *OPTIONS]}}
 
 
@@ -131,6 +136,143 @@ def convert_and_train(convert, batches, *of_networks):
     with process_group(timeout=4) as (rank, world_size):
         model = DistributedDataParallel(convert(networks(*of_networks)["a network"]))
         return take_steps(model, [batch.chunk(world_size)[rank] for batch in batches])
+
+
+# ---- what is claimed ----
+
+
+def claims_about(seen):
+    """That every BatchNorm in training mode has become a SyncBatchNorm with its tensors and
+    options, and that all else is unchanged. seen: what `conversions` returns.
+    """
+    for case in seen:
+        yield Claim(
+            f"what convert returns for {case['name']}", case.get("returned", "a module"), "a module",
+            "return the converted module, even if it is the same object",
+        )  # fmt: skip
+    for claims in (kinds_of, options_of, tensors_kept):
+        for case in seen:
+            yield from claims(case, seen)
+
+
+def kinds_of(case, seen):
+    for path, layer in case["layers"].items():
+        before, old, new = layer["before"], layer["before"]["kind"], layer["after"]["kind"]
+        if old in BATCH_NORMS and before["training"]:
+            yield Claim(the_place(case, path), new, "SyncBatchNorm", cause_of_a_layer_left(case, path, seen))
+        else:
+            yield Claim(
+                the_place(case, path), [new, layer["same"]], [old, True], cause_of_a_layer_changed(before, new),
+                told=f"the same {old}", shown=f"another object, {new}" if new == old else f"a {new}",
+            )  # fmt: skip
+
+
+def cause_of_a_layer_changed(before, new):
+    """Why a module is another one now, or of another kind."""
+    old = before["kind"]
+    if old == "SyncBatchNorm":
+        return "it is already a SyncBatchNorm: leave it unchanged"
+    if old in BATCH_NORMS and new != old:
+        why = "leave it as it is, with or without running statistics"
+        if before["track_running_stats"]:
+            why = "it normalises with its running statistics, which need no other rank, so leave it as it is"
+        return f"it is in eval mode: {why}"
+    if new == "SyncBatchNorm":
+        return (
+            "replace only BatchNorm1d, 2d and 3d: this layer shares a base class with them, but normalises each sample "
+            "separately"
+        )  # fmt: skip
+    return "all other modules must stay the same objects: change the given module, not a copy"
+
+
+def cause_of_a_layer_left(case, path, seen):
+    """Why a BatchNorm has not become a SyncBatchNorm. seen: of all networks."""
+    before, after = case["layers"][path]["before"], case["layers"][path]["after"]
+    layers = [layer for one in seen for layer in one["layers"].values()]
+    done = [one["before"] for one in layers if one["after"]["kind"] == "SyncBatchNorm"]
+    done = [one for one in done if one["kind"] in BATCH_NORMS]
+    if after["kind"] == "torch.nn.SyncBatchNorm":
+        return "that is torch's SyncBatchNorm, which trains on GPUs only: use the one from ddp_course.lesson05"
+    if after["kind"].endswith(".SyncBatchNorm"):
+        return "that is another class with this name: use the one from ddp_course.lesson05"
+    if done and before["kind"] not in [one["kind"] for one in done]:
+        return "BatchNorm comes in three kinds, 1d, 2d and 3d"
+    if done and "frozen" in case["name"]:
+        return "frozen parameters do not matter: in training mode, it uses the statistics of its batch"
+    if done and not path and "track_running_stats" in case["name"]:
+        return "without running statistics, it uses those of its batch, in every mode: convert it, too"
+    if case["name"].endswith("a layer in training mode"):
+        return "this layer is in training mode, though the module around it is not: look at the mode of each layer"
+    if case["name"].endswith("twice"):
+        return (
+            "the same layer is in two places, and named_children(), named_modules() and modules() show it in "
+            "the first one only: replace it in both"
+        )  # fmt: skip
+    if not path:
+        return "the module may be a BatchNorm itself, which has no parent: return the new layer"
+    return "it is deeper in the network: visit every child recursively, and replace the layer in its parent"
+
+
+def options_of(case, _):
+    for path, layer in case["layers"].items():
+        before, after, place = layer["before"], layer["after"], the_place(case, path)
+        for option in OPTIONS:
+            yield Claim(
+                f"{option} of {place}", after[option], before[option], "a new layer has default options: pass it all four "
+                "options of the old layer",
+            )  # fmt: skip
+        modes = ("training mode" if each["training"] else "eval mode" for each in (after, before))
+        yield Claim(place, *modes, "a layer must keep its mode")
+
+
+COPIES = {
+    "buffer": "it is a copy: assign the old layer's buffer itself",
+    "Parameter": "it is a copy with the same numbers: an optimizer that was made before trains the old parameter",
+}
+
+
+def tensors_kept(case, _):
+    """Claims that names, parameters and buffers are unchanged and the same objects."""
+    names, new_names = case["keys"]
+    different = (pair for pair in zip_longest(names, new_names, fillvalue="none") if pair[0] != pair[1])
+    old, new = next(different, ("", ""))
+    yield Claim(
+        f"names in the state_dict of {case['name']}, converted", new_names, names, "names and their order come from a "
+        "layer's place among its siblings: setattr keeps this place, but a layer that is deleted and added again comes last",
+        told=f"{old} in this place", shown=new,
+    )  # fmt: skip
+    for name, tensor in case["tensors"].items():
+        what, (old, new) = f"{name} of {case['name']}, converted", tensor["values"]
+        lost = "the old layer's values are lost: assign its parameters and buffers to the new layer"
+        yield Claim(what, new, old, lost, digits=6)
+        yield Claim(
+            what, tensor["same"], True, COPIES[tensor["kind"]], told=f"the same {tensor['kind']} as before",
+            shown="another object",
+        )  # fmt: skip
+        before, after = tensor["trained"]
+        yield Claim(f"requires_grad of {what}", after, before, "a frozen parameter must stay frozen")
+
+
+def trained_alike(history):
+    """Claims that a rank's parameters and buffers are those of one process after each step."""
+
+    def claims(rank, of_ranks):
+        for step, (expected, got) in enumerate(zip(history, of_ranks[rank]), 1):
+            for name, value in expected.items():
+                yield Claim(
+                    f"{name} after step {step} of training with DDP", got.get(name), value, "each layer looks like a "
+                    "SyncBatchNorm, but the ranks do not train like one process: does it compute like a SyncBatchNorm?",
+                    digits=6,
+                )  # fmt: skip
+
+    return claims
+
+
+def the_place(case, path):
+    """A layer in words: 'a BatchNorm1d, converted', or 'layer 0.first of a network,
+    converted'.
+    """
+    return f"layer {path} of {case['name']}, converted" if path else f"{case['name']}, converted"
 
 
 @question(
@@ -150,129 +292,10 @@ def check_convert(answer, draw):
     """
     seed, channels = draw.randrange(10**6), draw.randint(3, 6)
     of_networks = (seed, channels, round(draw.uniform(0.1, 0.4), 2), round(draw.uniform(0.2, 0.6), 2))
-    seen = answer.on_ranks(conversions, *of_networks)[0]
-    for case in seen:
-        if "returned" in case:
-            raise Wrong(f"what convert returns for {case['name']}", expected="a module", got=case["returned"],
-                        cause="return the converted module, even if it is the same object")  # fmt: skip
-    judge_kinds(seen)
-    for judge in (judge_options, judge_tensors):
-        for case in seen:
-            judge(case)
+    hold(claims_about(answer.on_ranks(conversions, *of_networks)[0]))
 
     generator = torch.Generator().manual_seed(seed)
     batches = [torch.randn(8, channels, 2, 2, 2, generator=generator, dtype=torch.float64) for _ in range(3)]
     of_ranks = answer.on_ranks(convert_and_train, batches, *of_networks, nproc=2)
     history = take_steps(networks(*of_networks)["a network"], batches)
-    for step, expected in enumerate(history):
-        for rank, of_rank in enumerate(of_ranks):
-            got = of_rank[step]
-            if not equal(got, expected):
-                key = next(key for key in expected if not close(got.get(key), expected[key]))
-                raise Wrong(f"{key} after step {step + 1} of training with DDP", rank=f"{rank} of 2",
-                            expected=expected[key], got=got.get(key), cause="each layer looks like a SyncBatchNorm, "
-                            "but the ranks do not train like one process: does it compute like a SyncBatchNorm?",
-                            )  # fmt: skip
-
-
-def judge_kinds(seen):
-    """Raise Wrong unless every BatchNorm in training mode has become a SyncBatchNorm and
-    all else is unchanged.
-    """
-    layers = [layer for case in seen for layer in case["layers"].values()]
-    for case in seen:
-        for path, layer in case["layers"].items():
-            old, new = layer["before"]["kind"], layer["after"]["kind"]
-            wanted = old in BATCH_NORMS and layer["before"]["training"]
-            if wanted and new != "SyncBatchNorm":
-                cause = cause_of_a_layer_left(case, path, layers)
-                raise Wrong(the_place(case, path), expected="SyncBatchNorm", got=new, cause=cause)
-            if not wanted and (new != old or not layer["same"]):
-                cause = "all other modules must stay the same objects: change the given module, not a copy"
-                if old == "SyncBatchNorm":
-                    cause = "it is already a SyncBatchNorm: leave it unchanged"
-                elif old in BATCH_NORMS and new != old:
-                    cause = (
-                        "it is in eval mode: it normalises with its running statistics, which need no other rank, so "
-                        "leave it as it is"
-                    )  # fmt: skip
-                elif new == "SyncBatchNorm":
-                    cause = (
-                        "replace only BatchNorm1d, 2d and 3d: this layer shares a base class with them, but "
-                        "normalises each sample separately"
-                    )  # fmt: skip
-                got = f"another object, {new}" if new == old else f"a {new}"
-                raise Wrong(the_place(case, path), expected=f"the same {old}", got=got,
-                            cause=cause)  # fmt: skip
-
-
-def cause_of_a_layer_left(case, path, layers):
-    """Why a BatchNorm has not become a SyncBatchNorm. layers: of all networks."""
-    before, after = case["layers"][path]["before"], case["layers"][path]["after"]
-    done = [one["before"] for one in layers if one["after"]["kind"] == "SyncBatchNorm"]
-    done = [one for one in done if one["kind"] in BATCH_NORMS]
-    if after["kind"] == "torch.nn.SyncBatchNorm":
-        return "that is torch's SyncBatchNorm, which trains on GPUs only: use the one from ddp_course.lesson05"
-    if done and before["kind"] not in [one["kind"] for one in done]:
-        return "BatchNorm comes in three kinds, 1d, 2d and 3d"
-    if done and "frozen" in case["name"]:
-        return "frozen parameters do not matter: in training mode, it uses the statistics of its batch"
-    if done and not path and "track_running_stats" in case["name"]:
-        return "without running statistics, it uses those of its batch, in every mode: convert it, too"
-    if case["name"].endswith("a layer in training mode"):
-        return "this layer is in training mode, though the module around it is not: look at the mode of each layer"
-    if case["name"].endswith("twice"):
-        return (
-            "the same layer is in two places, and named_children(), named_modules() and modules() show it in "
-            "the first one only: replace it in both"
-        )  # fmt: skip
-    if not path:
-        return "the module may be a BatchNorm itself, which has no parent: return the new layer"
-    return "it is deeper in the network: visit every child recursively, and replace the layer in its parent"
-
-
-def judge_options(case):
-    """Raise Wrong unless every layer has kept its options and its mode."""
-    for path, layer in case["layers"].items():
-        before, after = layer["before"], layer["after"]
-        for option in OPTIONS:
-            if after[option] != before[option]:
-                raise Wrong(f"{option} of {the_place(case, path)}", expected=before[option],
-                            got=after[option], cause="a new layer has default options: pass it all four options of "
-                            "the old layer")  # fmt: skip
-        if after["training"] != before["training"]:
-            mode = {True: "training mode", False: "eval mode"}
-            raise Wrong(the_place(case, path), expected=mode[before["training"]], got=mode[after["training"]],
-                        cause="a layer must keep its mode")  # fmt: skip
-
-
-def judge_tensors(case):
-    """Raise Wrong unless names, parameters and buffers are unchanged and the same
-    objects.
-    """
-    keys, new_keys = case["keys"]
-    if new_keys != keys:
-        old, new = next((old, new) for old, new in zip_longest(keys, new_keys) if old != new)
-        raise Wrong(f"names in the state_dict of {case['name']}, converted", expected=f"{old} in this place",
-                    got=new, cause="names and their order come from a layer's place among its siblings: setattr "
-                    "keeps this place, but a layer that is deleted and added again comes last")  # fmt: skip
-    for key, tensor in case["tensors"].items():
-        what, (old, new) = f"{key} of {case['name']}, converted", tensor["values"]
-        if not close(new, old):
-            raise Wrong(what, expected=old, got=new, cause="the old layer's values are lost: assign its parameters "
-                        "and buffers to the new layer")  # fmt: skip
-        if not tensor["same"]:
-            cause = "it is a copy: assign the old layer's buffer itself"
-            if tensor["kind"] == "Parameter":
-                cause = "it is a copy with the same numbers: an optimizer that was made before trains the old parameter"
-            raise Wrong(what, expected=f"the same {tensor['kind']} as before", got="another object", cause=cause)
-        if tensor["trained"][0] != tensor["trained"][1]:
-            raise Wrong(f"requires_grad of {what}", expected=tensor["trained"][0], got=tensor["trained"][1],
-                        cause="a frozen parameter must stay frozen")  # fmt: skip
-
-
-def the_place(case, path):
-    """A layer in words: 'a BatchNorm1d, converted', or 'layer 0.first of a network,
-    converted'.
-    """
-    return f"layer {path} of {case['name']}, converted" if path else f"{case['name']}, converted"
+    on_every_rank(trained_alike(history), of_ranks)
