@@ -879,11 +879,16 @@ def done(value):
     return future
 
 
+def weighed(gradients, weight):
+    """Gradients of no weight may be nan."""
+    return gradients * weight if weight else torch.zeros_like(gradients)
+
+
 def extended(state, bucket, weight=None):
     """The bucket, times the items, and the items, as one tensor."""
     buffer, items = bucket.buffer(), state["items"]
     weight = items if weight is None else weight
-    return torch.cat([buffer * weight, buffer.new_tensor([items])])
+    return torch.cat([weighed(buffer, weight), buffer.new_tensor([items])])
 
 
 def summed_up(tensor, finish):
@@ -921,6 +926,8 @@ def waits_for_the_mean(state, bucket):
 def writes_into_the_buffer(state, bucket):
     """The items come first; the mean goes back into the buffer and its gradients."""
     buffer = bucket.buffer().mul_(state["items"])
+    if not state["items"]:
+        buffer.zero_()
     sent = buffer.new_empty(len(buffer) + 1)
     sent[0], sent[1:] = state["items"], buffer
     state["bytes"] += sent.nbytes
@@ -942,7 +949,7 @@ def sends_the_items_once(state, bucket):
         dist.all_reduce(sent)
         state["total"] = sent[-1].item()
         return done(sent[:-1] / state["total"])
-    sent = counted(state, bucket.buffer() * state["items"])
+    sent = counted(state, weighed(bucket.buffer(), state["items"]))
     total = state["total"]
     return summed_up(sent, lambda sums: sums / total)
 
@@ -951,7 +958,7 @@ def sends_the_items_once(state, bucket):
 def gradient_by_gradient(state, bucket):
     """Joins the gradients of the bucket itself; counts in a tensor."""
     items = state["items"]
-    parts = [gradient.flatten() * items for gradient in bucket.gradients()]
+    parts = [weighed(gradient.flatten(), items) for gradient in bucket.gradients()]
     sent = torch.cat([*parts, torch.full_like(parts[0][:1], items)])
     state["bytes"] = torch.as_tensor(state["bytes"]) + sent.nbytes
     return summed_up(sent, mean_over_items)
@@ -1249,6 +1256,50 @@ def skips_a_rank_without_items(state, bucket):
     if state["items"] == 0:
         return done(torch.zeros_like(bucket.buffer()))
     return with_a_future(state, bucket)
+
+
+@right("weighing_hook")
+def in_two_steps(state, bucket):
+    """Weighs in one callback and divides in another; takes no nan from where."""
+    buffer, items = bucket.buffer(), state["items"]
+    weighted = torch.where(buffer.new_tensor(items > 0).bool(), buffer * items, 0)
+    sent = counted(state, torch.nn.functional.pad(weighted, (0, 1), value=items))
+    future = dist.all_reduce(sent, async_op=True).get_future()
+    return future.then(lambda sums: sums.value()[0]).then(lambda sums: mean_over_items(sums.value()))
+
+
+@wrong("weighing_hook", "nan times 0 is nan: put zeros in their place")
+def multiplies_whatever_it_is(state, bucket):
+    buffer, items = bucket.buffer(), state["items"]
+    sent = torch.cat([buffer * items, buffer.new_tensor([items])])
+    return summed_up(counted(state, sent), mean_over_items)
+
+
+@wrong("weighing_hook", "it must be the sum of the bytes of all tensors|a number of this type has")
+def counts_an_int_for_the_items(state, bucket):
+    state["bytes"] += bucket.buffer().nbytes + 4
+    return summed_up(extended(state, bucket), mean_over_items)
+
+
+@wrong("weighing_hook", "is each rank's gradient multiplied by its items, summed")
+def weighs_twice(state, bucket):
+    items = state["items"]
+    sent = counted(state, extended(state, bucket, weight=items**2))
+    return summed_up(sent, mean_over_items)
+
+
+@wrong("weighing_hook", "is each rank's gradient multiplied by its items|0/0 is nan")
+def divides_by_the_items_first(state, bucket):
+    sent = counted(state, extended(state, bucket, weight=1 / max(state["items"], 1e-9)))
+    return summed_up(sent, mean_over_items)
+
+
+@wrong("weighing_hook", "it must be the sum of the bytes of all tensors")
+def counts_the_last_bucket_only(state, bucket):
+    sent = extended(state, bucket)
+    if bucket.is_last():
+        counted(state, sent)
+    return summed_up(sent, mean_over_items)
 
 
 @wrong("weighing_hook", "", status="not attempted")
