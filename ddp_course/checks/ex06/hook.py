@@ -290,13 +290,13 @@ def mistakes_in_bytes(truth, steps, n):
     "The mean over all items is the sum over the ranks of items times gradient, divided by the sum of the items. These "
     "are two sums over the ranks. How can one all-reduce compute both? And what is nan times 0?",
     "Send one tensor: torch.cat of the buffer times state['items'], or of zeros if there are 0 items, and of "
-    "state['items'] itself. dist.all_reduce(tensor, "
-    "async_op=True) returns a work, and its get_future() a future whose value is a list of one tensor. "
-    "future.then(function) returns a future with the value of function(future): divide there.",
+    "state['items'] itself. dist.all_reduce(tensor, async_op=True) returns a work, and its get_future() a future whose "
+    "value is a list of one tensor. future.then(function) returns a future with the value of function(future): divide "
+    "there.",
     "weighted = buffer * items if items else torch.zeros_like(buffer); sent = torch.cat([weighted, "
-    "buffer.new_tensor([items])]); state['bytes'] += sent.nbytes; future = "
-    "dist.all_reduce(sent, async_op=True).get_future(); return future.then(mean), where mean(future) takes sums = "
-    "future.value()[0] and returns sums[:-1] / sums[-1].",
+    "buffer.new_tensor([items])]); state['bytes'] += sent.nbytes; future = dist.all_reduce(sent, "
+    "async_op=True).get_future(); return future.then(mean), where mean(future) takes sums = future.value()[0] and "
+    "returns sums[:-1] / sums[-1].",
 )
 def check_weighing_hook(answer, draw):
     """With the hook, DDP must train like one process that has all items, with one
