@@ -597,6 +597,71 @@ def one_backward_for_all(model, window, optimizer, max_norm):
     optimizer.step()
 
 
+@right("window_step")
+def gathers_the_sums(model, window, optimizer, max_norm):
+    """As Python objects; looks at the outputs once more, without their activations."""
+    optimizer.zero_grad(set_to_none=False)
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, float(own_weights(window)))
+    mean = sum(every) / len(every)
+    for inputs, labels, weights in window if mean else []:
+        with torch.no_grad():
+            model.module(inputs)
+        (F.cross_entropy(model(inputs), labels, reduction="none") @ (weights / mean)).backward()
+    if mean:
+        norm = nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
+        nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
+        optimizer.step()
+
+
+@wrong("window_step", "the activations of 2 micro-batches are in memory")
+def one_backward_for_two(model, window, optimizer, max_norm):
+    factor = right_factor(window)
+    if factor > 1e6:
+        return
+    optimizer.zero_grad()
+    for place in range(0, len(window), 2):
+        (factor * sum(sum_of_losses(model, *batch) for batch in window[place : place + 2])).backward()
+    clip(model, max_norm)
+    optimizer.step()
+
+
+@wrong("window_step", "the step is missing: every rank must call")
+def takes_little_for_nothing(model, window, optimizer, max_norm):
+    if all_weights(window) >= 1:
+        step(model, window, optimizer, max_norm, right_factor(window))
+
+
+@wrong("window_step", "the step is missing: every rank must call")
+def a_rank_without_weights_takes_no_step(model, window, optimizer, max_norm):
+    optimizer.zero_grad()
+    factor = right_factor(window)
+    for batch in window:
+        (factor * sum_of_losses(model, *batch)).backward()
+    clip(model, max_norm)
+    if own_weights(window):
+        optimizer.step()
+
+
+@wrong("window_step", "the momentum is gone")
+def starts_the_optimizer_again(model, window, optimizer, max_norm):
+    """Nothing of one update may be left over in the next one."""
+    optimizer.state.clear()
+    step(model, window, optimizer, max_norm, right_factor(window))
+
+
+@wrong("window_step", "divided by the sum of all weights, and clipped")
+def clips_by_the_largest(model, window, optimizer, max_norm):
+    factor = right_factor(window)
+    if factor > 1e6:
+        return
+    optimizer.zero_grad()
+    for batch in window:
+        (factor * sum_of_losses(model, *batch)).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type=math.inf)
+    optimizer.step()
+
+
 @wrong("window_step", "", status="not attempted")
 def window_step_not_begun(model, window, optimizer, max_norm):
     raise NotImplementedError
@@ -861,6 +926,48 @@ def asks_for_the_largest_number(model, stream, loss_of):
     largest = torch.tensor(len(window))
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     accumulate_with(model, window, loss_of, lambda place, length: place < largest - 1)
+
+
+@right("accumulate")
+def one_no_sync_for_the_loop(model, stream, loss_of):
+    current = next(stream)
+    with model.no_sync():
+        for following in stream:
+            loss_of(model(current[0]), current[1]).backward()
+            current = following
+    loss_of(model(current[0]), current[1]).backward()
+
+
+@right("accumulate")
+def by_recursion(model, stream, loss_of):
+    def go_on(inputs, target):
+        following = next(stream, None)
+        with model.no_sync() if following else nullcontext():
+            loss_of(model(inputs), target).backward()
+        if following:
+            go_on(*following)
+
+    go_on(*next(stream))
+
+
+@wrong("accumulate", "the optimizer changes the parameters")
+def takes_the_step(model, stream, loss_of):
+    keeps_one_back(model, stream, loss_of)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.1 * parameter.grad
+
+
+@wrong("accumulate", "the caller takes the step, and clears the gradients")
+def clears_in_the_end(model, stream, loss_of):
+    keeps_one_back(model, stream, loss_of)
+    model.zero_grad()
+
+
+@wrong("accumulate", "the model was in training mode and must be so afterwards")
+def in_eval_mode(model, stream, loss_of):
+    model.eval()
+    keeps_one_back(model, stream, loss_of)
 
 
 @wrong("accumulate", "a loop does not end", status="timed out")

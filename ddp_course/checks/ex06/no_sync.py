@@ -1,24 +1,18 @@
 """Question 2: where no_sync belongs."""
 
+from functools import partial
+
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course.checks.checked_watch import CheckedWatch
-from ddp_course.checks.ex06.watching import (
-    agree,
-    changed,
-    copies_of,
-    follow,
-    joined,
-    judge_changes,
-    judge_memory,
-    only,
-    the_likely,
-)
-from ddp_course.checks.training import Chain, a_batch
+from ddp_course.checks.claims import Claim, OneOf, on_every_rank
+from ddp_course.checks.ex06.watching import changed, copies_of, follow, joined, one_by_one, only, unchanged
+from ddp_course.checks.recording import changed as changed_tensors
+from ddp_course.checks.recording import unmoved
+from ddp_course.checks.training import Chain, a_batch, state
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 
 
@@ -61,8 +55,7 @@ def accumulations(accumulate, sizes, width, layers, seed):
             model.zero_grad()
             events.clear()
             window = pairs_of(of_ranks[rank], width, seed_of(seed, rank, number))
-            before = copies_of(window)
-            drawn = []
+            before, start, drawn = copies_of(window), state(model.module), []
             with trying(f"an update of {len(window)}"), CheckedWatch() as watch:
                 accumulate(model, stream(window, drawn, events), loss_of)
             gradients = [torch.zeros_like(value) if value.grad is None else value.grad for value in model.parameters()]
@@ -72,6 +65,7 @@ def accumulations(accumulate, sizes, width, layers, seed):
                     "events": list(events),
                     "gradients": joined(gradients),
                     "changed": changed(window, before, model),
+                    "moved": changed_tensors(start, model.module.state_dict()),
                     "ahead": max(drawn, default=0),
                 }
             )
@@ -80,6 +74,100 @@ def accumulations(accumulate, sizes, width, layers, seed):
 
 def sent(watch):
     return sorted([entry["name"], entry["bytes"]] for entry in watch.log)
+
+
+# ---- what is claimed ----
+
+
+def claims_about(network, windows, once):
+    """For each rank: its gradients are the mean of what the ranks have added up, sent `once`,
+    by one micro-batch after the other. windows: the micro-batches of each rank.
+    """
+    n, lengths = len(windows), [len(window) for window in windows]
+    call = f"accumulate with micro-batches per rank: {lengths}, {n} ranks"
+    own = [[gradient_of_loss(network, *pair) for pair in window] for window in windows]
+    mistakes, otherwise = mistakes_in_sums, "does each micro-batch go through forward and backward exactly once?"
+    if len(set(lengths)) > 1:
+        mistakes = mistakes_with_uneven_lengths
+        otherwise = (
+            "each rank sends once, with the last of its own micro-batches: the ranks have different numbers of them"
+        )
+
+    def claims(rank, of_ranks):
+        mine = of_ranks[rank]
+        yield Claim(
+            f"the gradients after {call}, as one vector", mine["gradients"], sum(map(sum, own)) / n, otherwise,
+            partial(mistakes, rank, own), digits=6,
+        )  # fmt: skip
+        yield unmoved(call, mine)
+        yield Claim(
+            f"what was sent in {call}", mine["sent"], once, cause_of_sending(mine, once, lengths[rank]),
+            told=in_words(once), shown=in_words(mine["sent"]),
+        )  # fmt: skip
+        yield from unchanged(call, mine["changed"])
+        yield from one_by_one(f"the calls in {call}", windows[rank], mine["events"])
+        yield Claim(
+            f"the forward passes in {call}", len(only("forward", mine["events"])), lengths[rank],
+            "each micro-batch goes through the network once: the last one can send",
+        )  # fmt: skip
+        yield Claim(
+            call, mine["ahead"], range(3), "the stream was read ahead, which takes too much memory: draw only one "
+            "micro-batch more than those that are done",
+            told="at most two micro-batches in memory: the current one and the next",
+        )  # fmt: skip
+
+    return claims
+
+
+def gradient_of_loss(network, inputs, target):
+    return joined(torch.autograd.grad(loss_of(network(inputs), target), list(network.parameters())))
+
+
+def in_words(log):
+    names, sizes = (", ".join(sorted({name for name, _ in log})), ", ".join(str(size) for _, size in log))
+    return f"{names}: {len(log)}, of {sizes} bytes" if log else "nothing"
+
+
+def mistakes_in_sums(rank, own):
+    """own: the gradient of each micro-batch of each rank, equally many of them."""
+    n, length, mine = len(own), len(own[rank]), own[rank]
+    means = [sum(of_ranks) / n for of_ranks in zip(*own)]
+    return [
+        (sum(mine), "each rank still has its own gradients: the last micro-batch must be outside no_sync, and sends the "
+         "accumulated gradients"),
+        (OneOf([sum(mine[:-1]), sum(means[:-1])]), "the last micro-batch is missing: it belongs outside no_sync, but it "
+         "needs a forward and backward, too"),
+        *((sum(means[:k] + mine[k:]), f"they were sent with micro-batch {k} of {length}, and later gradients stayed on "
+           "their rank: the last micro-batch must send") for k in range(1, length)),
+        (means[-1], "they contain only the last micro-batch: gradients must add up, so do not call zero_grad in between"),
+        (sum(means) * n, f"{n} times too large: DDP already averages them; do not sum over the ranks, too"),
+        (sum(means) / length, f"{length} times too small: loss_of already scales the loss"),
+        (0 * sum(means), "they are zero: the caller takes the step, and clears the gradients after it"),
+    ]  # fmt: skip
+
+
+def mistakes_with_uneven_lengths(rank, own):
+    n, shortest = len(own), min(map(len, own))
+    total = sum(map(sum, own))
+    return [
+        (sum(own[rank]), "each rank still has its own gradients: the last micro-batch must be outside no_sync"),
+        (sum(sum(of_rank[:shortest]) for of_rank in own) / n, "what a rank has more than the others is missing"),
+        (OneOf([total / sum(map(len, own)), sum(sum(of_rank) / len(of_rank) for of_rank in own) / n]),
+         "it was divided by a number of micro-batches: loss_of already scales the loss"),
+    ]  # fmt: skip
+
+
+def cause_of_sending(of_rank, once, length):
+    """Why the ranks sent more or less than in one backward, though the gradients are
+    right.
+    """
+    times = len(of_rank["sent"]) // len(once)
+    if of_rank["sent"] != sorted(once * times):
+        return "not all of it was sent by DDP, which averages on its own: do not call collectives yourself"
+    forwards, backwards = (only("forward", of_rank["events"]), only("backward", of_rank["events"]))
+    if any(event["alone"] for event in backwards) and not any(event["alone"] for event in forwards):
+        return "no_sync is around backward only, but the forward decides whether DDP sends: put both inside"
+    return f"{times} of {length} micro-batches were sent: all but the last belong inside no_sync"
 
 
 @question(
@@ -105,91 +193,5 @@ def check_accumulate(answer, draw):
             seen = answer.on_ranks(accumulations, sizes, width, layers, seed, nproc=n)
             for number, of_ranks in enumerate(sizes):
                 windows = [pairs_of(of_ranks[rank], width, seed_of(seed, rank, number)) for rank in range(n)]
-                of_window = [of_rank["windows"][number] for of_rank in seen]
-                network = Chain(width, layers, seed)
-                judge_accumulation(network, windows, seen[0]["once"], of_window)
-
-
-def judge_accumulation(network, windows, once, seen):
-    n, lengths = len(seen), [len(window) for window in windows]
-    checked = f"accumulate with micro-batches per rank: {lengths}, {n} ranks"
-    own = [[gradient_of_loss(network, *pair) for pair in window] for window in windows]
-    truth = sum(map(sum, own)) / n
-    for rank, of_rank in reversed(list(enumerate(seen))):
-        if not agree(got := of_rank["gradients"], truth):
-            raise Wrong(f"the gradients after {checked}, as one vector", rank=f"{rank} of {n}", expected=truth,
-                        got=got, cause=cause_of_gradients(got, rank, own))  # fmt: skip
-    for rank, of_rank in enumerate(seen):
-        if of_rank["sent"] != once:
-            cause = cause_of_sending(of_rank, once, lengths[rank])
-            raise Wrong(f"what was sent in {checked}", rank=f"{rank} of {n}", expected=in_words(once),
-                        got=in_words(of_rank["sent"]), cause=cause)  # fmt: skip
-    for rank, of_rank in enumerate(seen):
-        where = f"{rank} of {n}"
-        judge_changes(checked, where, of_rank["changed"])
-        judge_memory(f"the calls in {checked}", where, windows[rank], of_rank["events"])
-        passes = len(only("forward", of_rank["events"]))
-        if passes != lengths[rank]:
-            raise Wrong(f"the forward passes in {checked}", rank=where, expected=lengths[rank], got=passes,
-                        cause="each micro-batch goes through the network once: the last one can send")  # fmt: skip
-        if of_rank["ahead"] > 2:
-            raise Wrong(checked, rank=where, expected="at most two micro-batches in memory: the current one and the next",
-                        got=f"{of_rank['ahead']}", cause="the stream was read ahead, which takes too much memory: draw "
-                        "only one micro-batch more than those that are done")  # fmt: skip
-
-
-def gradient_of_loss(network, inputs, target):
-    return joined(torch.autograd.grad(loss_of(network(inputs), target), list(network.parameters())))
-
-
-def in_words(log):
-    names, sizes = (", ".join(sorted({name for name, _ in log})), ", ".join(str(size) for _, size in log))
-    return f"{names}: {len(log)}, of {sizes} bytes" if log else "nothing"
-
-
-def cause_of_gradients(got, rank, own):
-    """The likely cause of wrong gradients. own: per rank, per micro-batch."""
-    n, length, mine = len(own), len(own[rank]), own[rank]
-    if any(len(of_rank) != length for of_rank in own):
-        return cause_with_uneven_lengths(got, rank, own)
-    means = [sum(of_ranks) / n for of_ranks in zip(*own)]
-    looks = [
-        ([sum(mine)], "each rank still has its own gradients: the last micro-batch must be outside no_sync, and "
-         "sends the accumulated gradients"),
-        ([sum(mine[:-1]), sum(means[:-1])], "the last micro-batch is missing: it belongs outside no_sync, but it "
-         "needs a forward and backward, too"),
-        *(([sum(means[:k] + mine[k:])], f"they were sent with micro-batch {k} of {length}, and later gradients "
-           "stayed on their rank: the last micro-batch must send") for k in range(1, length)),
-        ([means[-1]], "they contain only the last micro-batch: gradients must add up, so do not call zero_grad in "
-                      "between"),
-        ([sum(means) * n], f"{n} times too large: DDP already averages them; do not sum over the ranks, too"),
-        ([sum(means) / length], f"{length} times too small: loss_of already scales the loss"),
-    ]  # fmt: skip
-    return the_likely(looks, got, "does each micro-batch go through forward and backward exactly once?")
-
-
-def cause_with_uneven_lengths(got, rank, own):
-    """The same if the ranks have different numbers of micro-batches."""
-    n, shortest = len(own), min(map(len, own))
-    truth = sum(map(sum, own)) / n
-    looks = [
-        ([sum(own[rank])], "each rank still has its own gradients: the last micro-batch must be outside no_sync"),
-        ([sum(sum(of_rank[:shortest]) for of_rank in own) / n], "what a rank has more than the others is missing"),
-        ([truth * n / sum(map(len, own)), sum(sum(of_rank) / len(of_rank) for of_rank in own) / n],
-         "it was divided by a number of micro-batches: loss_of already scales the loss"),
-    ]  # fmt: skip
-    return the_likely(looks, got, "each rank sends once, with the last of its own micro-batches: the ranks have "
-                      "different numbers of them")  # fmt: skip
-
-
-def cause_of_sending(of_rank, once, length):
-    """Why the ranks sent more or less than in one backward, though the gradients are
-    right.
-    """
-    times = len(of_rank["sent"]) // len(once)
-    if of_rank["sent"] != sorted(once * times):
-        return "not all of it was sent by DDP, which averages on its own: do not call collectives yourself"
-    forwards, backwards = (only("forward", of_rank["events"]), only("backward", of_rank["events"]))
-    if any(event["alone"] for event in backwards) and not any(event["alone"] for event in forwards):
-        return "no_sync is around backward only, but the forward decides whether DDP sends: put both inside"
-    return f"{times} of {length} micro-batches were sent: all but the last belong inside no_sync"
+                claims = claims_about(Chain(width, layers, seed), windows, seen[0]["once"])
+                on_every_rank(claims, [of_rank["windows"][number] for of_rank in seen])

@@ -1,23 +1,25 @@
 """What an answer does with the micro-batches, with the model, and with what it was given."""
 
+import itertools
+
 import torch
 
-from ddp_course.judge.verdict import Wrong
+from ddp_course.checks.claims import Claim
 
 
 def follow(model):
     """A list that gets an entry for each later forward and backward of the network in a
     DDP model.
 
-    what: 'forward' or 'backward'; size: of the batch; alone: whether this was inside
-    no_sync.
+    what: 'forward' or 'backward'; size: of the batch; kept: whether a forward keeps its
+    activations for a backward; alone: whether this was inside no_sync.
     """
     events = []
 
     def forward(network, inputs, output):
         def happens(what):
             alone = not model.require_backward_grad_sync
-            events.append({"what": what, "size": len(output), "alone": alone})
+            events.append({"what": what, "size": len(output), "kept": output.requires_grad, "alone": alone})
 
         happens("forward")
         if output.requires_grad:
@@ -31,25 +33,30 @@ def only(what, events):
     return [event for event in events if event["what"] == what]
 
 
-def judge_memory(checked, where, window, events):
-    """Raise Wrong if a rank had several micro-batches in memory at once; all
-    micro-batches of the window have items.
+def one_by_one(call, window, events):
+    """Claims that a rank never had several micro-batches in memory; all micro-batches of
+    the window have items.
     """
     expected = "forward and backward of one micro-batch, then of the next"
-    forwards, largest = (only("forward", events), max(len(inputs) for inputs, _ in window))
-    for event in forwards:
-        if event["size"] > largest:
-            cause = "micro-batches were joined, which takes too much memory: process them one by one"
-            got = f"a forward of {event['size']} at once, but the largest micro-batch has {largest}"
-            raise Wrong(checked, rank=where, expected=expected, got=got, cause=cause)
-    if len(forwards) > 1 and events[: len(forwards)] == forwards:
-        cause = (
-            "a forward keeps its activations until its backward, so here the activations of all micro-batches are "
-            "in memory: call "
-        )
-        cause += "backward for each micro-batch before the forward of the next"
-        got = f"{len(forwards)} forwards, and only then backward"
-        raise Wrong(checked, rank=where, expected=expected, got=got, cause=cause)
+    sizes, largest = [event["size"] for event in only("forward", events)], max(len(inputs) for inputs, *_ in window)
+    yield Claim(
+        call, max(sizes, default=0), range(largest + 1), "micro-batches were joined, which takes too much memory: process "
+        "them one by one", told=expected,
+        shown=f"a forward of {max(sizes, default=0)} at once, but the largest micro-batch has {largest}",
+    )  # fmt: skip
+    most = most_in_memory(events)
+    which = "all" if most == len(sizes) else str(most)
+    yield Claim(
+        call, most, range(2), f"a forward keeps its activations until its backward, so here the activations of {which} "
+        "micro-batches are in memory: call backward for each micro-batch before the forward of the next",
+        told=expected, shown=f"{most} forwards, and only then backward",
+    )  # fmt: skip
+
+
+def most_in_memory(events):
+    """Of how many micro-batches the activations were in memory at the same time."""
+    steps = [1 if event["what"] == "forward" else -1 for event in events if event["kept"]]
+    return max(itertools.accumulate(steps), default=0)
 
 
 def copies_of(window):
@@ -82,24 +89,12 @@ CAUSES_OF_CHANGE = {
 }  # fmt: skip
 
 
-def judge_changes(checked, where, texts):
-    for text in texts:
-        raise Wrong(f"{text}, after {checked}", rank=where, expected="as before the call", got="changed",
-                    cause=CAUSES_OF_CHANGE[text])  # fmt: skip
+def unchanged(call, texts):
+    """Claims that nothing of what `changed` tells has happened."""
+    for text, cause in CAUSES_OF_CHANGE.items():
+        yield Claim(f"{text}, after {call}", text in texts, False, cause, told="as before the call", shown="changed")
 
 
 def joined(tensors):
     """Their values as one vector."""
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
-
-
-def agree(got, expected, tolerance=1e-5):
-    """Whether two tensors are equal up to the rounding of a factor in 32 bits."""
-    return got.shape == expected.shape and (got - expected).norm() <= tolerance * expected.norm()
-
-
-def the_likely(looks, got, otherwise):
-    """The first cause that has a value like `got`. looks: pairs of values, a list, and
-    their cause.
-    """
-    return next((cause for values, cause in looks if any(agree(got, value) for value in values)), otherwise)

@@ -1,21 +1,14 @@
 """Question 3: one update on weighted items, clipped."""
 
+from functools import partial
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_course.checks.ex06.watching import (
-    agree,
-    changed,
-    copies_of,
-    follow,
-    joined,
-    judge_changes,
-    judge_memory,
-    only,
-    the_likely,
-)
+from ddp_course.checks.claims import Claim, OneOf, agree, on_every_rank
+from ddp_course.checks.ex06.watching import changed, copies_of, follow, joined, one_by_one, only, unchanged
 from ddp_course.checks.training import fill
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
@@ -80,7 +73,7 @@ def clipped(gradient, limit):
 def trajectory(draw, items, seed):
     """What one process does that has all items: per window, the gradients of the sums (per
     rank, per micro-batch), the sums of the weights, the mean gradient, the limit of its
-    norm, the parameters before and after, and the momentum before.
+    norm, the parameters and the momentum before.
     """
     network, momentum, updates = a_classifier(seed), 0, []
     parts = [windows_of(rank, items, seed) for rank in range(len(items[0]))]
@@ -104,7 +97,7 @@ def trajectory(draw, items, seed):
             momentum = MOMENTUM * momentum + clipped(mean, limit)
             after = before - LEARNING_RATE * momentum
             nn.utils.vector_to_parameters(after, network.parameters())
-        updates.append(update | {"after": joined(network.parameters()), "steps": int(total > 0)})
+        updates.append(update | {"steps": int(total > 0)})
     return updates
 
 
@@ -143,28 +136,6 @@ def steps_of_windows(window_step, items, limits, seed, stop_at_gap=False):
 GAP = "fewer backwards than micro-batches"
 
 
-@question(
-    "Sums can be added up, but means cannot: sum weight times loss in each micro-batch, with "
-    "F.cross_entropy(..., reduction='none'), and divide it by one number that is the same in all micro-batches of all "
-    "ranks. The norm that decides about clipping is that of the finished gradient.",
-    "That number is the sum of the weights of the whole update, on all ranks: sum your own, then call dist.all_reduce "
-    "once, before the first backward. If it is 0, all ranks know it: return without a step. DDP divides the sum over "
-    "the ranks by the number of ranks: undo this division. A rank without weights must take part in everything.",
-    "optimizer.zero_grad(); total = sum(weights.sum() for _, _, weights in window); dist.all_reduce(total); if total == "
-    "0, return. For each micro-batch: losses = F.cross_entropy(model(inputs), labels, reduction='none'), and ((losses * "
-    "weights).sum() * dist.get_world_size() / total).backward(). After the last one, "
-    "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm) and optimizer.step().",
-)
-def check_window_step(answer, draw):
-    """After each of several updates, the parameters must be those of one process with all
-    items in one batch, also with momentum.
-    """
-    for n in (2, 3):
-        items, seed = items_of_windows(draw, n), draw.randrange(10**6)
-        updates = trajectory(draw, items, seed)
-        judge_updates(stepped(answer, items, updates, seed, n), items, updates, seed)
-
-
 def stepped(answer, items, updates, seed, n):
     """`steps_of_windows` on n ranks. If they wait for a rank that left something out,
     name that cause.
@@ -187,64 +158,81 @@ def stepped(answer, items, updates, seed, n):
         raise
 
 
-def judge_updates(seen, items, updates, seed):
-    n, earlier = len(seen), 0
-    for number, update in enumerate(updates):
-        length = len(items[number][0])
-        checked = f"update {number + 1}, of {length} micro-batch{'es' * (length > 1)}, {n} ranks"
-        judge_steps(checked, [of_rank[number] for of_rank in seen], update)
-        truth = clipped(update["mean"], update["limit"]) if update["steps"] else None
-        for rank, of_rank in reversed(list(enumerate(seen))):
-            end, where = of_rank[number]["end"], f"{rank} of {n}"
-            if truth is None:
-                if not torch.equal(end, of_rank[number - 1]["end"]):
-                    raise Wrong(f"the parameters after {checked}, in which all weights are 0", rank=where,
-                                expected="as before it", got=end, cause="no item counts, so nothing may change")  # fmt: skip
-                continue
-            got = (update["before"] - end) / LEARNING_RATE - MOMENTUM * update["momentum"]
-            if not agree(got, truth, 1e-4):
-                raise Wrong(f"{checked}: the gradient of the step, for all parameters", rank=where,
-                            expected=truth, got=got, cause=cause_of_step(got, rank, update, earlier))  # fmt: skip
-        earlier = earlier + (0 if truth is None else truth)
-    for rank, of_rank in enumerate(seen):
-        for number, of_update in enumerate(of_rank, 1):
-            judge_changes(f"update {number}", f"{rank} of {n}", of_update["changed"])
-        window = [batch[:2] for batch in windows_of(rank, items, seed)[0]]
-        checked = f"the calls for the {len(window)} micro-batches of update 1, {n} ranks"
-        judge_memory(checked, f"{rank} of {n}", window, of_rank[0]["events"])
+# ---- what is claimed ----
 
 
-def judge_steps(checked, seen, update):
-    """Raise Wrong unless each rank took one step, or none if no item has a weight."""
-    for rank, of_rank in reversed(list(enumerate(seen))):
-        steps, expected = of_rank["steps"], update["steps"]
-        if steps == expected:
-            continue
-        cause = "the step is missing: every rank must call optimizer.step() at the end of the update"
-        if steps > 1:
-            cause = "the optimizer steps inside the update: let the gradients add up, and step once"
-        if not expected:
-            checked = f"{checked}, in which all weights are 0"
-            cause = (
-                "no item of any rank has a weight, so there is no mean and no step: even with gradients of 0, "
-                "momentum moves the parameters"
-            )  # fmt: skip
-        raise Wrong(f"{checked}: steps of the optimizer", rank=f"{rank} of {len(seen)}", expected=expected,
-                    got=steps, cause=cause)  # fmt: skip
+def claims_about(number, updates):
+    """For each rank: the step of this update, from 0, is that of one process."""
+    update, n = updates[number], len(updates[number]["own"])
+    length = len(update["own"][0])
+    call = f"update {number + 1}, of {length} micro-batch{'es' * (length > 1)}, {n} ranks"
+    earlier = sum(clipped(one["mean"], one["limit"]) for one in updates[:number] if one["steps"])
+
+    def claims(rank, of_ranks):
+        seen = of_ranks[rank][number]
+        if not update["steps"]:
+            yield from no_step(f"{call}, in which all weights are 0", of_ranks[rank][number - 1], seen)
+            return
+        yield Claim(
+            f"{call}: steps of the optimizer", seen["steps"], 1,
+            "the step is missing: every rank must call optimizer.step() at the end of the update",
+            [(range(2, 100), "the optimizer steps inside the update: let the gradients add up, and step once")],
+        )  # fmt: skip
+        yield the_step(f"{call}: the gradient of the step, for all parameters", seen, update, rank, earlier)
+
+    return claims
 
 
-def cause_of_step(got, rank, update, earlier):
-    """The likely cause of a wrong step. earlier: the sum of the steps before."""
-    if got.isnan().any():
-        return "a micro-batch without weights has no mean: 0/0 is nan, and nan times 0 is nan. Its sum is 0"
-    limit = update["limit"]
-    looks = [([clipped(value, limit) for value in values] + values, cause)
-             for values, cause in looks_of_mean(rank, update, earlier)]  # fmt: skip
+def manners(items, seed):
+    """For each rank: it changes nothing else, and keeps one micro-batch at a time."""
+
+    def claims(rank, of_ranks):
+        for number, seen in enumerate(of_ranks[rank], 1):
+            yield from unchanged(f"update {number}", seen["changed"])
+        window = windows_of(rank, items, seed)[0]
+        call = f"the calls for the {len(window)} micro-batches of update 1, {len(of_ranks)} ranks"
+        yield from one_by_one(call, window, of_ranks[rank][0]["events"])
+
+    return claims
+
+
+def no_step(call, before, seen):
+    yield Claim(
+        f"{call}: steps of the optimizer", seen["steps"], 0, "no item of any rank has a weight, so there is no mean and no "
+        "step: even with gradients of 0, momentum moves the parameters",
+    )  # fmt: skip
+    yield Claim(
+        f"the parameters after {call}", torch.equal(seen["end"], before["end"]), True, "no item counts, so nothing may "
+        "change", told="as before it", shown=seen["end"],
+    )  # fmt: skip
+
+
+def the_step(what, seen, update, rank, earlier):
+    """The claim that the optimizer's step was made with the mean gradient, clipped.
+    earlier: the sum of these of the updates before.
+    """
+    expected, got = clipped(update["mean"], update["limit"]), seen["end"]
+    if got.shape == expected.shape:
+        got = (update["before"] - got) / LEARNING_RATE - MOMENTUM * update["momentum"]
     otherwise = "does it contain weight times loss of each item once, divided by the sum of all weights, and clipped?"
-    return the_likely(looks_of_clipping(update) + looks, got, otherwise)
+    if got.isnan().any():
+        otherwise = "a micro-batch without weights has no mean: 0/0 is nan, and nan times 0 is nan. Its sum is 0"
+    return Claim(what, got, expected, otherwise, partial(mistakes, rank, update, earlier), digits=4)
 
 
-def looks_of_clipping(update):
+def mistakes(rank, update, earlier):
+    """Of clipping, and of the mean, whether it is clipped then or not."""
+    limit = update["limit"]
+    of_mean = [
+        (OneOf([clipped(value, limit) for value in values] + values), cause)
+        for values, cause in causes_of_mean(rank, update, earlier)
+    ]
+    without = clipped(update["mean"], limit) - MOMENTUM * update["momentum"]
+    forgotten = (without, "the momentum is gone: the optimizer keeps it from one update to the next")
+    return [*mistakes_in_clipping(update), *of_mean, forgotten]
+
+
+def mistakes_in_clipping(update):
     mean, limit, own = update["mean"], update["limit"], update["own"]
     n, total = len(own), sum(map(sum, update["weights"]))
     scaled = [[gradient * n / total for gradient in of_rank] for of_rank in own]
@@ -252,24 +240,25 @@ def looks_of_clipping(update):
     one_by_one, parts = 0, [sum(of_ranks) / n for of_ranks in zip(*scaled)]
     for part in parts:
         one_by_one = clipped(one_by_one + part, limit)
-    looks = [
-        ([sum(clipped(sum(of_rank), limit) for of_rank in scaled) / n], "each rank has clipped its own gradient: clip "
+    found = [
+        (sum(clipped(sum(of_rank), limit) for of_rank in scaled) / n, "each rank has clipped its own gradient: clip "
          "the average, after the last backward"),
-        ([one_by_one, sum(clipped(part, limit) for part in parts)], "each micro-batch is clipped: clip once, after the "
-         "last backward"),
-        ([clipped(mean * total, limit) / total, clipped(mean / n, limit) * n, clipped(mean * total / n, limit) * n / total],
+        (OneOf([one_by_one, sum(clipped(part, limit) for part in parts)]), "each micro-batch is clipped: clip once, after "
+         "the last backward"),
+        (OneOf([clipped(mean * total, limit) / total, clipped(mean / n, limit) * n,
+                clipped(mean * total / n, limit) * n / total]),
          "it was clipped before it was scaled: max_norm is for the finished gradient"),
-        ([torch.cat([clipped(part, limit) for part in mean.split(SIZES)])], "each parameter is clipped on its own: "
+        (torch.cat([clipped(part, limit) for part in mean.split(SIZES)]), "each parameter is clipped on its own: "
          "max_norm limits the norm of the whole gradient"),
-        ([mean.clamp(-limit, limit)], "each number is clipped: max_norm limits the norm of the whole gradient"),
-        ([mean * limit / mean.norm()], "a gradient shorter than max_norm must stay as it is"),
+        (mean.clamp(-limit, limit), "each number is clipped: max_norm limits the norm of the whole gradient"),
+        (mean * limit / mean.norm(), "a gradient shorter than max_norm must stay as it is"),
     ]  # fmt: skip
     if not agree(mean, finished):
-        looks.insert(0, ([mean], "it is longer than max_norm: clip it before the step"))
-    return looks
+        found.insert(0, (mean, "it is longer than max_norm: clip it before the step"))
+    return found
 
 
-def looks_of_mean(rank, update, earlier):
+def causes_of_mean(rank, update, earlier):
     """Likely mistakes in the mean: pairs of the gradients to which they lead, and a cause."""
     own, weights, truth = update["own"], update["weights"], update["mean"]
     plain, counts = update["plain"], update["counts"]
@@ -305,3 +294,28 @@ def looks_of_mean(rank, update, earlier):
 
 def mean_of(gradient, weight):
     return gradient / weight if weight else gradient
+
+
+@question(
+    "Sums can be added up, but means cannot: sum weight times loss in each micro-batch, with "
+    "F.cross_entropy(..., reduction='none'), and divide it by one number that is the same in all micro-batches of all "
+    "ranks. The norm that decides about clipping is that of the finished gradient.",
+    "That number is the sum of the weights of the whole update, on all ranks: sum your own, then call dist.all_reduce "
+    "once, before the first backward. If it is 0, all ranks know it: return without a step. DDP divides the sum over "
+    "the ranks by the number of ranks: undo this division. A rank without weights must take part in everything.",
+    "optimizer.zero_grad(); total = sum(weights.sum() for _, _, weights in window); dist.all_reduce(total); if total == "
+    "0, return. For each micro-batch: losses = F.cross_entropy(model(inputs), labels, reduction='none'), and ((losses * "
+    "weights).sum() * dist.get_world_size() / total).backward(). After the last one, "
+    "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm) and optimizer.step().",
+)
+def check_window_step(answer, draw):
+    """After each of several updates, the parameters must be those of one process with all
+    items in one batch, also with momentum.
+    """
+    for n in (2, 3):
+        items, seed = items_of_windows(draw, n), draw.randrange(10**6)
+        updates = trajectory(draw, items, seed)
+        seen = stepped(answer, items, updates, seed, n)
+        for number in range(len(updates)):  # a rank that is wrong in one may spoil others in the next
+            on_every_rank(claims_about(number, updates), seen)
+        on_every_rank(manners(items, seed), seen)
