@@ -156,22 +156,29 @@ def mean_over_items(own, numbers):
 # ---- what is claimed ----
 
 
-def claims_about(call, steps, items, digits, why_nan):
-    """For each rank: its gradients are the means over all items, each bucket was sent once,
-    and the bytes are counted. steps: `gradients_of_ranks`; why_nan: the cause of nan.
+def means_of(call, step, own, items, digits, why_nan):
+    """For each rank: its gradients in a step, from 1, are the means over all items. own:
+    those of each rank; items: per step, per rank; why_nan: the cause of nan.
     """
+    numbers = items[step - 1]
 
     def claims(rank, of_ranks):
-        mine = of_ranks[rank]
-        for step, (seen, own, numbers) in enumerate(zip(mine, steps, items), 1):
-            for name, got in seen["gradients"].items():
-                gradients = [of_rank[name] for of_rank in own]
-                yield Claim(
-                    f"{call}: the gradient of {name} in step {step}, with items per rank: {numbers}", got,
-                    mean_over_items(gradients, numbers), cause_of_mean(got, gradients, numbers, step, why_nan),
-                    partial(mistakes_in_mean, rank, gradients, items, step), digits,
-                )  # fmt: skip
-        for step, seen in enumerate(mine, 1):
+        for name, got in of_ranks[rank][step - 1]["gradients"].items():
+            gradients = [of_rank[name] for of_rank in own]
+            yield Claim(
+                f"{call}: the gradient of {name} in step {step}, with items per rank: {numbers}", got,
+                mean_over_items(gradients, numbers), cause_of_mean(got, gradients, numbers, step, why_nan),
+                partial(mistakes_in_mean, rank, gradients, items, step), digits,
+            )  # fmt: skip
+
+    return claims
+
+
+def sent_and_counted(call, items):
+    """For each rank: it has sent each bucket once, and counted the bytes."""
+
+    def claims(rank, of_ranks):
+        for step, seen in enumerate(of_ranks[rank], 1):
             yield from sent_once(f"{call}: what was sent in step {step}", seen)
         yield from counted(call, rank, of_ranks, [numbers[rank] for numbers in items])
 
@@ -311,5 +318,7 @@ def check_weighing_hook(answer, draw):
         steps = gradients_of_ranks(Chain(width, layers, seed), batches, items)
         for place, dtype in enumerate(DTYPES):
             call = f"a network of {dtype} under DDP with weighing_hook, {n} ranks"
-            claims = claims_about(call, steps, items, 5 if dtype == torch.float64 else 4, why_nan)
-            on_every_rank(claims, [of_rank[place] for of_rank in seen])
+            of_ranks, digits = [of_rank[place] for of_rank in seen], 5 if dtype == torch.float64 else 4
+            for step, own in enumerate(steps, 1):  # a rank that is wrong in one may spoil others in the next
+                on_every_rank(means_of(call, step, own, items, digits, why_nan), of_ranks)
+            on_every_rank(sent_and_counted(call, items), of_ranks)
