@@ -253,17 +253,16 @@ def tensors_kept(case, _):
         yield Claim(f"requires_grad of {what}", after, before, "a frozen parameter must stay frozen")
 
 
-def trained_alike(history):
-    """Claims that a rank's parameters and buffers are those of one process after each step."""
+def trained_alike(step, expected):
+    """Claims that a rank's parameters and buffers are those of one process after a step."""
 
     def claims(rank, of_ranks):
-        for step, (expected, got) in enumerate(zip(history, of_ranks[rank]), 1):
-            for name, value in expected.items():
-                yield Claim(
-                    f"{name} after step {step} of training with DDP", got.get(name), value, "each layer looks like a "
-                    "SyncBatchNorm, but the ranks do not train like one process: does it compute like a SyncBatchNorm?",
-                    digits=6,
-                )  # fmt: skip
+        for name, value in expected.items():
+            yield Claim(
+                f"{name} after step {step + 1} of training with DDP", of_ranks[rank][step].get(name), value, "each layer "
+                "looks like a SyncBatchNorm, but the ranks do not train like one process: does it compute like a "
+                "SyncBatchNorm?", digits=6,
+            )  # fmt: skip
 
     return claims
 
@@ -298,4 +297,5 @@ def check_convert(answer, draw):
     batches = [torch.randn(8, channels, 2, 2, 2, generator=generator, dtype=torch.float64) for _ in range(3)]
     of_ranks = answer.on_ranks(convert_and_train, batches, *of_networks, nproc=2)
     history = take_steps(networks(*of_networks)["a network"], batches)
-    on_every_rank(trained_alike(history), of_ranks)
+    for step, expected in enumerate(history):
+        on_every_rank(trained_alike(step, expected), of_ranks)
