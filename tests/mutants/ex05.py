@@ -203,6 +203,57 @@ def leaves_it_in_eval_mode(network):
     return numbers
 
 
+@right("traffic")
+def asks_meta_tensors(network):
+    """Runs a copy on the meta device, which computes nothing, and asks autograd."""
+    numbers, calls, copied = 0, 0, copy.deepcopy(network).to("meta")
+    for layer in copied.modules():
+        if isinstance(layer, nn.Sequential):
+            continue
+        layer.forward = (lambda x, layer=layer: passes(layer, x)) if isinstance(layer, _BatchNorm) else layer.forward
+        if isinstance(layer, SyncBatchNorm) and layer.training:
+            layer.calls = []
+            layer.register_forward_pre_hook(lambda layer, inputs: layer.calls.append(inputs[0].requires_grad))
+    copied(torch.empty(5, next(copied.parameters()).shape[-1], dtype=torch.float64, device="meta"))
+    for layer in copied.modules():
+        for needed in getattr(layer, "calls", ()):
+            calls, numbers = calls + 1 + needed, numbers + 1 + 2 * layer.num_features * (1 + needed)
+    return calls, 8 * numbers
+
+
+def passes(layer, x):
+    """What a BatchNorm returns, as far as autograd is concerned."""
+    return x if layer.weight is None else x * layer.weight + layer.bias
+
+
+@wrong("traffic", "trains only biases at first[^$]*one in the backward pass if its input needs a gradient")
+def all_of_a_layer_must_train(network):
+    needed, calls, numbers = False, 0, 0
+    for layer in flattened(network):
+        if isinstance(layer, SyncBatchNorm) and layer.training:
+            calls, numbers = calls + 1 + needed, numbers + 1 + 2 * layer.num_features * (1 + needed)
+        parameters = list(layer.parameters())
+        needed |= bool(parameters) and all(value.requires_grad for value in parameters)
+    return calls, 8 * numbers
+
+
+@wrong("traffic", "trains only a SyncBatchNorm in eval mode[^$]*one in the backward pass if its input needs a gradient")
+def looks_at_no_layer_in_eval_mode(network):
+    needed, calls, numbers = False, 0, 0
+    for layer in flattened(network):
+        if not layer.training:
+            continue
+        if isinstance(layer, SyncBatchNorm):
+            calls, numbers = calls + 1 + needed, numbers + 1 + 2 * layer.num_features * (1 + needed)
+        needed |= any(value.requires_grad for value in layer.parameters())
+    return calls, 8 * numbers
+
+
+def flattened(network):
+    for layer in network:
+        yield from flattened(layer) if isinstance(layer, nn.Sequential) else [layer]
+
+
 @wrong("traffic", "", status="not attempted")
 def traffic_not_begun(network):
     raise NotImplementedError

@@ -1,6 +1,5 @@
 """Question 1: what the ranks send in an epoch with accumulation."""
 
-import operator
 from contextlib import nullcontext
 from typing import NamedTuple
 
@@ -9,10 +8,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course.checks.checked_watch import CheckedWatch
+from ddp_course.checks.claims import hold
+from ddp_course.checks.traffic import as_measured, as_prediction
 from ddp_course.checks.training import Chain, a_batch
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 
 
@@ -68,17 +68,8 @@ def predictions(traffic, epochs, buckets):
     for epoch, number in zip(map(lambda fields: Epoch(*fields), epochs), buckets):
         with trying(in_words(epoch, number)):
             returned = traffic(a_network(epoch), number, epoch.batches, epoch.every, epoch.quiet)
-        found.append([whole_numbers(returned), repr(returned)[:200]])
+        found.append(as_prediction(returned))
     return found
-
-
-def whole_numbers(returned):
-    """Two whole numbers, those of NumPy and torch, too; None for anything else."""
-    try:
-        numbers = [operator.index(number) for number in returned]
-    except TypeError:
-        return None
-    return numbers if len(numbers) == 2 else None
 
 
 def in_words(epoch, buckets):
@@ -89,6 +80,51 @@ def in_words(epoch, buckets):
         f"traffic of a network with {network}, in buckets={buckets}; batches={epoch.batches}, "
         f"every={epoch.every}, quiet={epoch.quiet}"
     )  # fmt: skip
+
+
+def total(epoch, buckets, updates=None, passes=None, size=None, frozen=False, counted=True, of_count=8):
+    """All-reduces and bytes of an epoch, with one of its numbers replaced by a mistake."""
+    values = [value for value in a_network(epoch).parameters() if frozen or value.requires_grad]
+    gradients = sum(value.numel() * (size or value.element_size()) for value in values)
+    updates = -(-epoch.batches // epoch.every) if updates is None else updates
+    if passes is None:
+        passes = updates if epoch.quiet else epoch.batches
+    return [passes * buckets + updates * counted, passes * gradients + updates * counted * of_count]
+
+
+OTHERWISE = (
+    "all-reduces: one per update for the number of items, and one per bucket for each backward pass that sends",
+    "bytes: all gradients, once for each backward pass that sends, and 8 for the number of items of each update",
+)
+
+
+def mistakes(expected, epoch, buckets):
+    """Of a prediction: what it gives, and the cause."""
+    full, other = epoch.batches // epoch.every, -(-epoch.batches // epoch.every)
+    loud = "without no_sync, the gradients are sent after each micro-batch"
+    if epoch.quiet:
+        loud = "with no_sync, only the last micro-batch of an update sends the gradients"
+    frozen = "a frozen parameter has no gradient: only those with requires_grad count"
+    passes = other if epoch.quiet else epoch.batches
+    gradients = (expected[1] - 8 * other) // passes
+    of_each_bucket = [expected[0], expected[1] + (buckets - 1) * passes * gradients]
+    return [
+        (total(epoch, buckets, updates=full), "the last update of the epoch is shorter, but it is an update: round up"),
+        (total(epoch, buckets, updates=full + 1), "the micro-batches make whole updates here, so no short one follows"),
+        (total(epoch, buckets, passes=epoch.batches if epoch.quiet else other), loud),
+        (total(epoch, buckets, updates=epoch.batches, passes=other if epoch.quiet else epoch.batches),
+         "the number of items is summed once per update, not once per micro-batch"),
+        (total(epoch, buckets, counted=False), "the all-reduce of the number of items is missing: one per update"),
+        (total(epoch, buckets, of_count=4), "the number of items is an int64 and has 8 bytes"),
+        (total(epoch, buckets, size=4, of_count=4), f"a number of {epoch.dtype} has another size, and an int64 has 8 bytes"),
+        (total(epoch, buckets, size=1), "these are numbers, not bytes: multiply by element_size()"),
+        (total(epoch, buckets, size=4), "the numbers of this network are float64: 8 bytes each"),
+        (total(epoch, buckets, size=8), "the numbers of this network are float32: 4 bytes each"),
+        (total(epoch, buckets, frozen=True), frozen),
+        (of_each_bucket, "all buckets together have the gradients once, so do not multiply their bytes by `buckets`"),
+        (total(epoch, 1), "each backward pass that sends calls one all-reduce per bucket"),
+        ([2 * number for number in expected], "it is what both ranks send: count the all-reduces of one rank"),
+    ]  # fmt: skip
 
 
 @question(
@@ -121,58 +157,6 @@ def check_traffic(answer, draw):
     truth = answer.without(measured, epochs, nproc=2)[0]
     buckets = [number for number, _, _ in truth]
     [predicted] = answer.on_ranks(predictions, epochs, buckets)
-    for epoch, (number, *expected), (got, text) in zip(made, truth, predicted):
-        checked = in_words(epoch, number)
-        if got is None:
-            raise Wrong(checked, expected="two whole numbers", got=text,
-                        cause="return the number of all-reduces and the number of bytes, in this order")  # fmt: skip
-        if got != expected:
-            raise Wrong(checked, expected="{}, {} bytes (measured on two ranks)".format(*expected),
-                        got="{}, {} bytes".format(*got), cause=cause_of(got, expected, epoch, number))  # fmt: skip
-
-
-def total(epoch, buckets, updates=None, passes=None, size=None, frozen=False, counted=True, of_count=8):
-    """All-reduces and bytes of an epoch, with one of its numbers replaced by a mistake."""
-    values = [value for value in a_network(epoch).parameters() if frozen or value.requires_grad]
-    gradients = sum(value.numel() * (size or value.element_size()) for value in values)
-    updates = -(-epoch.batches // epoch.every) if updates is None else updates
-    if passes is None:
-        passes = updates if epoch.quiet else epoch.batches
-    return [passes * buckets + updates * counted, passes * gradients + updates * counted * of_count]
-
-
-def cause_of(got, expected, epoch, buckets):
-    """The likely cause of a wrong prediction."""
-    full, other = epoch.batches // epoch.every, -(-epoch.batches // epoch.every)
-    loud = "without no_sync, the gradients are sent after each micro-batch"
-    if epoch.quiet:
-        loud = "with no_sync, only the last micro-batch of an update sends the gradients"
-    frozen = "a frozen parameter has no gradient: only those with requires_grad count"
-    passes = other if epoch.quiet else epoch.batches
-    gradients = (expected[1] - 8 * other) // passes
-    of_each_bucket = [expected[0], expected[1] + (buckets - 1) * passes * gradients]
-    looks = [
-        (total(epoch, buckets, updates=full), "the last update of the epoch is shorter, but it is an update: round up"),
-        (total(epoch, buckets, updates=full + 1), "the micro-batches make whole updates here, so no short one follows"),
-        (total(epoch, buckets, passes=epoch.batches if epoch.quiet else other), loud),
-        (total(epoch, buckets, updates=epoch.batches, passes=other if epoch.quiet else epoch.batches),
-         "the number of items is summed once per update, not once per micro-batch"),
-        (total(epoch, buckets, counted=False), "the all-reduce of the number of items is missing: one per update"),
-        (total(epoch, buckets, of_count=4), "the number of items is an int64 and has 8 bytes"),
-        (total(epoch, buckets, size=4, of_count=4), f"a number of {epoch.dtype} has another size, and an int64 has 8 bytes"),
-        (total(epoch, buckets, size=1), "these are numbers, not bytes: multiply by element_size()"),
-        (total(epoch, buckets, size=4), "the numbers of this network are float64: 8 bytes each"),
-        (total(epoch, buckets, size=8), "the numbers of this network are float32: 4 bytes each"),
-        (total(epoch, buckets, frozen=True), frozen),
-        (of_each_bucket, "all buckets together have the gradients once, so do not multiply their bytes by `buckets`"),
-        (total(epoch, 1), "each backward pass that sends calls one all-reduce per bucket"),
-        ([2 * number for number in expected], "it is what both ranks send: count the all-reduces of one rank"),
-    ]  # fmt: skip
-    for numbers, cause in looks:
-        if got == numbers:
-            return cause
-    if got[0] != expected[0]:
-        return (
-            "all-reduces: one per update for the number of items, and one per bucket for each backward pass that sends"
-        )
-    return "bytes: all gradients, once for each backward pass that sends, and 8 for the number of items of each update"
+    for epoch, (number, *expected), got in zip(made, truth, predicted):
+        call = in_words(epoch, number)
+        hold(as_measured(call, got, expected, mistakes(expected, epoch, number), OTHERWISE))
