@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from ddp_course.checks.differences import parted
 from ddp_course.judge.verdict import Wrong
 
 
@@ -50,8 +51,8 @@ def hold(claims, rank=...):
     """Raise Wrong for the first claim that does not hold. rank: '1 of 3', for its verdict."""
     for claim in claims:
         if not agree(claim.got, claim.expected, claim.digits):
-            what, expected, got = in_sight(claim)
-            raise Wrong(what, rank=rank, expected=expected, got=got, cause=cause_of(claim))
+            expected, got = in_words(claim)
+            raise Wrong(claim.what, rank=rank, expected=expected, got=got, cause=cause_of(claim))
 
 
 def on_every_rank(claims, of_ranks):
@@ -97,36 +98,37 @@ def alike(got, expected, share, scale=0.0):
     """Whether `got` is a tensor of this shape, whose numbers are off by at most a share of
     the largest, or of `scale`.
     """
-    if not isinstance(got, torch.Tensor) or (got.shape, got.layout) != (expected.shape, expected.layout):
+    if not comparable(got, expected):
         return False
-    return not apart(got, expected, share, scale).any()
+    off = (got.double() - expected.double()).abs()
+    return bool((off <= allowed(expected, share, scale)).all())
 
 
-def apart(got, expected, share, scale=0.0):
-    """Where two tensors of one shape are not `alike`."""
+def comparable(got, expected):
+    """Whether `got` is a tensor that can be compared number by number."""
+    if not isinstance(got, torch.Tensor):
+        return False
+    kind = lambda tensor: (tensor.shape, tensor.layout, tensor.is_complex())
+    return kind(got) == kind(expected)
+
+
+def allowed(expected, share, scale=0.0):
+    """By how much a number may be off."""
     largest = expected.abs().max().item() if expected.numel() else 0.0
-    allowed = share * max(largest, scale, 1e-30)
-    return ~((got.double() - expected.double()).abs() <= allowed)
+    return share * max(largest, scale, 1e-30)
 
 
 def is_number(value):
     return type(value) in (int, float)
 
 
-def in_sight(claim, most=6):
-    """What a verdict says of a claim: what, expected, got. Of tensors of which it would
-    show only numbers that agree, those that do not.
+def in_words(claim):
+    """What was expected, and what came; of two tensors, the numbers from the first place
+    at which they differ.
     """
-    what, expected, got = claim.what, claim.expected, claim.got
-    tensors = isinstance(got, torch.Tensor) and isinstance(expected, torch.Tensor)
-    if tensors and got.shape == expected.shape:
-        places = apart(got, expected, 10.0**-claim.digits)
-        if not places.flatten()[:most].any():
-            what, expected, got = f"{what}, where they differ", expected[places], got[places]
-    return what, in_words(expected, claim.told), in_words(got, claim.shown)
-
-
-def in_words(value, words=None):
-    if words is None:
-        return "nothing (None)" if value is None else value
-    return words
+    words = [claim.expected, claim.got]
+    if isinstance(claim.expected, torch.Tensor) and comparable(claim.got, claim.expected):
+        texts = parted(*words, rtol=0, atol=allowed(claim.expected, 10.0**-claim.digits))
+        words = words if texts[0] == texts[1] else texts
+    words = [given if own is None else own for given, own in zip(words, (claim.told, claim.shown))]
+    return ["nothing (None)" if value is None else value for value in words]

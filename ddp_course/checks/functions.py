@@ -4,6 +4,11 @@ it gives is compared with what the right function gives, and each likely mistake
 
 import random
 from contextlib import suppress
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
+import torch
 
 from ddp_course.checks.claims import agree
 from ddp_course.judge.answer import trying
@@ -13,25 +18,27 @@ from ddp_course.ranks.environment import process_group
 DIGITS = 6  # to which floats must agree
 
 
-def check_function(answer, draw, name, cases, right, mistakes, otherwise, place=0, scale=lambda case: 0):
+def check_function(answer, draw, name, cases, right, mistakes, otherwise, place=0, scale=lambda case: 0, digits=DIGITS):
     """Raise Wrong unless the answer's function gives what `right` gives in all cases.
 
     cases: tuples or dicts of arguments. mistakes: {cause: function}; told is the first
     that gives what the answer gave, in all cases for which it gives anything. otherwise:
     a cause, or a function of a case and of what the answer gave. place: of the function
     among the answer's objects. scale: of a case, how large its numbers are; a float may
-    be wrong by a millionth of that, or of itself.
+    be wrong by a millionth of that, or of itself. digits: or by less.
     """
     seed = draw.randrange(10**6)
     [seen] = answer.on_ranks(results_of, place, name, cases, seed)
     for case, got in zip(cases, seen):
         expected = as_plain(called(right, case))
-        if agree(got, expected, DIGITS, scale(case)):
+        if agree(got, expected, digits, scale(case)):
             continue
         if got is None:
             cause = "the function ends without a return statement"
         else:
-            causes = (cause for cause, mistake in mistakes.items() if explains(mistake, right, cases, seen, scale))
+            causes = (
+                cause for cause, mistake in mistakes.items() if explains(mistake, right, cases, seen, scale, digits)
+            )
             last = otherwise(case, got) if callable(otherwise) else otherwise
             cause = next(causes, last)
         words = [as_told(value) for value in (expected, got)]
@@ -64,29 +71,31 @@ def call_of(name, case):
     """A call as a learner would write it."""
     if isinstance(case, tuple):
         return f"{name}{case}"
-    given = (f"{key}={as_told(value, 3)}" for key, value in case.items())
+    given = (f"{key}={value if isinstance(value, int) else as_told(value, 3)}" for key, value in case.items())
     return f"{name}({', '.join(given)})"
 
 
 def as_plain(value):
-    """Numbers of NumPy and of tensors as those of Python; a tuple's items as well."""
+    """Numbers of NumPy and of tensors as those of Python, and arrays of them as lists;
+    fractions as floats; a tuple's items as well.
+    """
     if isinstance(value, list | tuple):
         return [as_plain(item) for item in value]
-    with suppress(AttributeError, ValueError, RuntimeError):
-        return value.item()
-    return value
+    if isinstance(value, Fraction | Decimal):
+        return float(value)
+    return value.tolist() if isinstance(value, np.generic | np.ndarray | torch.Tensor) else value
 
 
-def explains(mistake, right, cases, seen, scale):
+def explains(mistake, right, cases, seen, scale, digits=DIGITS):
     """Whether a mistake gives what was seen, wherever it gives anything, and is one."""
     differs = False
     for case, got in zip(cases, seen):
         with suppress(ZeroDivisionError, ValueError):
             value = as_plain(called(mistake, case))
-            if not agree(got, value, DIGITS, scale(case)):
+            if not agree(got, value, digits, scale(case)):
                 return False
             true = as_plain(called(right, case))
-            differs = differs or not agree(true, value, DIGITS, scale(case))
+            differs = differs or not agree(true, value, digits, scale(case))
     return differs
 
 
@@ -96,4 +105,6 @@ def as_told(value, digits=4):
         return "nothing (None)"
     if isinstance(value, list):
         return f"({', '.join(as_told(item, digits) for item in value)})"
+    if type(value) in (int, float) and value % 1 == 0 and 10**digits <= abs(value) < 1e15:
+        return f"{value:,.0f}"
     return f"{value:.{digits}g}" if isinstance(value, float) else repr(value)

@@ -19,6 +19,8 @@ def plain(value):
             return copy(value.item())
         if isinstance(value, torch.Tensor):
             detached = torch.Tensor.clone(torch.Tensor.detach(value))
+            if detached.layout != torch.strided:  # such as a sparse one
+                return f"a tensor with the layout {detached.layout}"
             return detached.as_subclass(torch.Tensor)
         if isinstance(value, list | tuple):
             return [copy(item) for item in value]
