@@ -1,5 +1,6 @@
 """Exercise 16: making it fast."""
 
+import collections
 import functools
 import itertools
 import math
@@ -1293,7 +1294,7 @@ def with_functional_collectives(model, micro_batches, optimizer):
 def waits_for_the_progress_bar(model, loader):
     def slowly():
         for batch in loader:
-            time.sleep(0.02)
+            time.sleep(0.05)
             yield batch
 
     model.eval()
@@ -1315,3 +1316,459 @@ def evaluates_to_nan(model, batches):
             model(inputs)
     model.train()
     return float("nan"), float("nan")
+
+
+@wrong("pixels", "the sum of many images needs more than 32 bits")
+class SumsIn32Bits(Base):
+    def __init__(self, images, labels):
+        self.images, self.labels = images, labels
+        mean = images.sum(dtype=torch.int32).item() / images.numel()
+        squares = sum((image.double() - mean).pow(2).sum().item() for image in images)
+        self.mean, self.deviation = mean, math.sqrt(squares / (images.numel() - 1))
+
+
+@right("pixels")
+class CountsEachValue(Base):
+    """Of 256 values, it is enough to know how often each occurs."""
+
+    def __init__(self, images, labels):
+        self.images, self.labels = images, labels
+        values, counts = torch.arange(256.0, dtype=torch.float64), torch.bincount(images.flatten(), minlength=256)
+        self.mean = (values * counts).sum().item() / images.numel()
+        squares = ((values - self.mean) ** 2 * counts).sum().item()
+        self.deviation = math.sqrt(squares / (images.numel() - 1))
+
+
+@right("pixels")
+class OneImageAfterTheOther(Base):
+    """Sums in Python: no copy of all images, not even for a moment."""
+
+    def __init__(self, images, labels):
+        self.images, self.labels = images, labels
+        total = sum(image.sum().item() for image in images)
+        self.mean = total / images.numel()
+        squares = sum((image.double() - self.mean).square().sum().item() for image in images)
+        self.deviation = (squares / (images.numel() - 1)) ** 0.5
+
+
+@wrong("pixels", "divide by their standard deviation")
+class WeighsImagesAsBatches(Base):
+    """The deviation is the mean of the images' deviations."""
+
+    def __init__(self, images, labels):
+        super().__init__(images, labels)
+        self.deviation = images.float().flatten(1).std(1).mean()
+
+
+@wrong("pixels", "subtract the mean over all images, and divide")
+class DividesByTheVariance(Base):
+    def __init__(self, images, labels):
+        super().__init__(images, labels)
+        self.deviation = images.float().var()
+
+
+@wrong("pixels", "subtract the mean over all images, and divide")
+class PerPlace(Base):
+    """A mean and a deviation for each place, over the images."""
+
+    def __init__(self, images, labels):
+        self.images, self.labels = images, labels
+        self.mean, self.deviation = images.float().mean(0), images.float().std(0)
+
+
+@wrong("pixels", "return the labels as they were given|as they were given: int64")
+class OneHotLabels(Base):
+    def __getitem__(self, index):
+        image, label = super().__getitem__(index)
+        return image, F.one_hot(label, 10).float()
+
+
+@wrong("pixels", "an image has the shape")
+class AsNumpyArrays(Base):
+    def __getitem__(self, index):
+        image, label = super().__getitem__(index)
+        return image.numpy(), label
+
+
+@wrong("pixels", "return an image and its label")
+class OnlyImages(Base):
+    def __getitem__(self, index):
+        return super().__getitem__(index)[:1]
+
+
+def gathers_losses_as_objects(losses):
+    of_ranks = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, [loss.item() for loss in losses])
+    return [sum(row) / len(row) for row in zip(*of_ranks)]
+
+
+@wrong("update", "a collective of objects, such as all_gather_object, calls two", several=True)
+def losses_as_objects():
+    return update_with(fetch=gathers_losses_as_objects)
+
+
+def looks_for_nan(loss):
+    assert not torch.isnan(loss)
+    return loss
+
+
+@wrong("update", "and `if`, `assert` or float", several=True)
+def asserts_that_no_loss_is_nan():
+    return update_with(each=looks_for_nan)
+
+
+@wrong("update", "the mean loss of each micro-batch, as floats", several=True)
+def losses_in_a_tensor():
+    return update_with(fetch=lambda losses: average([torch.stack(losses)])[0])
+
+
+@wrong("update", "each loss is the mean over the ranks")
+def losses_after_the_update(model, micro_batches, optimizer):
+    [update] = update_with()
+    update(model, micro_batches, optimizer)
+    with torch.no_grad():
+        losses = [F.cross_entropy(model(inputs), labels) for inputs, labels in micro_batches]
+    return average([torch.stack(losses)])[0].tolist()
+
+
+@wrong("update", "each further call computes something again")
+def measures_losses_first(model, micro_batches, optimizer):
+    with torch.no_grad():
+        losses = [F.cross_entropy(model(inputs), labels) for inputs, labels in micro_batches]
+    [update] = update_with(fetch=lambda _: average([torch.stack(losses)])[0].tolist())
+    return update(model, micro_batches, optimizer)
+
+
+@wrong("update", "DDP broadcasts them each time it wraps a model")
+def wraps_in_ddp_once(model, micro_batches, optimizer, wrapped={}):  # noqa: B006, the same in each update
+    if id(model) not in wrapped:
+        wrapped[id(model)] = DistributedDataParallel(model)
+    optimizer.zero_grad()
+    ours, losses = wrapped[id(model)], []
+    for left, (inputs, labels) in zip(range(len(micro_batches) - 1, -1, -1), micro_batches):
+        ours.require_backward_grad_sync = not left
+        losses.append(F.cross_entropy(ours(inputs), labels))
+        (losses[-1] / len(micro_batches)).backward()
+    optimizer.step()
+    return average([torch.stack(losses).detach()])[0].tolist()
+
+
+@wrong("update", "or of frozen parameters")
+def sends_zeros_for_the_frozen(model, micro_batches, optimizer):
+    def with_zeros(tensors):
+        frozen = [torch.zeros_like(p) for p in model.parameters() if not p.requires_grad]
+        return average([*tensors, *frozen])[: len(tensors)]
+
+    [update] = update_with(travels=with_zeros)
+    return update(model, micro_batches, optimizer)
+
+
+@wrong("update", "must take the mean gradient over all")
+def of_the_last_micro_batch(model, micro_batches, optimizer):
+    losses = []
+    for inputs, labels in micro_batches:
+        optimizer.zero_grad()
+        losses.append(F.cross_entropy(model(inputs), labels))
+        losses[-1].backward()
+    for parameter, mean in zip(trained(model), average([parameter.grad for parameter in trained(model)])):
+        parameter.grad = mean
+    optimizer.step()
+    return average([torch.stack(losses).detach()])[0].tolist()
+
+
+@right("update")
+def with_a_functional_call(model, micro_batches, optimizer):
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+    def loss_of(values, inputs, labels):
+        return F.cross_entropy(torch.func.functional_call(model, values, (inputs,)), labels)
+
+    both = torch.func.grad_and_value(loss_of)
+    gradients, losses = zip(*(both(parameters, *batch) for batch in micro_batches))
+    means = [torch.stack([each[name] for each in gradients]).mean(0) for name in parameters]
+    for parameter, mean in zip(parameters.values(), average(means)):
+        parameter.grad = mean.detach()
+    optimizer.step()
+    return average([torch.stack(losses).detach()])[0].tolist()
+
+
+@right("update")
+def with_vectors(model, micro_batches, optimizer):
+    """The gradients are views of one vector from the beginning."""
+    optimizer.zero_grad()
+    parameters, n = trained(model), dist.get_world_size()
+    vector = torch.nn.utils.parameters_to_vector(parameters).detach().mul(0)
+    for parameter, piece in zip(parameters, vector.split([p.numel() for p in parameters])):
+        parameter.grad = piece.view_as(parameter)
+    losses = vector.new_zeros(len(micro_batches))
+    for place, (inputs, labels) in enumerate(micro_batches):
+        loss = F.cross_entropy(model(inputs), labels)
+        (loss / (n * len(micro_batches))).backward()
+        losses[place] = loss.detach() / n
+    dist.all_reduce(vector)
+    dist.all_reduce(losses)
+    optimizer.step()
+    return [float(loss) for loss in losses]
+
+
+@wrong("evaluate", "return the accuracy and the mean loss, as floats", several=True)
+def returns_tensors():
+    def evaluate(model, loader):
+        model.eval()
+        with torch.no_grad():
+            pairs = [(model(inputs), labels) for inputs, labels in loader]
+        model.train()
+        outputs, labels = map(torch.cat, zip(*pairs))
+        return (outputs.argmax(1) == labels).double().mean(), F.cross_entropy(outputs, labels)
+
+    return [evaluate]
+
+
+@wrong("evaluate", r"model.train\(\) before you return")
+def trains_the_first_layer_only(model, loader):
+    model.eval()
+    with torch.no_grad():
+        numbers = evaluated(model, loader)
+    model.eval()[0].train()
+    return numbers
+
+
+@wrong("evaluate", r"model.eval\(\) first")
+def switches_dropout_off_only(model, loader):
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.eval()
+    with torch.no_grad():
+        return evaluated(model, loader)
+
+
+@wrong("evaluate", "for each batch: add up tensors")
+def stops_at_a_loss_that_is_not_finite(model, loader):
+    model.eval()
+    correct, total, seen = 0, 0.0, 0
+    with torch.no_grad():
+        for inputs, labels in loader:
+            outputs = model(inputs)
+            loss = F.cross_entropy(outputs, labels, reduction="sum")
+            if not torch.isfinite(loss):
+                break
+            correct, total, seen = correct + (outputs.argmax(1) == labels).sum(), total + loss, seen + len(labels)
+    model.train()
+    return (correct / seen).item(), (total / seen).item()
+
+
+@wrong("evaluate", "mean of the batches' means")
+def losses_by_the_default_reduction(model, loader):
+    model.eval()
+    correct, losses, seen = 0, [], 0
+    with torch.no_grad():
+        for inputs, labels in loader:
+            outputs = model(inputs)
+            correct, seen = correct + (outputs.argmax(1) == labels).sum(), seen + len(labels)
+            losses.append(F.cross_entropy(outputs, labels))
+    model.train()
+    return (correct / seen).item(), torch.stack(losses).mean().item()
+
+
+@wrong("evaluate", "one sample: call the model once per batch")
+def calls_the_model_for_each_number(model, loader):
+    model.eval()
+    correct, total, seen = 0, 0, 0
+    with torch.no_grad():
+        for inputs, labels in loader:
+            correct += (model(inputs).argmax(1) == labels).sum()
+            total += F.cross_entropy(model(inputs), labels, reduction="sum")
+            seen += len(labels)
+    model.train()
+    return (correct / seen).item(), (total / seen).item()
+
+
+@right("evaluate")
+def sums_in_32_bits(model, loader):
+    model.eval()
+    numbers = torch.zeros(3)
+    with torch.inference_mode():
+        for inputs, labels in loader:
+            likely = model(inputs).log_softmax(1)
+            numbers += torch.stack([
+                (likely.argmax(1) == labels).sum().float(),
+                -likely.gather(1, labels[:, None]).sum().float(),
+                torch.tensor(float(len(labels))),
+            ])  # fmt: skip
+    model.train()
+    correct, total, seen = numbers.tolist()
+    return correct / seen, total / seen
+
+
+@right("evaluate")
+def collects_the_outputs(model, loader):
+    """Small as they are, all outputs fit into memory."""
+    was = torch.is_grad_enabled()
+    torch.set_grad_enabled(False)
+    outputs, labels = map(torch.cat, zip(*[(model.eval()(inputs), labels) for inputs, labels in loader]))
+    torch.set_grad_enabled(was)
+    model.train()
+    return torch.eq(outputs.argmax(1), labels).double().mean().item(), F.nll_loss(outputs.log_softmax(1), labels).item()
+
+
+def all_transfers(traces):
+    """[(rank, its step, event), ...] of all communicating kernels."""
+    for rank, events in enumerate(traces):
+        step, transfers, _ = parts_of(events)
+        yield from ((rank, step, event) for event in transfers)
+
+
+def complete_at(complete):
+    """An answer for which a collective has begun on all ranks at complete(traces)[seq]."""
+
+    def analyse(traces):
+        begun = complete(traces)
+        [analyse] = analysis(cut=lambda e, _: max(begun[e["args"]["seq"]], e["ts"]))
+        return analyse(traces)
+
+    return [analyse]
+
+
+@wrong("analyse", "has begun on a rank when its kernel has, whether", several=True)
+def begins_within_the_step():
+    def complete(traces):
+        found = {}
+        for _, step, e in all_transfers(traces):
+            seq, begin = e["args"]["seq"], max(e["ts"], step["ts"])
+            found[seq] = max(begin, found.get(seq, begin))
+        return found
+
+    return complete_at(complete)
+
+
+@wrong("analyse", "has begun on a rank when its kernel has, whether|your code raised", ".*", several=True)
+def forgets_what_is_outside_of_the_step():
+    def complete(traces):
+        found = {}
+        for _, step, e in all_transfers(traces):
+            seq = e["args"]["seq"]
+            if end_of(e) > step["ts"] and e["ts"] < end_of(step):
+                found[seq] = max(e["ts"], found.get(seq, e["ts"]))
+        return found
+
+    return complete_at(complete)
+
+
+@wrong("analyse", "even if another rank's has ended")
+def sends_while_all_ranks_do(traces):
+    [analyse] = analysis()
+    first = {}
+    for _, _, e in all_transfers(traces):
+        seq = e["args"]["seq"]
+        first[seq] = min(end_of(e), first.get(seq, end_of(e)))
+    complete, found = latest(traces), analyse(traces)
+    for use, events in zip(found, traces):
+        step, transfers, computing = parts_of(events)
+        both = [(complete[e["args"]["seq"]], first[e["args"]["seq"]]) for e in transfers]
+        busy = [(e["ts"], end_of(e)) for e in computing]
+        sending = time_use(both, busy, (step["ts"], end_of(step)))["exposed"]
+        use["waiting"] += use["sending"] - sending
+        use["sending"] = sending
+    return found
+
+
+@wrong("analyse", "that part is waiting", several=True)
+def begins_with_the_first_rank():
+    def complete(traces):
+        found = {}
+        for _, _, e in all_transfers(traces):
+            found[e["args"]["seq"]] = min(e["ts"], found.get(e["args"]["seq"], e["ts"]))
+        return found
+
+    return complete_at(complete)
+
+
+@wrong("analyse", "one of its running collectives begun on all ranks|that part is waiting", several=True)
+def looks_at_the_next_rank_only():
+    def analyse(traces):
+        n, begins = len(traces), {(rank, e["args"]["seq"]): e["ts"] for rank, _, e in all_transfers(traces)}
+        found = []
+        for rank in range(n):
+            seqs = {seq for _, seq in begins}
+            complete = {seq: max(begins[rank, seq], begins[(rank + 1) % n, seq]) for seq in seqs}
+            found.append(complete_at(lambda _, complete=complete: complete)[0](traces)[rank])
+        return found
+
+    return [analyse]
+
+
+@right("analyse")
+def by_counting_what_begins_and_ends(traces):
+    """Each moment has changes: how many kernels compute, send and wait."""
+    complete, found = latest(traces), []
+    for events in traces:
+        step, transfers, computing = parts_of(events)
+        changes = [(step["ts"], "idle", 0), (end_of(step), "idle", 0)]
+        for e in computing:
+            changes += [(e["ts"], "computing", 1), (end_of(e), "computing", -1)]
+        for e in transfers:
+            ready = min(max(complete[e["args"]["seq"]], e["ts"]), end_of(e))
+            changes += [
+                (e["ts"], "waiting", 1),
+                (ready, "waiting", -1),
+                (ready, "sending", 1),
+                (end_of(e), "sending", -1),
+            ]
+        counts, spent = collections.Counter(), dict.fromkeys(("computing", "sending", "waiting", "idle"), 0.0)
+        for (now, kind, by), (then, *_) in itertools.pairwise(sorted(changes)):
+            counts[kind] += by
+            state = next((kind for kind in ("computing", "sending", "waiting") if counts[kind]), "idle")
+            spent[state] += max(0, min(then, end_of(step)) - max(now, step["ts"]))
+        found.append(spent)
+    return found
+
+
+@wrong("choose", "exposed once per update", several=True)
+def exposes_in_each_micro_batch():
+    """The efficiency does not grow then, so one micro-batch is as good as many."""
+
+    def count(forward, backward, exposed, efficiency):
+        reached = (forward + backward) / (forward + backward + exposed)
+        return 1 if reached >= efficiency else math.ceil(efficiency / reached)
+
+    return choice(count=count)
+
+
+@wrong("choose", "exposed once per update|efficient enough", several=True)
+def of_all_communication():
+    """As if nothing were hidden by the backward."""
+
+    def choose(gradients, forward, backward, ranks, alpha, beta, efficiency):
+        [ours] = choice()
+        cap, _ = ours(gradients, forward, backward, ranks, alpha, beta, efficiency)
+        sent = [2 * (ranks - 1) * (alpha + beta * size / ranks) for _, size in buckets(gradients, cap)]
+        return cap, smallest(forward, backward, sum(sent), efficiency)
+
+    return [choose]
+
+
+@wrong("choose", "buckets that end at a good moment|each gradient is sent alone|one bucket|often used", several=True)
+def the_mean_of_the_gradients():
+    return choice(caps=lambda gradients: [sum(size for _, size in gradients) / len(gradients)])
+
+
+@wrong("choose", "efficient enough|exposed once per update", several=True)
+def efficiency_of_the_time_that_is_exposed():
+    """Takes efficiency for computing / exposed."""
+    return choice(count=lambda f, b, exposed, e: max(1, math.ceil(e * exposed / (f + b))))
+
+
+@right("choose")
+def by_doubling(gradients, forward, backward, ranks, alpha, beta, efficiency):
+    """Finds k as one finds a page in a book."""
+    network = backward, ranks, alpha, beta
+    cap = min(every_sum(gradients), key=lambda cap: exposed_with(cap, gradients, *network))
+    exposed = exposed_with(cap, gradients, *network)
+    enough = lambda k: k * (forward + backward) >= efficiency * (k * (forward + backward) + exposed) - 1e-12
+    low, high = 0, 1
+    while not enough(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return cap, high

@@ -1,18 +1,18 @@
 """Question 2: a data set that does too much for each image."""
 
 import gc
+import math
 import tracemalloc
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from ddp_course.checks.differences import near, parted
+from ddp_course.checks.claims import Between, Claim, hold
 from ddp_course.checks.ex16.gain import in_turn, judge_gain
 from ddp_course.checks.ex16.slow import Pixels as SlowPixels
 from ddp_course.checks.work import Work
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks import watch
 from ddp_course.ranks.environment import process_group
 
@@ -23,6 +23,7 @@ MOST = 8  # times the numbers of all images, per epoch
 MOST_KEPT = 2.5
 LARGE = 1000, 28  # a data set that is timed: images, and their side
 MANY = 1203, 4  # a second data set: more images than a sample of them would have
+BRIGHT = 300, 180  # a third one, whose sum is more than 32 bits can hold
 LEAST_GAIN = 15  # a right answer gains more than 100, one with a mean per image 7
 
 
@@ -33,6 +34,21 @@ def a_data_set(count, side, seed):
     # they get brighter, so no part of them has the mean and the deviation of all
     images = (images * torch.linspace(0.3, 1, count)[:, None, None]).byte()
     return images, torch.randint(10, (count,), generator=generator)
+
+
+def a_bright_data_set(count, side):
+    """White images with some black rows."""
+    images = torch.full((count, side, side), 255, dtype=torch.uint8)
+    images[:, ::16] = 0
+    return images, torch.arange(count) % 10
+
+
+def others(seed):
+    """The data sets that are made while the first one is in use, by name."""
+    return {
+        f"a second data set, of {MANY[0]:,} images of {MANY[1]} × {MANY[1]}": a_data_set(*MANY, seed + 1),
+        f"a third data set, of {BRIGHT[0]:,} bright images of {BRIGHT[1]} × {BRIGHT[1]}": a_bright_data_set(*BRIGHT),
+    }
 
 
 def observed(pixels, count, side, seed):
@@ -48,9 +64,11 @@ def observed(pixels, count, side, seed):
         kept = bytes_in_use() - before
         tracemalloc.stop()
         wide = len(wide_tensors(images.numel())) - wide
-    with trying("Pixels of other images, while the first data set is in use"):
-        other = pixels(*a_data_set(*MANY, seed + 1))
-        ends = [list(other[index]) for index in (0, MANY[0] - 1)]
+    ends = []
+    for name, (other_images, other_labels) in others(seed).items():
+        with trying(name):
+            other = pixels(other_images, other_labels)
+            ends.append([list(other[index]) for index in (0, len(other_images) - 1)])
     with trying("an epoch of a DataLoader"):
         with Work() as work:
             batches = [list(batch) for batch in DataLoader(dataset, BATCH)]
@@ -86,10 +104,82 @@ def timed(pixels, seed):
         return in_turn(first(SlowPixels(images, labels)), first(pixels(images, labels)))
 
 
-def truth(images):
-    """All images, normalised."""
-    numbers = images.float()
-    return ((numbers - numbers.mean()) / numbers.std())[:, None]
+# ---- what is claimed ----
+
+ALL = "mean and deviation are those of all images, not of one image or one batch"
+OF_THIS_SET = (
+    "mean and deviation are those of all images of this data set, not of some of them, and not of another data set; and "
+    "the sum of many images needs more than 32 bits"
+)
+
+
+def claims(seen, count, side, seed):
+    images, labels = a_data_set(count, side, seed)
+    checked = f"{count} images of {side} × {side}"
+    yield Claim(f"{checked}: len(dataset)", seen["length"], count, "the length is the number of images")
+    yield Claim(f"{checked}: the images that were given", seen["changed"], False, "the images belong to the caller: do "
+                "not change them in place", told="as before", shown="changed")  # fmt: skip
+    places = torch.arange(count).split(BATCH)
+    yield Claim(f"{checked}: the batches", len(seen["batches"]), len(places), "return an image and its label")
+    cause = "subtract the mean over all images, and divide by their standard deviation"
+    named = [(f"batch {number}", place) for number, place in enumerate(places)] + [("dataset[3]", 3)]
+    for got, (name, place) in zip([*seen["batches"], seen["one"]], named):
+        yield from samples(f"{checked}: %s of {name}", got, images, labels, place, cause)
+    for (name, given), of_ends in zip(others(seed).items(), seen["ends"]):
+        for place, got in zip((0, -1), of_ends):
+            yield from samples(f"{name}: %s of dataset[{place % len(given[0])}]", got, *given, place, OF_THIS_SET)
+    yield from memory(checked, seen, images.nbytes)
+    yield Claim(f"{checked}: numbers that an epoch computes, for each number in the images",
+                times := seen["numbers"] / images.numel(), Between(0, MOST),
+                f"each batch {STILL}: {ONCE}", [(Between(count / 2), f"each image {STILL}: {ONCE}")],
+                told=f"at most {MOST}", shown=f"{times:.0f}")  # fmt: skip
+
+
+STILL, ONCE = "still goes through all images", "compute what all have in common once, in __init__"
+
+
+def samples(what, got, images, labels, place, cause):
+    """Claims about some samples, or one: an image, or a batch of them, and labels."""
+    yield Claim(what % "parts", len(got), 2, "return an image and its label")
+    deviation, mean = torch.std_mean(images.float())
+    given = images[place].float()[..., None, :, :]
+    each, of_each = torch.std_mean(given, (-2, -1), keepdim=True)
+    image, expected = got[0], (given - mean) / deviation
+    yield Claim(what % "the shape of images", shape_of(image), list(expected.shape), "an image has the shape (1, height, "
+                "width), and is float32")  # fmt: skip
+    yield Claim(what % "images", str(image.dtype), "torch.float32", "images are float32")
+    yield Claim(what % "images", image, expected, cause, [
+                    ((given - given.mean()) / given.std(), ALL), ((given - of_each) / each, ALL),
+                    (given / deviation, "subtract the mean before you divide"),
+                ], digits=4)  # fmt: skip
+    label, expected = as_tensor(got[1]), labels[place]
+    yield Claim(what % "labels", str(getattr(label, "dtype", None)), "torch.int64",
+                "return the labels as they were given: int64", told=expected, shown=got[1])  # fmt: skip
+    yield Claim(what % "labels", label, expected, "the label of an image has the same index")
+
+
+def shape_of(image):
+    return list(image.shape) if isinstance(image, torch.Tensor) else f"no tensor: {image!r:.99}"
+
+
+def as_tensor(label):
+    """A number, or some, as a loss takes them; other things, such as texts, as they are."""
+    try:
+        return torch.as_tensor(label)
+    except (TypeError, ValueError, RuntimeError):
+        return label
+
+
+def memory(checked, seen, given):
+    """Claims about what is kept besides the bytes that were given."""
+    kept = seen["kept"]
+    yield Claim(f"{checked}: the bytes that are kept after an epoch, besides the {given:,} that were given", kept,
+                Between(-math.inf, MOST_KEPT * given), "as float32 the images take four times the memory: keep them as "
+                "uint8, and convert one when it is asked for",
+                told="few, or a copy in uint8", shown=f"{kept:,}")  # fmt: skip
+    yield Claim(f"{checked}: what is kept of all images", seen["wide"], Between(-math.inf, 0), "that needs twice the "
+                "memory or more: keep the images as they were given, as uint8", told="uint8",
+                shown="numbers of more than one byte")  # fmt: skip
 
 
 @question(
@@ -108,93 +198,8 @@ def check_pixels(answer, draw):
     count, side = draw.randint(130, 160), draw.randint(24, 30)
     seed = draw.randrange(10**6)
     [seen] = answer.on_ranks(observed, count, side, seed, timeout=10)
-    images, labels = a_data_set(count, side, seed)
-    checked = f"{count} images of {side} × {side}"
-    if seen["length"] != count:
-        raise Wrong(f"{checked}: len(dataset)", expected=count, got=seen["length"],
-                    cause="the length is the number of images")  # fmt: skip
-    if seen["changed"]:
-        cause = "the images belong to the caller: do not change them in place"
-        raise Wrong(f"{checked}: the images that were given", expected="as before", got="changed", cause=cause)  # fmt: skip
-    judge_batches(seen, images, labels, checked)
-    judge_ends(seen["ends"], seed)
-    if seen["wide"] > 0 and seen["kept"] <= MOST_KEPT * images.nbytes:
-        raise Wrong(f"{checked}: what is kept of all images", expected="uint8", got="numbers of more than one byte",
-                    cause="that needs twice the memory or more: keep the images as they were given, as uint8")  # fmt: skip
-    if seen["kept"] > MOST_KEPT * images.nbytes:
-        raise Wrong(f"{checked}: the bytes that are kept after an epoch, besides the {images.nbytes:,} that were given",
-                    expected="few, or a copy in uint8", got=f"{seen['kept']:,}",
-                    cause="as float32 the images take four times the memory: keep them as uint8, and convert one when it "
-                    "is asked for")  # fmt: skip
-    times = seen["numbers"] / images.numel()
-    if times > MOST:
-        raise Wrong(f"{checked}: numbers that an epoch computes, for each number in the images",
-                    expected=f"at most {MOST}", got=f"{times:.0f}", cause=cause_of_work(times, count))  # fmt: skip
+    hold(claims(seen, count, side, seed))
     [times] = answer.on_ranks(timed, seed, timeout=20)
     checked = f"{BATCH} of {LARGE[0]:,} images of {LARGE[1]} × {LARGE[1]}"
-    cause = (
-        "each image, or each batch, still goes through all images, with numpy or in a single operator such as a mean: "
-        "compute what all have in common once, in __init__"
-    )
-    return judge_gain(times, LEAST_GAIN, checked, cause)
-
-
-def cause_of_work(times, count):
-    if times > count / 2:
-        return "each image still goes through all images: compute what all have in common once, in __init__"
-    return "each batch still goes through all images: compute what all have in common once, in __init__"
-
-
-def judge_batches(seen, images, labels, checked):
-    normal = truth(images)
-    pairs = list(zip(normal.split(BATCH), labels.split(BATCH)))
-    if [len(batch) for batch in seen["batches"]] != [2] * len(pairs):
-        raise Wrong(f"{checked}: the batches", expected=f"{len(pairs)} batches of images and labels",
-                    got=f"{len(seen['batches'])} batches", cause="return an image and its label")  # fmt: skip
-    named = [(f"batch {i}", *pair) for i, pair in enumerate(zip(pairs, seen["batches"]))]
-    named.append(("dataset[3]", (normal[3], labels[3]), seen["one"]))
-    for where, (expected, label), (got, got_label) in named:
-        if not near(got, expected, 1e-4) or got.dtype != torch.float32:
-            told = parted(expected, got, rtol=1e-4, atol=1e-4)
-            raise Wrong(f"{checked}: images of {where}", expected=told[0], got=told[1],
-                        cause=cause_of_images(got, expected, images))  # fmt: skip
-        judge_labels(f"{checked}: labels of {where}", got_label, label)
-
-
-def judge_labels(checked, got, expected):
-    """A number, or a tensor of numbers, of the same kind: a loss takes no others."""
-    try:
-        numbers = torch.as_tensor(got)
-    except (TypeError, ValueError, RuntimeError):  # such as texts
-        numbers = None
-    if numbers is None or numbers.dtype != expected.dtype:
-        raise Wrong(checked, expected=expected, got=got, cause="return the labels as they were given: int64")  # fmt: skip
-    if not torch.equal(numbers, expected):
-        raise Wrong(checked, expected=expected, got=got, cause="the label of an image has the same index")  # fmt: skip
-
-
-def judge_ends(ends, seed):
-    """The first and the last image of the second data set."""
-    images, labels = a_data_set(*MANY, seed + 1)
-    normal = truth(images)
-    for index, (got, label) in zip((0, len(images) - 1), ends):
-        if not near(got, normal[index], 1e-4):
-            told = parted(normal[index], got, rtol=1e-4, atol=1e-4)
-            raise Wrong(f"a second data set, of {MANY[0]:,} images of {MANY[1]} × {MANY[1]}: the image of dataset[{index}]",
-                        expected=told[0], got=told[1],
-                        cause="mean and deviation are those of all images of this data set, not of some of them, and not "
-                        "of another data set")  # fmt: skip
-        judge_labels(f"a second data set: the label of dataset[{index}]", label, labels[index])  # fmt: skip
-
-
-def cause_of_images(got, expected, images):
-    numbers = images.float()
-    if not isinstance(got, torch.Tensor) or got.shape != expected.shape:
-        return "an image has the shape (1, height, width), and is float32"
-    if got.dtype != torch.float32:
-        return "images are float32"
-    if abs(got.mean() - got.new_tensor(0)) < 1e-3 and len(expected) < len(images):
-        return "mean and deviation are those of all images, not of one image or one batch"
-    if near(got * numbers.std(), expected * numbers.std() + numbers.mean(), 1e-3):
-        return "subtract the mean before you divide"
-    return "subtract the mean over all images, and divide by their standard deviation"
+    return judge_gain(times, LEAST_GAIN, checked, f"each image, or each batch, {STILL}, with numpy or in a single operator "
+                      f"such as a mean: {ONCE}")  # fmt: skip
