@@ -21,7 +21,8 @@ class Claim(NamedTuple):
 
     what: what was tried, for the verdict. mistakes: pairs (what it gives, cause), or a
     function that makes them when they are needed. digits: to which numbers must agree.
-    told, shown: `expected` and `got` in words, where these say more.
+    mistake_digits: to which a mistake must. told, shown: `expected` and `got` in words,
+    where these say more.
     """
 
     what: str
@@ -32,6 +33,7 @@ class Claim(NamedTuple):
     digits: float = 10
     told: object = None
     shown: object = None
+    mistake_digits: float = 5  # a mistake in 32 bits is the same mistake
 
 
 class Between(NamedTuple):
@@ -66,7 +68,7 @@ def on_every_rank(claims, of_ranks):
 
 def cause_of(claim):
     mistakes = claim.mistakes() if callable(claim.mistakes) else claim.mistakes
-    digits = min(claim.digits, 5)  # a mistake in 32 bits is the same mistake
+    digits = min(claim.digits, claim.mistake_digits)
     same = (cause for value, cause in mistakes if agree(claim.got, value, digits))
     return next(same, None) or (claim.otherwise() if callable(claim.otherwise) else claim.otherwise)
 

@@ -8,14 +8,13 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddp_course.checks.checked_watch import CheckedWatch
-from ddp_course.checks.differences import near, parted
+from ddp_course.checks.claims import Between, Claim, on_every_rank
 from ddp_course.checks.ex16.gain import in_turn, judge_gain
 from ddp_course.checks.ex16.slow import update as slow_update
 from ddp_course.checks.training import Chain, a_batch, state
 from ddp_course.checks.work import Work
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 
 WIDTH, LAYERS, UPDATES = 10, 6, 2
@@ -48,10 +47,12 @@ def make_optimizer(model, n):
 
 
 def observed(update, count, size, seed):
-    """Two updates of this rank: the parameters and losses, and what the second did."""
+    """Some updates of this rank: for each the parameters after it, the losses, and what it
+    did.
+    """
     with process_group() as (rank, n):
         model = make_model(seed)
-        optimizer, parameters, losses = make_optimizer(model, n), [], []
+        optimizer, seen = make_optimizer(model, n), []
         for number in range(UPDATES):
             mine = micro_batches(count, size, seed + 1000 * (rank + 1) + 100 * number)
             fetched, samples = [], []
@@ -62,16 +63,16 @@ def observed(update, count, size, seed):
 
             hook = model[0].register_forward_pre_hook(note)
             with CheckedWatch() as watch, Work() as work, trying(f"update {number + 1}"):
-                losses.append(as_list(update(model, mine, optimizer)))
+                losses = as_list(update(model, mine, optimizer))
             hook.remove()
-            parameters.append(flat(model))
+            seen.append({
+                "parameters": flat(model), "losses": losses,
+                "sent": [sent_in_a_ring(entry, n) for entry in watch.log],
+                "names": [entry["name"] for entry in watch.log],
+                "fetched": max(fetched, default=0), "samples": samples,
+            })  # fmt: skip
         dist.barrier()
-        sent = [sent_in_a_ring(entry, n) for entry in watch.log]
-        return {
-            "parameters": parameters, "losses": losses, "sent": sent,
-            "names": [entry["name"] for entry in watch.log],
-            "fetched": max(fetched, default=0), "samples": max(samples, default=0),
-        }  # fmt: skip
+        return seen
 
 
 def sent_in_a_ring(entry, n):
@@ -108,10 +109,8 @@ def timed(update, count, size, seed):
 
 
 def as_list(losses):
-    try:
-        return [float(loss) for loss in losses]
-    except (TypeError, ValueError):
-        return repr(losses)
+    are_floats = isinstance(losses, list | tuple) and all(isinstance(loss, float) for loss in losses)
+    return list(losses) if are_floats else repr(losses)
 
 
 def flat(model):
@@ -139,6 +138,101 @@ def alone(n, count, size, seed, scale=1.0):
     return parameters, losses
 
 
+# ---- what is claimed ----
+
+
+def claims_about(count, size, seed, n):
+    """For each rank: parameters and losses are those of one process, and then that no
+    update does more work than needed.
+    """
+    parameters, losses = alone(n, count, size, seed)
+    checked = f"{UPDATES} updates of {count} micro-batches on {n} ranks"
+
+    def mistakes():
+        return [(alone(n, count, size, seed, scale)[0][0], cause) for scale, cause in {
+            n: "that is the sum over the ranks: divide by their number",
+            count: "that is the sum over the micro-batches: divide by their number",
+            n * count: "that is a sum: divide by the number of ranks and of micro-batches",
+            n / 2: "divided by 2: divide by the number of ranks, whatever it is",
+            1 / count: "divided by the number of micro-batches twice",
+            1 / n: "divided by the number of ranks twice",
+        }.items()]  # fmt: skip
+
+    def of_rank(rank, of_ranks):
+        for number, (seen, true) in enumerate(zip(of_ranks[rank], parameters), 1):
+            what, frozen = f"{checked}: the parameters after update {number}", WIDTH * WIDTH
+            yield Claim(f"{what}, the frozen ones", seen["parameters"][:frozen], true[:frozen], FROZEN, digits=9)
+            # AdamW hardly sees a factor: a mistake must give nearly the same numbers
+            yield Claim(what, seen["parameters"], true, LEFT if number > 1 else MEAN_GRADIENT,
+                        () if number > 1 else mistakes, digits=9, mistake_digits=9)  # fmt: skip
+        for seen, true in zip(of_ranks[rank], losses):
+            own = seen["losses"]
+            length = len(own) if isinstance(own, list) else own
+            yield Claim(f"{checked}: the losses", length, count, "return a list with the mean loss of each micro-batch, as "
+                        "floats", told=f"{count} floats", shown=own)  # fmt: skip
+            yield Claim(f"{checked}: the losses", torch.tensor(own).double(), torch.tensor(true).double(),
+                        "each loss is the mean over the ranks: sum it over them, and divide", digits=6)  # fmt: skip
+        for number, seen in enumerate(of_ranks[rank], 1):
+            yield from work(f"{checked}: %s in update {number}", seen, n, count, size)
+
+    return of_rank
+
+
+FROZEN = (
+    "a frozen parameter has changed: AdamW moves each parameter that has a gradient, even if that is zero, so leave the "
+    ".grad of frozen parameters None"
+)
+LEFT = "the gradients of the update before are still there: zero_grad()"
+MEAN_GRADIENT = "the update must take the mean gradient over all micro-batches of all ranks, as the slow program does"
+
+
+def work(checked, seen, n, count, size):
+    """Claims about what an update sends, computes and waits for."""
+    sent, samples = seen["sent"], seen["samples"]
+    yield Claim(checked % "the collectives that are called", len(sent), range(MOST + 1), cause_of_messages(seen, n, count),
+                told=f"at most {MOST}")  # fmt: skip
+    # as much as an all-gather of gradients and losses; an all-reduce sends less than that
+    most = (n - 1) * ((LAYERS - 1) * GRADIENT + 8 * count)
+    yield Claim(checked % "the bytes that a rank sends", sum(sent), Between(0, 1.1 * most), "one collective is enough, but "
+                "it must not hold the gradients of each micro-batch, or of frozen parameters",
+                told=f"at most {most:,}: each gradient once", shown=f"{sum(sent):,}")  # fmt: skip
+    yield Claim(checked % "the samples in a call of the model", max(samples, default=0), range(size + 1), "joined "
+                "micro-batches need as much memory as one large batch, and BatchNorm would compute other numbers: call "
+                "the model once per micro-batch", told=f"at most {size}: one micro-batch")  # fmt: skip
+    yield Claim(checked % "the calls of the model", len(samples), count, "call the model once per micro-batch: each "
+                "further call computes something again")  # fmt: skip
+    yield Claim(checked % "the numbers fetched before the last forward", seen["fetched"], 0, "item(), and `if`, `assert` or "
+                "float() of a tensor, wait until a GPU has computed everything so far, and then it has nothing to do: fetch "
+                "the losses at the end of the update")  # fmt: skip
+
+
+def cause_of_messages(seen, n, count):
+    """The likely cause, from what the collectives of an update send."""
+    names, sizes, trained = seen["names"], seen["sent"], LAYERS - 1
+    if "broadcast" in names:
+        return (
+            "a broadcast is not needed, as all ranks have the same parameters. DDP broadcasts them each time it wraps a "
+            "model: leave the model as it is, and call dist.all_reduce yourself"
+        )
+    if len(sizes) - names.count("barrier") <= MOST:
+        return "a barrier is a collective, too, and an all-reduce waits for all ranks anyway"
+    one = 2 * (n - 1) * GRADIENT // n
+    alone, joined = sizes.count(one), sum(size > 2 * one for size in sizes)
+    if alone >= count * trained:
+        return "each gradient travels alone, for each micro-batch: add up first, and send once per update"
+    if alone >= trained:
+        return "the gradients are added up first, but each of them travels alone: put them into one tensor"
+    if joined > 1 and len(sizes) >= 2 * count:
+        return "gradients and loss travel once per micro-batch: both can wait until the end of the update"
+    if joined > 1:
+        return "the gradients travel once per micro-batch: add them up, and send them at the end of the update"
+    if len(sizes) > count:
+        return "the loss travels once per micro-batch: the losses can wait until the end of the update, too"
+    if names.count("allgather") > 1:
+        return "a collective of objects, such as all_gather_object, calls two: send the losses as one tensor"
+    return "one collective is enough for all gradients of an update, and one for all its losses"
+
+
 @question(
     "Write down what an update sends: how many all-reduces, and when? Count them with watch.count_collectives, or look "
     "at the trace. Which of them are needed?",
@@ -154,9 +248,7 @@ def check_update(answer, draw):
     """
     for n in (2, 3):
         case = draw.randint(3, 5), draw.randint(3, 6), draw.randrange(10**5)
-        of_ranks = answer.on_ranks(observed, *case, nproc=n, timeout=12)
-        for rank, seen in enumerate(of_ranks):
-            judge_update(seen, n, *case, f"{rank} of {n}")
+        on_every_rank(claims_about(*case, n), answer.on_ranks(observed, *case, nproc=n, timeout=12))
     times, *_ = answer.on_ranks(timed, 4, 4, draw.randrange(10**5), nproc=2, timeout=20)
     checked = f"an update, with {1e3 * LATENCY:g} ms more per collective"
     cause = (
@@ -164,90 +256,3 @@ def check_update(answer, draw):
         "in another way, or a loop in Python"
     )
     return judge_gain(times, LEAST_GAIN, checked, cause)
-
-
-def judge_update(seen, n, count, size, seed, where):
-    parameters, losses = alone(n, count, size, seed)
-    checked = f"{UPDATES} updates of {count} micro-batches on {n} ranks"
-    for number, (true, own) in enumerate(zip(parameters, seen["parameters"]), 1):
-        if not near(own, true, 1e-9):
-            expected, got = parted(true, own)
-            cause = cause_of_parameters(own, true, number, n, count, size, seed)
-            raise Wrong(f"{checked}: the parameters after update {number}", rank=where, expected=expected,
-                        got=got, cause=cause)  # fmt: skip
-    for of_update, expected in zip(seen["losses"], losses):
-        if isinstance(of_update, str) or len(of_update) != count:
-            raise Wrong(f"{checked}: the losses", rank=where, expected=f"{count} numbers",
-                        got=of_update, cause="return a list with the mean loss of each micro-batch")  # fmt: skip
-        got, true = torch.tensor(of_update).double(), torch.tensor(expected).double()
-        if not near(got, true, 1e-6):
-            cause = "each loss is the mean over the ranks: sum it over them, and divide"
-            raise Wrong(f"{checked}: the losses", rank=where, expected=true, got=got, cause=cause)  # fmt: skip
-    judge_work(seen, checked, n, count, size, where)
-
-
-def judge_work(seen, checked, n, count, size, where):
-    sent = seen["sent"]
-    if len(sent) > MOST:
-        raise Wrong(f"{checked}: how many collectives an update calls", rank=where,
-                    expected=f"at most {MOST}", got=len(sent), cause=cause_of_messages(seen, n, count))  # fmt: skip
-    # as much as an all-gather of gradients and losses; an all-reduce sends less than that
-    most = (n - 1) * ((LAYERS - 1) * GRADIENT + 8 * count)
-    if sum(sent) > 1.1 * most:
-        raise Wrong(f"{checked}: the bytes that a rank sends", rank=where,
-                    expected=f"at most {most:,}: each gradient once", got=f"{sum(sent):,}",
-                    cause="one collective is enough, but it must not hold the gradients of each micro-batch, or of "
-                    "frozen parameters")  # fmt: skip
-    if seen["samples"] > size:
-        raise Wrong(f"{checked}: the samples in a call of the model", rank=where,
-                    expected=f"at most {size}: one micro-batch", got=seen["samples"],
-                    cause="joined micro-batches need as much memory as one large batch, and BatchNorm would compute other "
-                    "numbers: call the model once per micro-batch")  # fmt: skip
-    if seen["fetched"]:
-        raise Wrong(f"{checked}: numbers fetched before the last forward", rank=where,
-                    expected="0", got=seen["fetched"],
-                    cause="item() waits until a GPU has computed everything so far, and then it has nothing to do: fetch "
-                    "the losses at the end of the update")  # fmt: skip
-
-
-def cause_of_messages(seen, n, count):
-    """The likely cause, from what the collectives of an update send."""
-    if "broadcast" in seen["names"]:
-        return "a broadcast is not needed, as all ranks have the same parameters. DDP broadcasts them each time it " \
-            "wraps a model: leave the model as it is, and call dist.all_reduce yourself"  # fmt: skip
-    if len(seen["sent"]) - seen["names"].count("barrier") <= MOST:
-        return "a barrier is a collective, too, and an all-reduce waits for all ranks anyway"
-    sizes, trained = seen["sent"], LAYERS - 1
-    one = 2 * (n - 1) * GRADIENT // n
-    alone, joined = sizes.count(one), sum(size > 2 * one for size in sizes)
-    if alone >= count * trained:
-        return "each gradient travels alone, for each micro-batch: add up first, and send once per update"
-    if alone >= trained:
-        return "the gradients are added up first, but each of them travels alone: put them into one tensor"
-    if joined > 1 and len(sizes) >= 2 * count:
-        return "gradients and loss travel once per micro-batch: both can wait until the end of the update"
-    if joined > 1:
-        return "the gradients travel once per micro-batch: add them up, and send them at the end of the update"
-    return "the loss travels once per micro-batch: the losses can wait until the end of the update, too"
-
-
-def cause_of_parameters(got, true, number, n, count, size, seed):
-    """Why the parameters after this update are wrong; those before it were right."""
-    if number > 1:
-        return "the gradients of the update before are still there: zero_grad()"
-    frozen = WIDTH * WIDTH  # numbers of the first layer
-    if not near(got[:frozen], true[:frozen], 1e-9):
-        return "a frozen parameter has changed: AdamW moves each parameter that has a gradient, even if that is zero, so " \
-            "leave the .grad of frozen parameters None"  # fmt: skip
-    mistakes = {
-        n: "that is the sum over the ranks: divide by their number",
-        count: "that is the sum over the micro-batches: divide by their number",
-        n * count: "that is a sum: divide by the number of ranks and of micro-batches",
-        n / 2: "divided by 2: divide by the number of ranks, whatever it is",
-        1 / count: "divided by the number of micro-batches twice",
-        1 / n: "divided by the number of ranks twice",
-    }  # fmt: skip
-    for scale, cause in mistakes.items():
-        if near(got, alone(n, count, size, seed, scale)[0][0], 1e-9):
-            return cause
-    return "the update must take the mean gradient over all micro-batches of all ranks, as the slow program does"
