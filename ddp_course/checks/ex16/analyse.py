@@ -1,8 +1,8 @@
 """Question 5: an analyser that tells waiting for another rank from sending."""
 
+from ddp_course.checks.claims import Between, Claim, hold
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 
 KINDS = ("computing", "sending", "waiting", "idle")
 STEP, LENGTH = "the step", 120  # microseconds
@@ -71,6 +71,14 @@ SIMPLE = {
         [a_step(0, 100), event(NCCL, "kernel", 10, 60, 20, seq=0)],
         [a_step(30, 100), event(NCCL, "kernel", 40, 60, 20, seq=0)],
     ],
+    "collectives that one rank begins before its step, and the other after it": [
+        [a_step(0, 50), event(NCCL, "kernel", 10, 45, 20, seq=1), event(NCCL, "kernel", 60, 90, 20, seq=0)],
+        [a_step(20, 80), event(NCCL, "kernel", 15, 45, 20, seq=1), event(NCCL, "kernel", 50, 90, 20, seq=0)],
+    ],
+    "a collective that one rank ends before the other": [
+        [a_step(0, 100), event(NCCL, "kernel", 10, 60, 20, seq=0)],
+        [a_step(0, 100), event(NCCL, "kernel", 30, 50, 20, seq=0)],
+    ],
 }  # fmt: skip
 
 
@@ -91,7 +99,7 @@ def random_traces(draw):
         for seq, end in enumerate(ends):
             begin = end - draw.randrange(1, 60)
             name, tid = draw.choice([NCCL, GATHER]), draw.choice([7, 20, 21])
-            events.append(event(name, "kernel", begin, end, tid, seq=seq))
+            events.append(event(name, "kernel", begin, end + draw.randrange(5), tid, seq=seq))
         draw.shuffle(events)
         traces.append([in_quarters(event) for event in events])
     return traces
@@ -173,17 +181,22 @@ def check_analyse(answer, draw):
     cases += [(f"random traces, number {i}", random_traces(draw)) for i in range(60)]
     [found] = answer.on_ranks(analysed, cases, timeout=10)
     for (name, traces), got in zip(cases, found):
-        judge_analysis(name, traces, got)
+        hold(form(name, traces, got))
+        for rank, right in enumerate(truth(traces)):
+            hold(states(name, got[rank], right), f"{rank} of {len(traces)}")
 
 
-def judge_analysis(name, traces, got):
-    if isinstance(got, str) or len(got) != len(traces):
-        raise Wrong(name, expected=f"a list of {len(traces)} dicts with {', '.join(KINDS)}", got=got,
-                    cause="return one dict per rank, with these four keys")  # fmt: skip
-    for rank, (of_rank, right) in enumerate(zip(got, truth(traces))):
-        if not all(abs(of_rank[kind] - right[kind]) <= 1e-6 for kind in KINDS):
-            raise Wrong(name, rank=f"{rank} of {len(traces)}", expected=in_words(right), got=in_words(of_rank),
-                        cause=cause_of(name, of_rank, right))  # fmt: skip
+# ---- what is claimed ----
+
+
+def form(name, traces, got):
+    yield Claim(name, len(got) if isinstance(got, list) else got, len(traces), "return one dict per rank, with these four "
+                "keys", told=f"a list of {len(traces)} dicts with {', '.join(KINDS)}", shown=got)  # fmt: skip
+
+
+def states(name, got, right):
+    yield Claim(name, [got[kind] for kind in KINDS], [Between(right[kind] - 1e-6, right[kind] + 1e-6) for kind in KINDS],
+                cause_of(name, got, right), told=in_words(right), shown=in_words(got))  # fmt: skip
 
 
 def in_words(counts):
@@ -204,6 +217,10 @@ CAUSES = {
     "collectives in another order on the other rank": "find the same collective on the other ranks by its seq, not by "
     "its place",
     "steps that do not begin at the same time": "all ranks have one clock, and each rank has its own step",
+    "collectives that one rank begins before its step, and the other after it": "a collective has begun on a rank when its "
+    "kernel has, whether that is within the rank's step or not",
+    "a collective that one rank ends before the other": "a collective that has begun on all ranks sends as long as this "
+    "rank's kernel runs, even if another rank's has ended",
 }  # fmt: skip
 
 
