@@ -2,33 +2,73 @@
 
 import math
 
-from ddp_course.judge.answer import trying
+from ddp_course.checks.functions import check_function
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 
 
-def observe_kept(kept_bytes, cases):
-    seen = []
-    for case in cases:
-        with trying(words(case)):
-            seen.append(kept_bytes(**case))
-    return seen
-
-
-def words(case):
-    return ", ".join(f"{name}={value}" for name, value in case.items())
-
-
-def true_bytes(
-    parameters, ranks, stage, mixed=False, buckets=False, shard=None, sizes=None, begin=(3, 2, 1), again=None
+def formula(
+    shard=None, mixed_by_default=False, fp32=(4, 4, 8), mixed=(2, 2, 12), begin=(3, 2, 1), buckets=None, whole=float
 ):
-    """The right answer; the other arguments are for wrong ones: another shard, other
-    sizes, sharded from other stages.
+    """The right answer, or one with a mistake in a part of it.
+
+    shard: of parameters and ranks; fp32, mixed: bytes per weight, gradient and optimizer's
+    state; begin: the stages from which they are shards; buckets: bytes of a gradient in
+    them; whole: what makes the bytes a whole number.
     """
-    shard = -(-parameters // ranks) if shard is None else shard
-    sizes = sizes or ((2, 2, 12) if mixed else (4, 4, 8))
-    kept = sum(size * (shard if stage >= sharded_from else parameters) for size, sharded_from in zip(sizes, begin))
-    return kept + (parameters * (sizes[1] if again is None else again) if buckets else 0)
+    shard = shard or (lambda parameters, ranks: -(-parameters // ranks))
+
+    def kept_bytes(parameters, ranks, stage, **options):
+        sizes = mixed if options.get("mixed", mixed_by_default) else fp32
+        of_one = shard(parameters, ranks)
+        kept = sum(size * (of_one if stage >= first else parameters) for size, first in zip(sizes, begin))
+        again = sizes[1] if buckets is None else buckets
+        return float(whole(kept + again * parameters * options.get("buckets", False)))
+
+    return kept_bytes
+
+
+def one_at_a_time(parameters, ranks, stage, **options):
+    """Each stage shards only one of the three."""
+    begin = [stage if stage == only else 4 for only in (3, 2, 1)]
+    return formula(begin=begin)(parameters, ranks, stage, **options)
+
+
+def a_fraction(parameters, ranks):
+    return parameters / ranks
+
+
+ROUND_UP = "a shard has a whole number of parameters: round up"
+MISTAKES = {
+    "what is left out is False: mixed=False, buckets=False": formula(mixed_by_default=True),
+    "a shard is rounded up: 10 parameters on 4 ranks are shards of 3, the last one padded":
+        formula(lambda parameters, ranks: parameters // ranks),
+    ROUND_UP: formula(a_fraction),
+    **{f"{ROUND_UP} that number, and not the bytes, with {name}": formula(a_fraction, whole=whole)
+       for name, whole in [("int", int), ("round", round), ("ceil", math.ceil)]},
+    "in mixed precision, the optimizer also has the master weights in fp32: 4 + 4 + 4 bytes": formula(mixed=(2, 2, 8)),
+    "in mixed precision weights and gradients are in 16 bits, 2 bytes each, and only the optimizer's three in fp32":
+        formula(mixed=(4, 4, 8)),
+    "in mixed precision gradients are in 16 bits, too": formula(mixed=(2, 4, 12)),
+    "Adam has two averages for each parameter, 8 bytes in fp32": formula(fp32=(4, 4, 4), mixed=(2, 2, 8)),
+    "stage 1 shards the optimizer's state, 2 gradients, too, and 3 weights, too: here one of them is sharded too "
+    "early or too late": formula(begin=(4, 3, 2)),
+    "stage 1 shards the optimizer's state but not the gradients; stage 2 shards them, too": formula(begin=(3, 1, 2)),
+    "stage 2 shards the gradients as well as the optimizer's state, stage 3 all three: a stage adds to the one before":
+        one_at_a_time,
+    "the buckets hold all gradients a second time, for any number of ranks, in the gradients' dtype": formula(buckets=0),
+    "the buckets hold gradients, in the gradients' dtype: 2 bytes each in mixed precision": formula(buckets=4),
+}  # fmt: skip
+
+
+def of_this_case(case, got):
+    if got == formula(lambda parameters, ranks: parameters // ranks + 1)(**case):
+        return (
+            "a shard is rounded up only where something is left over: 12 parameters on 4 ranks are shards of 3, and "
+            "not of 4"
+        )
+    if case.get("buckets"):
+        return "the buckets hold all gradients a second time: gradient * parameters bytes on each rank"
+    return f"stage {case['stage']}: weights, gradients and the optimizer's state, each either whole or a shard"
 
 
 @question(
@@ -53,76 +93,6 @@ def check_kept_bytes(answer, draw):
                 # what is False may be left out
                 case |= {"mixed": True} if mixed else draw.choice([{}, {"mixed": False}])
                 cases.append(case | draw.choice([{}, {"buckets": False}]))
-                if stage == 0 and ranks > 1:
+                if stage == 0:
                     cases.append(case | {"buckets": True})
-    [seen] = answer.on_ranks(observe_kept, cases)
-    for case, got in zip(cases, seen):
-        expected = true_bytes(**case)
-        if got != expected:
-            raise Wrong(f"kept_bytes({words(case)})", expected=f"{expected:,}", cause=cause_of_bytes(cases, seen, case),
-                        got=f"{got:,}" if isinstance(got, int | float) else got)  # fmt: skip
-
-
-def cause_of_bytes(cases, seen, case):
-    """The mistake that explains all results, or this one."""
-    looks = {
-        "what is left out is False: mixed=False, buckets=False":
-            lambda c: {"sizes": None if "mixed" in c else (2, 2, 12)},
-        "a shard is rounded up: 10 parameters on 4 ranks are shards of 3, the last one padded":
-            lambda c: {"shard": c["parameters"] // c["ranks"]},
-        "a shard has a whole number of parameters: round up":
-            lambda c: {"shard": c["parameters"] / c["ranks"]},
-        "in mixed precision, the optimizer also has the master weights in fp32: 4 + 4 + 4 bytes":
-            lambda c: {"sizes": (2, 2, 8) if c.get("mixed") else None},
-        "in mixed precision weights and gradients are in 16 bits, 2 bytes each, and only the optimizer's three in fp32":
-            lambda c: {"sizes": (4, 4, 8)},
-        "in mixed precision gradients are in 16 bits, too":
-            lambda c: {"sizes": (2, 4, 12) if c.get("mixed") else None},
-        "Adam has two averages for each parameter, 8 bytes in fp32":
-            lambda c: {"sizes": (2, 2, 8) if c.get("mixed") else (4, 4, 4)},
-        "stage 1 shards the optimizer's state, 2 gradients, too, and 3 weights, too: here one of them is sharded too "
-        "early or too late": lambda c: {"begin": (4, 3, 2)},
-        "stage 1 shards the optimizer's state but not the gradients; stage 2 shards them, too":
-            lambda c: {"begin": (3, 1, 2)},
-        "stage 2 shards the gradients as well as the optimizer's state, stage 3 all three: a stage adds to the one before":
-            None,
-        "the buckets hold all gradients a second time, for any number of ranks, in the gradients' dtype":
-            lambda c: {"again": 0},
-        "the buckets hold gradients, in the gradients' dtype: 2 bytes each in mixed precision":
-            lambda c: {"again": 4},
-    }  # fmt: skip
-    for cause, change in looks.items():
-        if change is None:
-            alike = all(one_at_a_time(c) == got for c, got in zip(cases, seen))
-        else:
-            alike = all(about(true_bytes(**c, **change(c)), got) for c, got in zip(cases, seen))
-        if alike:
-            return cause
-    one_more = case["parameters"] // case["ranks"] + 1
-    if seen[cases.index(case)] == true_bytes(**case, shard=one_more):
-        return (
-            "a shard is rounded up only where something is left over: 12 parameters on 4 ranks are shards of 3, and "
-            "not of 4"
-        )
-    if case.get("buckets"):
-        return "the buckets hold all gradients a second time: gradient * parameters bytes on each rank"
-    return f"stage {case['stage']}: weights, gradients and the optimizer's state, each either whole or a shard"
-
-
-def about(bytes_, got):
-    """Whether this is the number, or what int(), round() or ceil() make of a
-    fraction.
-    """
-    if not isinstance(got, int | float):
-        return False
-    return got in (bytes_, int(bytes_), round(bytes_), math.ceil(bytes_))
-
-
-def one_at_a_time(case):
-    """The wrong answer in which each stage shards only one of the three."""
-    shard = -(-case["parameters"] // case["ranks"])
-    sizes = (2, 2, 12) if case.get("mixed") else (4, 4, 8)
-    kept = sum(
-        size * (shard if case["stage"] == stage else case["parameters"]) for size, stage in zip(sizes, (3, 2, 1))
-    )
-    return kept + (sizes[1] * case["parameters"] if case.get("buckets") else 0)
+    check_function(answer, draw, "kept_bytes", cases, formula(), MISTAKES, of_this_case, digits=12)
