@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_course.checks.claims import Between, Claim, hold
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 from ddp_course.lesson16 import StepProfile, exposed_seconds, take_turns
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.variables import NETWORK
@@ -205,16 +205,17 @@ def check_choose(answer, draw):
     ]
     [found] = answer.on_ranks(answers, cases, timeout=10)
     for case, got in zip(cases[:-1], found):
-        judge_choice(case, got)
+        hold(choice(case, got))
     case, got = cases[-1], found[-1]
-    judge_form(case, got)
+    hold(form(case, got))
     cap, count = got[0], min(got[1], MOST_MEASURED)
     of_ranks = answer.without(measure, case, cap, count, nproc=2, timeout=30)
     best = {name: min(seconds) for name, seconds in of_ranks[0].items()}
     calm = is_calm(case, cap, count, best)
-    picture = judge_measured(case, cap, count, best) if calm else None
-    judge_choice(case, got)
-    return picture
+    if calm:
+        hold(measured(case, cap, count, best))
+    hold(choice(case, got))
+    return picture_of(count, best) if calm else None
 
 
 def is_calm(case, cap, count, best):
@@ -228,20 +229,43 @@ def is_calm(case, cap, count, best):
     return all(best[name] < 1.2 * must[name] for name in best)
 
 
-def judge_measured(case, cap, count, best):
+# ---- what is claimed ----
+
+
+def form(case, got):
+    yield Claim(in_words(case), isinstance(got, list), True, "return two numbers, and a whole number of micro-batches",
+                told="(bytes of a bucket, number of micro-batches)", shown=got)  # fmt: skip
+    yield Claim(in_words(case), got[0] > 0 and got[1] >= 1, True, "a bucket needs a size, and an update needs a micro-batch",
+                told="a size above 0, and at least one micro-batch", shown=got)  # fmt: skip
+
+
+def choice(case, got):
+    yield from form(case, got)
+    cap, count = got
+    best, own = least(case), exposed(case, cap)
+    allowed = TOLERANCE * (case["forward"] + case["backward"] + best)
+    yield Claim(f"the bucket size: {in_words(case)}", own, Between(0, best + allowed), cause_of_size(case, cap),
+                told=f"{1e3 * best:.3f} ms exposed", shown=f"{1e3 * own:.3f} ms exposed, with {cap:,.0f} bytes")  # fmt: skip
+    right = {micro_batches(case, best), micro_batches(case, own)}
+    yield Claim(f"the micro-batches: {in_words(case)}", count in right, True, cause_of_count(case, own, count),
+                told=" or ".join(map(str, sorted(right))), shown=count)  # fmt: skip
+
+
+def measured(case, cap, count, best):
     """A part of what a right choice gains is enough. The formula only tells the likely
     cause.
     """
     checked = f"measured on a pretend network: {in_words(case)}"
-    gain = best[ONE] / best[BUCKETS]
-    if gain < 1.05:  # where the best size gains 1.3
-        raise Wrong(f"the bucket size, {checked}", expected="faster than with one bucket",
-                    got=f"{gain:.2f} times as fast with {cap:,.0f} bytes", cause=cause_of_size(case, cap))  # fmt: skip
-    gain = best[BUCKETS] / best[YOURS]
-    if gain < 1.1:  # where the right number gains 1.5
-        raise Wrong(f"the micro-batches, {checked}", expected="less time per micro-batch than with one per update",
-                    got=f"{gain:.2f} times as fast with {count}",
-                    cause=cause_of_count(case, exposed(case, cap), count))  # fmt: skip
+    gain = best[ONE] / best[BUCKETS]  # with the best size 1.3
+    yield Claim(f"the bucket size, {checked}", gain, Between(1.05), cause_of_size(case, cap), told="faster than with one "
+                "bucket", shown=f"{gain:.2f} times as fast with {cap:,.0f} bytes")  # fmt: skip
+    gain = best[BUCKETS] / best[YOURS]  # with the right number 1.5
+    yield Claim(f"the micro-batches, {checked}", gain, Between(1.1), cause_of_count(case, exposed(case, cap), count),
+                told="less time per micro-batch than with one per update",
+                shown=f"{gain:.2f} times as fast with {count}")  # fmt: skip
+
+
+def picture_of(count, best):
     names = {ONE: ONE, BUCKETS: BUCKETS, YOURS: f"your buckets, {count} micro-batches"}
     return "bars", {
         "values": {shown: 100 * best[COMPUTING] / best[name] for name, shown in names.items()},
@@ -249,31 +273,6 @@ def judge_measured(case, cap, count, best):
         "title": "Your choice, measured on a pretend network",
         "unit": " %",
     }
-
-
-def judge_form(case, got):
-    checked = in_words(case)
-    if isinstance(got, str):
-        raise Wrong(checked, expected="(bytes of a bucket, number of micro-batches)", got=got,
-                    cause="return two numbers, and a whole number of micro-batches")  # fmt: skip
-    cap, count = got
-    if not cap > 0 or count < 1:
-        raise Wrong(checked, expected="a size above 0, and at least one micro-batch", got=got,
-                    cause="a bucket needs a size, and an update needs a micro-batch")  # fmt: skip
-
-
-def judge_choice(case, got):
-    judge_form(case, got)
-    (cap, count), checked = got, in_words(case)
-    best, own = least(case), exposed(case, cap)
-    one = case["forward"] + case["backward"]
-    if own > best + TOLERANCE * (one + best):
-        raise Wrong(f"the bucket size: {checked}", expected=f"{1e3 * best:.3f} ms exposed",
-                    got=f"{1e3 * own:.3f} ms exposed, with {cap:,.0f} bytes", cause=cause_of_size(case, cap))  # fmt: skip
-    right = {micro_batches(case, best), micro_batches(case, own)}
-    if count not in right:
-        raise Wrong(f"the micro-batches: {checked}", expected=" or ".join(map(str, sorted(right))), got=count,
-                    cause=cause_of_count(case, own, count))  # fmt: skip
 
 
 def cause_of_size(case, cap):
