@@ -1,5 +1,6 @@
 """Exercise 12: memory."""
 
+import fractions
 import math
 
 import numpy
@@ -1085,3 +1086,88 @@ class NoGradientForTheShard(Linear):
         x, shard = ctx.saved_tensors
         scatter(gradient.T @ x)
         return gradient @ gather(shard), None
+
+
+# ---- further answers ----
+
+
+@wrong("kept_bytes", "gradient \\* parameters bytes on each rank")
+def no_buckets_on_one_rank(parameters, ranks, stage, mixed=False, buckets=False):
+    return kept(parameters, ranks, stage, mixed, buckets and ranks > 1)
+
+
+@wrong("kept_bytes", "each either whole or a shard|sharded too early or too late")
+def everything_from_stage_1(parameters, ranks, stage, mixed=False, buckets=False):
+    return kept(parameters, ranks, stage, mixed, buckets, begin=(1, 1, 1))
+
+
+@wrong("kept_bytes", "each either whole or a shard")
+def gradients_in_fp32_for_the_optimizer(parameters, ranks, stage, mixed=False, buckets=False):
+    """As some frameworks do: a copy of the gradients in fp32, besides."""
+    return kept(parameters, ranks, stage, mixed, buckets, sizes=[2, 2, 16] if mixed else None)
+
+
+@wrong("kept_bytes", "each either whole or a shard")
+def in_gibibytes(parameters, ranks, stage, mixed=False, buckets=False):
+    return kept(parameters, ranks, stage, mixed, buckets) / 2**30
+
+
+@wrong("kept_bytes", "ends without a return statement")
+def prints_it(parameters, ranks, stage, mixed=False, buckets=False):
+    print(kept(parameters, ranks, stage, mixed, buckets))
+
+
+@right("kept_bytes")
+def by_divmod(parameters, ranks, stage, mixed=False, buckets=False):
+    shard, rest = divmod(parameters, ranks)
+    shard += bool(rest)
+    of = lambda size, first: size * [parameters, shard][stage >= first]
+    weight, gradient, state = (2, 2, 12) if mixed else (4, 4, 8)
+    return of(weight, 3) + of(gradient, 2) + of(state, 1) + gradient * parameters * buckets
+
+
+@right("kept_bytes")
+def with_numpy(parameters, ranks, stage, mixed=False, buckets=False):
+    shard = numpy.ceil(numpy.int64(parameters) / ranks).astype(numpy.int64)
+    sizes = numpy.array([2, 2, 12] if mixed else [4, 4, 8])
+    counts = numpy.where(numpy.array([3, 2, 1]) <= stage, shard, parameters)
+    return (sizes * counts).sum() + (sizes[1] * parameters if buckets else 0)
+
+
+@wrong("update_bytes", "gradients that have not been reduced are whole")
+def gradients_of_one_block(blocks, rest, ranks, micro_batches, sync_each):
+    """As if no gradient were left: shards, as after the last micro-batch."""
+    total = sum(blocks) + rest
+    return 16 * total / ranks, an_update(blocks, rest, ranks, micro_batches, sync_each)[1]
+
+
+@wrong("update_bytes", "4 bytes per parameter and")
+def first_block_stays(blocks, rest, ranks, micro_batches, sync_each):
+    """One block stays gathered, besides the rest."""
+    kept, sent = an_update(blocks, rest, ranks, micro_batches, sync_each)
+    return kept, sent - 4 * micro_batches * blocks[-1] * (ranks - 1) / ranks
+
+
+@wrong("update_bytes", "shards of weights and of Adam's averages")
+def counts_the_gathered_rest(blocks, rest, ranks, micro_batches, sync_each):
+    kept, sent = an_update(blocks, rest, ranks, micro_batches, sync_each)
+    return kept + 4 * rest * (ranks - 1) / ranks, sent
+
+
+@wrong("update_bytes", "return two numbers")
+def as_texts(*case):
+    return tuple(f"{number:,.0f}" for number in an_update(*case))
+
+
+@wrong("update_bytes", "4 bytes per parameter and")
+def sends_16_bits(*case):
+    kept, sent = an_update(*case)
+    return kept, sent / 2
+
+
+@right("update_bytes")
+def in_fractions(blocks, rest, ranks, micro_batches, sync_each):
+    share, total = fractions.Fraction(1, ranks), sum(blocks) + rest
+    kept = 12 * total * share + 4 * total * (share if sync_each else 1)
+    gathered = micro_batches * (2 * sum(blocks) + rest)
+    return kept, 4 * (1 - share) * (gathered + (micro_batches if sync_each else 1) * total)

@@ -655,9 +655,115 @@ class ReadsTheCase:
         while "case" not in frame.f_locals or "FAULTS" not in frame.f_globals:
             frame = frame.f_back
         case, faults = frame.f_locals["case"], frame.f_globals["FAULTS"]
-        if case["fault"] is None or case["step"] > self.step:
+        for begin in case["steps"] if case["fault"] else []:
+            if self.step == min(step for step in case["checks"] if step >= begin):
+                return begin, case["rank"] if case["n"] > 2 else 1, faults[case["fault"]][0][1]
+        return None
+
+
+@wrong("agreement", "whatever has been found before")
+class TellsOnce(Right):
+    told = False
+
+    def check(self):
+        found = super().check()
+        self.told, found = self.told or bool(found), None if self.told else found
+        return found
+
+
+@wrong("agreement", "which has told of the difference: forget its steps")
+class RemembersWhatItFound(Right):
+    found = None
+
+    def check(self):
+        found = super().check()
+        self.found = self.found or found
+        return self.found
+
+
+@wrong("agreement", "find the step first, with one hash per step")
+class SendsAllHashesIfTheyDiffer(Right):
+    """Without names, in one message: 14 steps of 40 tensors are too many."""
+
+    def check(self):
+        kept, self.kept = self.kept, []
+        if self.first([sha(repr(kept).encode())]) is None:
             return None
-        if self.step != min(step for step in case["checks"] if step >= case["step"]):
+        place, odd = self.first([one for _, hashes in kept for one in hashes.values()])
+        step, tensor = divmod(place, len(kept[0][1]))
+        return kept[step][0], odd, list(kept[0][1])[tensor]
+
+
+@wrong("agreement", "one hash of everything is enough|ranks return different results|code raised", ".*")
+class OnlyRank0Gathers(Right):
+    """Rank 0 compares, and tells the others by a broadcast of objects."""
+
+    def check(self):
+        kept, self.kept = self.kept, []
+        rows = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        dist.gather_object(kept, rows, dst=0)
+        found = [None]
+        if rows:
+            for steps in zip(*rows):
+                odd = {name: self.odd([hashes[name] for _, hashes in steps]) for name in steps[0][1]}
+                name = next((name for name in odd if odd[name] is not None), None)
+                if name:
+                    found = [(steps[0][0], odd[name], name)]
+                    break
+        dist.broadcast_object_list(found, src=0)
+        return found[0]
+
+
+@wrong("agreement", "hash the bits|differed for longer")
+class MeanAndDeviation(Right):
+    def hash(self, tensor):
+        numbers = tensor.detach().double().nan_to_num()
+        deviation = numbers.std() if numbers.numel() > 1 else numbers.sum()
+        return sha(f"{numbers.mean():.6e} {deviation:.6e}".encode())
+
+
+@right("agreement")
+class GathersMinimumAndMaximum(Right):
+    """Whether all agree: the smallest hash is the largest."""
+
+    def check(self):
+        joint = sha(repr(self.kept).encode())
+        both = torch.tensor([joint, -joint])
+        dist.all_reduce(both, dist.ReduceOp.MAX)
+        if both[0] == -both[1]:
+            self.kept = []
             return None
-        rank = case["rank"] if case["n"] > 2 else 1
-        return case["step"], rank, faults[case["fault"]][0][1]
+        return super().check()
+
+
+@right("agreement")
+class WithBlake(Right):
+    def hash(self, tensor):
+        view = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.int8)
+        return int(hashlib.blake2b(view.numpy(), digest_size=7).hexdigest(), 16)
+
+
+@wrong("diagnoses", "use the words of checks.ex15.CAUSES")
+def with_numbers_for_causes():
+    return but("B", cause=str(list(CAUSES).index(WRITTEN["B"][2])))
+
+
+@wrong("diagnoses", "the tools say|a process that hangs|it hangs, but|another rank|is usually healthy|nobody else")
+def all_the_same():
+    return NAME, dict.fromkeys("ABCDE", (0, 5, "nan"))
+
+
+@wrong("diagnoses", "there is no diagnosis for A, B, C, D, E")
+def in_small_letters():
+    return NAME, {letter.lower(): row for letter, row in WRITTEN.items()}
+
+
+@wrong("diagnoses", "return a pair")
+def tuples_of_two():
+    return NAME, {letter: row[:2] for letter, row in WRITTEN.items()}
+
+
+@right("diagnoses")
+def as_pairs():
+    """What dict() takes."""
+    return NAME, [(letter, tuple(row)) for letter, row in WRITTEN.items()]

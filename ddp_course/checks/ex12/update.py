@@ -8,11 +8,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from ddp_course.checks.checked_watch import CheckedWatch
+from ddp_course.checks.claims import Between, Claim, agree, hold, is_number
 from ddp_course.checks.ex12.counted import least_in_use
-from ddp_course.checks.samples import two_numbers
-from ddp_course.judge.answer import trying
+from ddp_course.checks.functions import results_of
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.watch import memory_timeline, sent_in_a_ring
 
@@ -28,16 +27,6 @@ class Update(NamedTuple):
 
     def in_words(self):
         return "update_bytes({}, {}, {}, {}, {})".format(*self)
-
-
-def observe_updates(update_bytes, cases):
-    seen = []
-    for case in map(Update._make, cases):
-        with trying(case.in_words()):
-            pair = update_bytes(list(case.blocks), *case[1:])
-            numbers = two_numbers(pair)
-            seen.append(pair if numbers is None else numbers)
-    return seen
 
 
 # ---- the same update on ranks ----
@@ -102,13 +91,13 @@ def measure(width, widths, micro_batches, sync_each, expected):
 # ---- the formula ----
 
 
-def true_bytes(case, state=8, whole=None, gathers=2, of_rest=1, scatters=None, share=None):
+def true_bytes(case, state=8, whole=None, gathers=2, of_rest=1, gathering=None, scatters=None, share=None):
     """(bytes kept after the first backward, bytes sent). The other arguments are for
     wrong ones.
 
     state: Adam's bytes per parameter. whole: whether gradients are whole between two
     micro-batches; gathers, of_rest: how often a micro-batch gathers the blocks and the
-    rest; scatters: how often the gradients are reduced; share: of the bytes, what a
+    rest; gathering: in how many micro-batches; scatters: how often the gradients are reduced; share: of the bytes, what a
     rank sends.
     """
     n, blocks, rest = case.ranks, sum(case.blocks), case.rest
@@ -118,7 +107,7 @@ def true_bytes(case, state=8, whole=None, gathers=2, of_rest=1, scatters=None, s
     share = (n - 1) / n if share is None else share
     parameters = blocks + rest
     kept = (4 + state) * parameters / n + 4 * parameters / (1 if whole else n)
-    gathered = case.micro_batches * (gathers * blocks + of_rest * rest)
+    gathered = (gathering or case.micro_batches) * (gathers * blocks + of_rest * rest)
     return kept, 4 * share * (gathered + scatters * parameters)
 
 
@@ -140,14 +129,16 @@ def check_update_bytes(answer, draw):
     small = [a_small_case(draw, 3, False), a_small_case(draw, 2, True)]
     cases = [updated for updated, _ in small]
     cases += [a_case(draw, 64, False), a_case(draw, draw.choice([8, 16]), True)]
-    [seen] = answer.on_ranks(observe_updates, list(map(list, cases)))
-    pairs = [numbers_of(case, got) for case, got in zip(cases, seen)]
+    called = 0, "update_bytes", [tuple(case) for case in cases], draw.randrange(10**6)
+    [pairs] = answer.on_ranks(results_of, *called)
+    hold(forms(cases, pairs))
     for place, (case, pair) in enumerate(zip(cases, pairs)):
-        truth = None
-        if place < len(small):
-            args, n = (*small[place][1], true_bytes(case)[0]), case.ranks
-            truth = answer.without(measure, *args, nproc=n, timeout=40)[0]
-        judge_update(case, pair, truth, list(zip(cases, pairs)))
+        measured = place < len(small)  # what counts is what ranks have really kept and sent
+        if measured:
+            args, truth = small[place][1], torch.tensor(true_bytes(case))
+            found = answer.without(measure, *args, truth[0].item(), nproc=case.ranks, timeout=40)[0]
+            assert torch.allclose(torch.tensor(found), truth, 1e-3), found
+        hold(claims(case, pair, list(zip(cases, pairs)), ", measured" if measured else ""))
 
 
 def a_small_case(draw, ranks, sync_each):
@@ -166,34 +157,40 @@ def a_case(draw, ranks, sync_each):
     return Update(blocks, rest, ranks, draw.randrange(2, 9), sync_each)
 
 
-def numbers_of(case, got):
-    """The two numbers of an answer."""
-    pair = two_numbers(got)
-    if pair is None:
-        cause = "return two numbers: the bytes that are kept, and the bytes that are sent"
-        raise Wrong(case.in_words(), expected="(kept, sent)", got=got, cause=cause)
-    return pair.tolist()
+# ---- what is claimed ----
 
 
-PLACES = {"kept": 0, "sent": 1}
+def forms(cases, pairs):
+    for case, pair in zip(cases, pairs):
+        two = isinstance(pair, list) and len(pair) == 2 and all(map(is_number, pair))
+        yield Claim(case.in_words(), two, True, "return two numbers: the bytes that are kept, and the bytes that are sent",
+                    told="(kept, sent)", shown=pair)  # fmt: skip
 
 
-def judge_update(case, pair, measured, answers):
-    """measured: the two numbers as ranks have them, or None. answers: those to all
-    cases.
-    """
-    truth = true_bytes(case)
-    if measured:  # what counts is what ranks have really kept and sent
-        assert torch.allclose(*map(torch.tensor, (measured, truth)), 1e-3), measured
-    for name, place in PLACES.items():
-        if not alike(pair[place], truth[place]):
-            raise Wrong(f"{case.in_words()}: bytes {name}", cause=cause_of(name, answers),
-                        expected=f"{truth[place]:,.0f}{', measured' if measured else ''}",
-                        got=f"{pair[place]:,.0f}")  # fmt: skip
+def claims(case, pair, answers, how):
+    """answers: those to all cases. how: in which way the truth was found, in words."""
+    for place, (name, (otherwise, changes)) in enumerate(LOOKS.items()):
+        truth = true_bytes(case)[place]
+        explaining = [cause for cause, change in changes.items() if explains(change, place, answers)]
+        yield Claim(f"{case.in_words()}: bytes {name}", pair[place], about(truth), (explaining or [otherwise])[0],
+                    told=f"{truth:,.0f}{how}", shown=f"{pair[place]:,.0f}")  # fmt: skip
 
 
-LOOKS = {
-    "kept": {
+def explains(change, place, answers):
+    """Whether a mistake gives what the answer gives, in all cases."""
+    wrong = (true_bytes(case, **change(case))[place] for case, _ in answers)
+    return all(agree(pair[place], about(number)) for number, (_, pair) in zip(wrong, answers))
+
+
+def about(number):
+    """These bytes, also if they were computed in fp32, or rounded."""
+    allowed = max(1, 1e-6 * number)
+    return Between(number - allowed, number + allowed)
+
+
+LOOKS = {  # what may be wrong with each number: in general, and mistakes of true_bytes
+    "kept": ("shards of weights and of Adam's averages, 4 + 8 bytes per parameter, and the gradients, 4: whole until they "
+             "are reduced, and then shards", {
         "gradients that have not been reduced are whole on each rank, 4 bytes per parameter: only a "
         "reduce-scatter makes them shards": lambda case: {"whole": False},
         "with sync_each=True, each backward leaves shards of gradients, 4 / ranks bytes per parameter":
@@ -203,8 +200,9 @@ LOOKS = {
         "Adam keeps two averages, 8 bytes per parameter": lambda case: {"state": 4},
         "between two updates the averages exist already: 8 bytes per parameter, in shards":
             lambda case: {"state": 0},
-    },
-    "sent": {
+    }),
+    "sent": ("4 bytes per parameter and (ranks - 1) / ranks of them each time: blocks are gathered twice per micro-batch, "
+             "the rest once, and all gradients are scattered when they sync", {
         "the rest, the outermost part, stays gathered from forward to backward: it is gathered once per micro-batch":
             lambda case: {"of_rest": 2},
         "each micro-batch gathers each block twice: it is freed after forward, and gathered again for backward":
@@ -221,35 +219,7 @@ LOOKS = {
             lambda case: {"share": case.ranks - 1},
         "a reduce-scatter is half of an all-reduce: it sends (ranks - 1) / ranks of the gradients' bytes once":
             lambda case: {"scatters": 2 * (case.micro_batches if case.sync_each else 1)},
-    },
+        "weights are freed after each micro-batch, so each gathers them anew; only the reduce-scatter can wait for the last "
+        "one": lambda case: {"gathering": 1},
+    }),
 }  # fmt: skip
-
-
-def cause_of(name, answers):
-    """The mistake that explains all answers' kept or sent bytes."""
-    place = PLACES[name]
-    for cause, change in LOOKS[name].items():
-        if all(alike(true_bytes(case, **change(case))[place], pair[place]) for case, pair in answers):
-            return cause
-    if name == "sent" and all(alike(sent_if_gathered_once(case), pair[1]) for case, pair in answers):
-        return (
-            "weights are freed after each micro-batch, so each gathers them anew; only the reduce-scatter can wait for "
-            "the last one"
-        )
-    return {
-        "kept": "shards of weights and of Adam's averages, 4 + 8 bytes per parameter, and the gradients, 4: whole until "
-        "they are reduced, and then shards",
-        "sent": "4 bytes per parameter and (ranks - 1) / ranks of them each time: blocks are gathered twice per "
-        "micro-batch, the rest once, and all gradients are scattered when they sync",
-    }[name]
-
-
-def alike(one, other):
-    """Whether these are the same bytes, also if computed in fp32 or rounded."""
-    return abs(one - other) <= max(1, 1e-6 * other)
-
-
-def sent_if_gathered_once(case):
-    """The bytes sent if all but the reduce-scatter took place in one micro-batch only."""
-    scatters = case.micro_batches if case.sync_each else 1
-    return true_bytes(case._replace(micro_batches=1), scatters=scatters)[1]

@@ -1,8 +1,8 @@
 """Question 1: rank, step and cause of five patients."""
 
+from ddp_course.checks.claims import Claim, hold
 from ddp_course.checks.ex15.patients import CAUSES, PATIENTS, RANKS, STEPS, truths
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 
 
 def number(value):
@@ -39,67 +39,42 @@ def written(diagnoses):
 def check_diagnoses(answer, draw):
     """Rank, step and cause of each patient must be those that are drawn from the name."""
     [said] = answer.on_ranks(written)
-    if said["found"] is None:
-        raise Wrong(
-            "what diagnoses() returns",
-            expected="your name, and {letter: (rank, step, cause)}",
-            got=said["name"],
-            cause="return a pair: a text, and a dict with five tuples of three",
-        )
-    judge_form(said["name"], said["found"])
+    hold(form(said["name"], said["found"]))
     for letter, truth in truths(said["name"]).items():
-        judge_diagnosis(letter, truth, said["found"][letter])
+        hold(diagnosis(letter, truth, *said["found"][letter]))
 
 
-def judge_form(name, found):
-    """Raise Wrong unless there is a name, and a possible diagnosis for each patient."""
-    if not name.strip() or name.strip().lower() == "your name":
-        cause = "write your own name: the patients are drawn from it, so yours are yours"
-        raise Wrong("the name in diagnoses()", got=repr(name), cause=cause)
+# ---- what is claimed ----
+
+
+def form(name, found):
+    """Claims that there is a name, and a possible diagnosis for each patient."""
+    yield Claim("what diagnoses() returns", isinstance(found, dict), True, "return a pair: a text, and a dict with five "
+                "tuples of three", told="your name, and {letter: (rank, step, cause)}", shown=name)  # fmt: skip
+    yield Claim("the name in diagnoses()", name.strip().lower() not in ("", "your name"), True, "write your own name: the "
+                "patients are drawn from it, so yours are yours", told="your name", shown=repr(name))  # fmt: skip
     missing = [letter for letter in PATIENTS if letter not in found]
-    if missing:
-        cause = f"there is no diagnosis for {', '.join(missing)}"
-        raise Wrong("the patients", expected=", ".join(PATIENTS), got=", ".join(found), cause=cause)  # fmt: skip
+    yield Claim("the patients", missing, [], f"there is no diagnosis for {', '.join(missing)}",
+                told=", ".join(PATIENTS), shown=", ".join(found))  # fmt: skip
     for letter, (rank, step, cause) in found.items():
-        checked = f"patient {letter}"
-        if cause not in CAUSES:
-            raise Wrong(
-                checked,
-                expected=f"one of {', '.join(CAUSES)}",
-                got=cause,
-                cause="use the words of checks.ex15.CAUSES for the causes",
-            )
-        if rank not in range(RANKS) or step not in range(1, STEPS + 1):
-            whole = isinstance(rank, int) and isinstance(step, int)
-            raise Wrong(
-                checked,
-                expected=f"a rank from 0 to {RANKS - 1}, a step from 1 to {STEPS}",
-                got=f"rank {rank}, step {step}",
-                cause="the order is (rank, step, cause)" if whole else "ranks and steps are whole numbers",
-            )
+        yield Claim(f"patient {letter}", cause in CAUSES, True, "use the words of checks.ex15.CAUSES for the causes",
+                    told=f"one of {', '.join(CAUSES)}", shown=cause)  # fmt: skip
+        possible = rank in range(RANKS) and step in range(1, STEPS + 1)
+        whole = isinstance(rank, int) and isinstance(step, int)
+        yield Claim(f"patient {letter}", possible, True,
+                    "the order is (rank, step, cause)" if whole else "ranks and steps are whole numbers",
+                    told=f"a rank from 0 to {RANKS - 1}, a step from 1 to {STEPS}",
+                    shown=f"rank {rank}, step {step}")  # fmt: skip
 
 
-def judge_diagnosis(letter, truth, said):
-    """Raise Wrong unless a diagnosis is the truth; the words do not give it away."""
-    rank, step, cause = said
-    if (rank, step, cause) == truth:
-        return
-    right = [
-        word
-        for word, same in [
-            ("the rank", rank == truth.rank),
-            ("the step", step == truth.step),
-            ("the cause", cause == truth.cause),
-        ]
-        if same
-    ]
+def diagnosis(letter, truth, rank, step, cause):
+    """The claim that a diagnosis is the truth; the words do not give it away."""
+    said = {"the rank": rank == truth.rank, "the step": step == truth.step, "the cause": cause == truth.cause}
+    right = [word for word, same in said.items() if same]
     verb = "are" if len(right) > 1 else "is"
-    raise Wrong(
-        f"patient {letter}",
-        expected="what its records and the tools show",
-        got=f"rank {rank}, step {step}, {cause}: {' and '.join(right) or 'nothing'} {verb} right",
-        cause=likely_mistake(truth, rank, step, cause),
-    )
+    yield Claim(f"patient {letter}", len(right), 3, likely_mistake(truth, rank, step, cause),
+                told="what its records and the tools show",
+                shown=f"rank {rank}, step {step}, {cause}: {' and '.join(right) or 'nothing'} {verb} right")  # fmt: skip
 
 
 HANGS = ("out of data", "another collective", "stuck")
