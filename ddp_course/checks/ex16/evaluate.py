@@ -5,13 +5,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from ddp_course.checks.claims import Between, Claim, agree, hold
 from ddp_course.checks.ex16.gain import in_turn, judge_gain
 from ddp_course.checks.ex16.slow import evaluate as slow_evaluate
 from ddp_course.checks.training import a_batch, fill
 from ddp_course.checks.work import Work
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 
 WIDTH, CLASSES, BATCH = 8, 5, 32
@@ -19,6 +19,7 @@ WIDTH, CLASSES, BATCH = 8, 5, 32
 # many, wait for nothing that the GPU still has to do
 MOST = 2
 MOST_OPERATORS = 80  # per batch, where ours needs about 15
+DIGITS = 5.5  # a sum may be in 32 bits
 LARGE = 32 * BATCH + 3  # samples of an evaluation that is timed
 LEAST_GAIN = 2  # where a right answer gains about 10
 
@@ -50,11 +51,8 @@ def observed(evaluate, count, seed):
     before = model[1].running_mean.clone()
     with work, trying(f"evaluate(model, a loader of {count} samples)"):
         returned = evaluate(model, loader)
-    try:
-        accuracy, loss = returned
-        seen["returned"] = [float(accuracy), float(loss)]
-    except (TypeError, ValueError):
-        seen["returned"] = repr(returned)
+    floats = isinstance(returned, list | tuple) and all(isinstance(number, float) for number in returned)
+    seen["returned"] = list(returned) if floats else repr(returned)
     changed = not torch.equal(before, model[1].running_mean)
     seen["trains"] = torch.is_grad_enabled() and all(parameter.requires_grad for parameter in model.parameters())
     left = all(module.training for module in model.modules())
@@ -87,6 +85,54 @@ def truth(count, seed):
     }
 
 
+# ---- what is claimed ----
+
+MISTAKES = {
+    "full batches": "divided by the number of batches times their size, but the last batch is smaller: count samples",
+    "without the last": "the last batch is missing: its samples count, too, even if they are fewer",
+    "of means": "the last batch is smaller, so the mean of the batches' means is not the mean over all samples",
+    "sums": "that is the sum over all samples: divide by their number",
+}
+RIGHT = {
+    "accuracy": "the accuracy is the number of samples whose largest output is at their label, divided by all",
+    "mean loss": "the mean loss is the sum of the samples' losses (reduction='sum'), divided by their number",
+}
+
+
+def claims(seen, count, known):
+    checked, got, batches = f"{count} samples in batches of {BATCH}", seen["returned"], -(-count // BATCH)
+    yield Claim(f"{checked}: the mode of the model", bool(seen["training"] or seen["changed"]), False, "in training mode, "
+                "dropout draws and BatchNorm uses the batch: model.eval() first", told="evaluation mode",
+                shown="training mode")  # fmt: skip
+    yield Claim(checked, len(got) if isinstance(got, list) else got, 2, "return the accuracy and the mean loss, as floats",
+                told="two floats", shown=got)  # fmt: skip
+    # first the mistakes that explain both numbers
+    names = sorted(MISTAKES, key=lambda name: not agree(got, known[name], DIGITS))
+    for place, (name, cause) in enumerate(RIGHT.items()):
+        yield Claim(f"{checked}: the {name}", got[place], known["right"][place], cause,
+                    [(known[name][place], MISTAKES[name]) for name in names], DIGITS,
+                    told=f"{known['right'][place]:.6f}", shown=f"{got[place]:.6f}")  # fmt: skip
+    yield Claim(f"{checked}: the mode of the model afterwards", seen["left"], True, "the training goes on afterwards: "
+                "model.train() before you return", told="training mode", shown="evaluation mode")  # fmt: skip
+    yield Claim(f"{checked}: autograd afterwards", seen["trains"], True, "the training goes on afterwards, and needs "
+                "gradients: use `with torch.no_grad():`",
+                told="on, and gradients for all parameters", shown="off")  # fmt: skip
+    yield Claim(f"{checked}: calls of the model", seen["forwards"], batches, "a batch takes little more time than one "
+                "sample: call the model once per batch", [(range(batches), "several batches at once need more memory than "
+                "one: call the model once per batch")])  # fmt: skip
+    yield Claim(f"{checked}: calls of the model with autograd on", seen["gradients"], 0,
+                "autograd keeps all activations for a backward that never comes: torch.no_grad()")  # fmt: skip
+    waits = "each .item(), int(tensor) and `if tensor` waits for the GPU, and here that happens for each"
+    yield Claim(f"{checked}: numbers fetched before the last batch", seen["fetched"], range(MOST + 1),
+                f"{waits} batch: add up tensors, and fetch them after the loop",
+                [(Between(count - BATCH), f"{waits} sample: count with tensors, and fetch the sum")],
+                told=f"at most {MOST}")  # fmt: skip
+    yield Claim(f"{checked}: operators per batch that compute", seen["operators"], range(MOST_OPERATORS * batches + 1),
+                "that is a loop over samples, and a GPU starts a kernel for each operator: compare a whole batch at once, "
+                "and let cross_entropy compute its losses together",
+                told=f"at most {MOST_OPERATORS}", shown=f"{seen['operators'] / batches:.0f}")  # fmt: skip
+
+
 @question(
     "Look for three things in a trace of the program: how often is the model called, how often does Python wait for a "
     "number, and what does autograd keep for a backward that never comes?",
@@ -103,70 +149,10 @@ def check_evaluate(answer, draw):
     for count in (draw.randrange(4, 8) * BATCH, draw.randrange(5, 9) * BATCH + 3):
         seed = draw.randrange(10**6)
         [seen] = answer.on_ranks(observed, count, seed, timeout=10)
-        judge_evaluation(seen, count, truth(count, seed))
+        hold(claims(seen, count, truth(count, seed)))
     [times] = answer.on_ranks(timed, draw.randrange(10**6), timeout=20)
     cause = (
         "the counts are right, so what takes the time is nothing that they see, such as a loop in Python over the "
         "samples"
     )
     return judge_gain(times, LEAST_GAIN, f"an evaluation of {LARGE} samples", cause)
-
-
-def judge_evaluation(seen, count, known):
-    checked, batches = f"{count} samples in batches of {BATCH}", -(-count // BATCH)
-    got, names = seen["returned"], ("accuracy", "mean loss")
-    if seen["training"] or seen["changed"]:
-        raise Wrong(f"{checked}: the mode of the model", expected="evaluation mode", got="training mode",
-                    cause="in training mode, dropout draws and BatchNorm uses the batch: model.eval() first")  # fmt: skip
-    if isinstance(got, str):
-        raise Wrong(checked, expected="two numbers", got=got, cause="return the accuracy and the mean loss")  # fmt: skip
-    for place, name in enumerate(names):
-        true = known["right"][place]
-        if not abs(got[place] - true) <= 1e-6 * (1 + abs(true)):  # NaN, too
-            raise Wrong(f"{checked}: the {name}", expected=f"{true:.6f}", got=f"{got[place]:.6f}",
-                        cause=cause_of_number(got, place, known))  # fmt: skip
-    if not seen["left"]:
-        raise Wrong(f"{checked}: the mode of the model afterwards", expected="training mode", got="evaluation mode",
-                    cause="the training goes on afterwards: model.train() before you return")  # fmt: skip
-    if not seen["trains"]:
-        raise Wrong(f"{checked}: autograd afterwards", expected="on, and gradients for all parameters", got="off",
-                    cause="the training goes on afterwards, and needs gradients: use `with torch.no_grad():`")  # fmt: skip
-    if seen["forwards"] < batches:
-        raise Wrong(f"{checked}: calls of the model", expected=batches, got=seen["forwards"],
-                    cause="several batches at once need more memory than one: call the model once per batch")  # fmt: skip
-    if seen["forwards"] != batches:
-        raise Wrong(f"{checked}: calls of the model", expected=batches, got=seen["forwards"],
-                    cause="a batch takes little more time than one sample: call the model once per batch")  # fmt: skip
-    if seen["gradients"]:
-        raise Wrong(f"{checked}: calls of the model with autograd on", expected=0, got=seen["gradients"],
-                    cause="autograd keeps all activations for a backward that never comes: torch.no_grad()")  # fmt: skip
-    if seen["fetched"] > MOST:
-        cause = "each .item(), int(tensor) and `if tensor` waits for the GPU"
-        if seen["fetched"] >= count - BATCH:
-            cause += ", and here that happens for each sample: count with tensors, and fetch the sum"
-        else:
-            cause += ", and here that happens for each batch: add up tensors, and fetch them after the loop"
-        raise Wrong(f"{checked}: numbers fetched before the last batch", expected=f"at most {MOST}",
-                    got=seen["fetched"], cause=cause)  # fmt: skip
-    if seen["operators"] > MOST_OPERATORS * batches:
-        raise Wrong(f"{checked}: operators per batch that compute", expected=f"at most {MOST_OPERATORS}",
-                    got=f"{seen['operators'] / batches:.0f}",
-                    cause="that is a loop over samples, and a GPU starts a kernel for each operator: compare a whole batch "
-                    "at once, and let cross_entropy compute its losses together")  # fmt: skip
-
-
-def cause_of_number(got, place, known):
-    mistakes = {
-        "full batches": "divided by the number of batches times their size, but the last batch is smaller: count samples",
-        "without the last": "the last batch is missing: its samples count, too, even if they are fewer",
-        "of means": "the last batch is smaller, so the mean of the batches' means is not the mean over all samples",
-        "sums": "that is the sum over all samples: divide by their number",
-    }
-    alike = lambda name, at: abs(got[at] - known[name][at]) < 1e-6
-    for places in (range(2), [place]):  # both numbers tell more than one
-        for name, cause in mistakes.items():
-            if all(alike(name, at) for at in places):
-                return cause
-    if place == 1:
-        return "the mean loss is the sum of the samples' losses (reduction='sum'), divided by their number"
-    return "the accuracy is the number of samples whose largest output is at their label, divided by all"
