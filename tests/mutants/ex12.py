@@ -1171,3 +1171,162 @@ def in_fractions(blocks, rest, ranks, micro_batches, sync_each):
     kept = 12 * total * share + 4 * total * (share if sync_each else 1)
     gathered = micro_batches * (2 * sum(blocks) + rest)
     return kept, 4 * (1 - share) * (gathered + (micro_batches if sync_each else 1) * total)
+
+
+@wrong("sharded_adamw", "also if no step came before")
+class ClearsItsOwnAfterDroppingTheOthers(Dealt):
+    """step() drops the others' gradients, so after a step there is nothing left."""
+
+    def step(self):
+        super().step()
+        own = set(map(id, self.own()))
+        for parameter in self.parameters:
+            if id(parameter) not in own:
+                parameter.grad = None
+
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+
+@wrong("sharded_adamw", "also if no step came before")
+class ClearsInStep(Dealt):
+    def step(self):
+        super().step()
+        super().zero_grad()
+
+    def zero_grad(self):
+        pass
+
+
+@right("sharded_adamw")
+class ClearsTwice(Dealt):
+    def step(self):
+        super().step()
+        self.zero_grad()
+
+
+@wrong("sharded_adamw", "zeros take as much memory")
+class KeepsTheGradientsMemory(Dealt):
+    def zero_grad(self):
+        torch.optim.SGD(self.parameters).zero_grad(set_to_none=False)
+
+
+@wrong("sharded_adamw", "so look at the norm")
+class SharesTheLimit(Dealt):
+    """Each rank may have its part of max_norm."""
+
+    def shorten(self, norm):
+        super().shorten(norm * dist.get_world_size() ** 0.5)
+
+
+@wrong("sharded_adamw", "the gradients of rank \\d alone|so look at the norm|not the numbers")
+class ReducesToRank0(Dealt):
+    def average(self):
+        for parameter in self.parameters:
+            parameter.grad /= dist.get_world_size()
+            dist.reduce(parameter.grad, dst=0)
+
+
+@wrong("sharded_adamw", "these are not the numbers")
+class WithoutWeightDecay(Dealt):
+    def adamw(self):
+        return torch.optim.AdamW(self.own() or [torch.empty(0)], lr=self.lr, weight_decay=0)
+
+
+@right("sharded_adamw")
+class ByHand(Dealt):
+    """Adam's formula, for this rank's own parameters."""
+
+    def adamw(self):
+        self.steps, self.states = 0, [(torch.zeros_like(p.data), torch.zeros_like(p.data)) for p in self.own()]
+        return self
+
+    def step(self):
+        self.average()
+        self.clip()
+        self.steps += 1
+        for parameter, (first, second) in zip(self.own(), self.states):
+            first.lerp_(parameter.grad, 0.1)
+            second.mul_(0.999).addcmul_(parameter.grad, parameter.grad, value=0.001)
+            scale = (second / (1 - 0.999**self.steps)).sqrt_().add_(1e-8)
+            parameter.data.mul_(1 - 0.01 * self.lr).addcdiv_(first / (1 - 0.9**self.steps), scale, value=-self.lr)
+        self.send()
+
+
+@wrong("gathered_linear", "the mean over ranks of gradient.T @ x|sum over ranks")
+class WeighsByLength(Linear):
+    """As if the loss were a mean over all samples of all ranks."""
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, shard = ctx.saved_tensors
+        total = torch.tensor(float(len(x)))
+        dist.all_reduce(total)
+        return gradient @ gather(shard), scatter(gradient.T @ x * len(x) / total, dist.ReduceOp.SUM)
+
+
+@wrong("gathered_linear", "more for backward than necessary")
+class CopiesItsShard(Linear):
+    @staticmethod
+    def forward(ctx, x, shard):
+        ctx.save_for_backward(x, shard.clone())
+        return x @ gather(shard).T
+
+
+@wrong("gathered_linear", "of which this rank gets its rows|must be gradient @ weight|your code raised", ".*")
+class ForgetsToTranspose(Linear):
+    @staticmethod
+    def backward(ctx, gradient):
+        x, shard = ctx.saved_tensors
+        return gradient @ gather(shard), scatter((x.T @ gradient).reshape(-1, x.shape[1]))
+
+
+@wrong("gathered_linear", "of which this rank gets its rows|another rank's rows")
+class ScattersColumns(Linear):
+    """Equally many numbers, but of all rows."""
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, shard = ctx.saved_tensors
+        return gradient @ gather(shard), scatter((gradient.T @ x).T.reshape(-1, x.shape[1]))
+
+
+@wrong("gathered_linear", "must gather it once and reduce-scatter its gradient once")
+class ScattersTwice(Linear):
+    @staticmethod
+    def backward(ctx, gradient):
+        of_x, of_shard = Linear.backward(ctx, gradient)
+        return of_x, (of_shard + scatter(gradient.T @ ctx.saved_tensors[0])) / 2
+
+
+@right("gathered_linear")
+class PieceByPiece(Linear):
+    """Each rank sends its rows in turn, and no rank ever has the whole weight."""
+
+    @staticmethod
+    def pieces(shard):
+        for rank in range(dist.get_world_size()):
+            rows = shard.detach().clone() if rank == dist.get_rank() else torch.empty_like(shard)
+            dist.broadcast(rows, src=rank)
+            yield rows
+
+    @staticmethod
+    def forward(ctx, x, shard):
+        ctx.save_for_backward(x, shard)
+        return torch.cat([x @ rows.T for rows in PieceByPiece.pieces(shard)], dim=1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, shard = ctx.saved_tensors
+        columns = gradient.chunk(dist.get_world_size(), dim=1)
+        of_x = sum(part @ rows for part, rows in zip(columns, PieceByPiece.pieces(shard)))
+        return of_x, scatter(torch.cat([part.T @ x for part in columns]))
+
+
+@right("gathered_linear")
+class WithEinsum(Linear):
+    @staticmethod
+    def backward(ctx, gradient):
+        x, shard = ctx.saved_tensors
+        of_weight = torch.einsum("bo,bi->oi", gradient, x) / dist.get_world_size()
+        return torch.einsum("bo,oi->bi", gradient, gather(shard)), scatter(of_weight, dist.ReduceOp.SUM)
