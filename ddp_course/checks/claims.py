@@ -21,7 +21,8 @@ class Claim(NamedTuple):
 
     what: what was tried, for the verdict. mistakes: pairs (what it gives, cause), or a
     function that makes them when they are needed. digits: to which numbers must agree.
-    mistake_digits: to which a mistake must. told, shown: `expected` and `got` in words,
+    scale: how large numbers are, for digits of small ones. mistake_digits: to which a
+    mistake must agree. told, shown: `expected` and `got` in words,
     where these say more.
     """
 
@@ -33,6 +34,7 @@ class Claim(NamedTuple):
     digits: float = 10
     told: object = None
     shown: object = None
+    scale: float = 0.0
     mistake_digits: float = 5  # a mistake in 32 bits is the same mistake
 
 
@@ -52,7 +54,7 @@ class OneOf(NamedTuple):
 def hold(claims, rank=...):
     """Raise Wrong for the first claim that does not hold. rank: '1 of 3', for its verdict."""
     for claim in claims:
-        if not agree(claim.got, claim.expected, claim.digits):
+        if not agree(claim.got, claim.expected, claim.digits, claim.scale):
             expected, got = in_words(claim)
             raise Wrong(claim.what, rank=rank, expected=expected, got=got, cause=cause_of(claim))
 
@@ -69,7 +71,7 @@ def on_every_rank(claims, of_ranks):
 def cause_of(claim):
     mistakes = claim.mistakes() if callable(claim.mistakes) else claim.mistakes
     digits = min(claim.digits, claim.mistake_digits)
-    same = (cause for value, cause in mistakes if agree(claim.got, value, digits))
+    same = (cause for value, cause in mistakes if agree(claim.got, value, digits, claim.scale))
     return next(same, None) or (claim.otherwise() if callable(claim.otherwise) else claim.otherwise)
 
 
@@ -130,7 +132,7 @@ def in_words(claim):
     """
     words = [claim.expected, claim.got]
     if isinstance(claim.expected, torch.Tensor) and comparable(claim.got, claim.expected):
-        texts = parted(*words, rtol=0, atol=allowed(claim.expected, 10.0**-claim.digits))
+        texts = parted(*words, rtol=0, atol=allowed(claim.expected, 10.0**-claim.digits, claim.scale))
         words = words if texts[0] == texts[1] else texts
     words = [given if own is None else own for given, own in zip(words, (claim.told, claim.shown))]
     return ["nothing (None)" if value is None else value for value in words]

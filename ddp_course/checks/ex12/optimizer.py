@@ -1,17 +1,17 @@
 """A sharded optimizer that averages and clips."""
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from ddp_course.checks.checked_watch import CheckedWatch
-from ddp_course.checks.differences import near, parted
+from ddp_course.checks.claims import Between, Claim, agree, hold, on_every_rank
 from ddp_course.checks.ex12.counted import ROOM, SIZE, bytes_sent, least_in_use, messages
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.watch import memory_timeline
 
@@ -75,22 +75,31 @@ def observe_optimizer(kind, run):
         gradients = [gradients_of(run, step, rank) for step in range(STEPS)]
         given = [parameter.untyped_storage() for parameter in parameters]
         left = []
+
+        def zero_grad():
+            optimizer.zero_grad()
+            left.append(["zeros" if not one.grad.any() else "a gradient" for one in parameters if one.grad is not None])
+
         with memory_timeline() as timeline, CheckedWatch() as watched:
             optimizer = kind(parameters, run.lr, run.max_norm)
+            give(parameters, gradients_of(run, 0, rank))
+            with trying("zero_grad() before the first step"):  # which may have dropped gradients
+                zero_grad()
             for step in range(STEPS):
-                for parameter, gradient in zip(parameters, gradients[step]):
-                    parameter.grad = gradient
+                give(parameters, gradients[step])
                 with trying(f"step {step + 1}"):
                     optimizer.step()
-                    optimizer.zero_grad()
-                left.append(
-                    ["zeros" if not one.grad.any() else "a gradient" for one in parameters if one.grad is not None]
-                )
+                    zero_grad()
             moved = bytes_of_moved(parameters, given)
             kept = least_in_use(timeline, share_of(parameters, n) + moved) - moved
         end = [parameter.detach().clone() for parameter in parameters]
         sent = messages(watched.log, n)
         return {"end": end, "kept": kept, "sent": sent, "left": left}
+
+
+def give(parameters, gradients):
+    for parameter, gradient in zip(parameters, gradients):
+        parameter.grad = gradient
 
 
 def bytes_of_moved(parameters, given):
@@ -124,11 +133,9 @@ def check_sharded_adamw(answer, draw):
         run = Run(draw.randrange(10**6), lr, n, shapes, clips)
         expected = one_process(run)
         of_ranks = answer.on_ranks(observe_optimizer, list(run), nproc=n, timeout=10)
-        for rank, seen in enumerate(of_ranks):
-            judge_weights(run, rank, seen["end"], expected)
-        for rank, seen in enumerate(of_ranks):
-            judge_optimizer(run, rank, seen, expected)
-        judge_balance(run.in_words(), [seen["kept"] for seen in of_ranks], expected)
+        on_every_rank(partial(weights, run, expected), of_ranks)
+        on_every_rank(partial(bytes_and_gradients, run, expected), of_ranks)
+        hold(balance(run.in_words(), [seen["kept"] for seen in of_ranks], expected))
 
 
 def mean(gradients):
@@ -171,106 +178,96 @@ def one_process(run, combined=None, mixed=lambda new, old: new):
     return [parameter.detach() for parameter in parameters]
 
 
-def judge_weights(run, rank, end, expected):
-    for number, (got, truth) in enumerate(zip(end, expected)):
-        if near(got, truth):
-            continue
-        cause = cause_of_weights(run, number, end)
-        truth, got = parted(truth, got, 1e-5, 1e-5)
-        raise Wrong(f"{run.in_words()}: parameter {number}", rank=f"{rank} of {run.n}",
-                    expected=truth, got=got, cause=cause)  # fmt: skip
+# ---- what is claimed ----
 
 
-def cause_of_weights(run, number, end):
-    """The mistake that explains all parameters after the steps, of which the one with
-    this number is wrong.
-    """
-    got = end[number]
-    if torch.equal(got, numbers_of(run, 0)[number]):
-        return "this parameter has not changed here: after the step, its owner must broadcast it to all other ranks"
-    n, limit = run.n, run.max_norm
-    of_one = [
-        ("it has grown: it is a sum of all ranks' values; use only the owner's value",
-         {"mixed": lambda new, old: new + (n - 1) * old}),
-        ("it is a mean of the owner's updated value and the others' old values: use only the owner's value",
-         {"mixed": lambda new, old: (new + (n - 1) * old) / n}),
-    ]  # fmt: skip
-    of_all = [
-        ("the steps are as if no gradient had been clipped, or all by the same factor: each step has a norm of its own",
-         {"combined": mean}),
-        ("shorter gradients were lengthened to max_norm: clipping only shortens",
-         {"combined": lambda all_: lengthened(mean(all_), limit)}),
-        ("each parameter was clipped alone: the norm is that of all parameters together",
-         {"combined": lambda all_: [clipped([one], limit)[0] for one in mean(all_)]}),
-        ("each rank clipped its own gradients before the mean was taken: first take the mean, then clip it",
-         {"combined": lambda all_: mean([clipped(own, limit) for own in all_])}),
-        ("the gradients are a sum over the ranks, so their norm is too large: take the mean",
-         {"combined": lambda all_: clipped([n * one for one in mean(all_)], limit)}),
-    ]  # fmt: skip
-    of_owner = []  # last: a number may be near to another mistake's by chance
-    for rank in range(n):
-        cause = f"the step was made with the gradients of rank {rank} alone: take the mean over the ranks first"
-        for keep in (lambda own: own, lambda own: clipped(own, limit)):
-            own = lambda all_, rank=rank, keep=keep: keep(all_[rank])
-            of_owner.append((cause, {"combined": own}))
-    for cause, how in of_one:
-        if near(got, one_process(run, **how)[number]):
-            return cause
-    for cause, how in of_all:  # Adam hardly sees a factor: one parameter proves little
-        if all(map(near, end, one_process(run, **how))):
-            return cause
-    for cause, how in of_owner:
-        if near(got, one_process(run, **how)[number]):
-            return cause
+def weights(run, expected, rank, of_ranks):
+    end = of_ranks[rank]["end"]
+    otherwise = "these are not the numbers of torch.optim.AdamW(parameters, lr=lr) with the mean gradients"
     if run.clips:  # the same answer was right without clipping
-        return (
+        otherwise = (
             "it is right without clipping, so look at the norm: it is that of the mean gradient of all parameters. "
             "Each rank has the squares of its share; sum them over the ranks, and then take the root"
         )
-    return "these are not the numbers of torch.optim.AdamW(parameters, lr=lr) with the mean gradients"
+    for number, (got, truth) in enumerate(zip(end, expected)):
+        yield Claim(f"{run.in_words()}: parameter {number}", got, truth, otherwise, partial(mistakes, run, number, end),
+                    digits=5, scale=1)  # fmt: skip
 
 
-def judge_optimizer(run, rank, seen, expected):
-    checked, where, n = run.in_words(), f"{rank} of {run.n}", run.n
-    for left in filter(None, seen["left"]):
-        kind, cause = ("zeros", "zeros take as much memory as gradients: set each parameter's grad to None")
-        if "a gradient" in left:
-            kind = "a gradient"
-            cause = "zero_grad must clear all parameters: those of other owners have gradients here, too"
-        raise Wrong(f"{checked}, after zero_grad()", rank=where, expected="None as the grad of all parameters",
-                    got=f"{left.count(kind)} parameters with {kind}", cause=cause)  # fmt: skip
-    sizes, share = [value.numel() for value in expected], share_of(expected, n)
-    if seen["kept"] > share:
-        cause = "a rank keeps more than its share: divide the parameters about evenly, by their sizes"
-        if seen["kept"] >= 2 * SIZE * sum(sizes):
-            cause = "this rank keeps Adam's state for all parameters: give its AdamW only the parameters that it owns"
-        raise Wrong(f"{checked}: what is kept", rank=where, expected=f"at most {share:,.0f} bytes",
-                    got=f"{seen['kept']:,} bytes", cause=cause)  # fmt: skip
-    sent = bytes_sent(seen["sent"])
-    enough = STEPS * (2 * SIZE * sum(sizes) * 1.1 + ROOM)
-    if sent > enough:
-        kinds = ", ".join(sorted({name for name, _ in seen["sent"]}))
-        cause = "the ranks send more than each gradient once to its owner and each weight once from its owner"
-        summed = sum(size for name, size in seen["sent"] if name == "allreduce")
-        if summed > ROOM * STEPS:  # more than norms
-            cause = (
-                "an all_reduce sends everything twice, to compute the sum and to return it to all: only the owner "
-                "needs a gradient, so a reduce or reduce_scatter is enough, and for weights a broadcast from the owner"
-            )
-        raise Wrong(f"{checked}: what is sent", rank=where, expected=f"at most {enough:,.0f} bytes",
-                    got=f"{sent:,} bytes, by {kinds}", cause=cause)  # fmt: skip
+def mistakes(run, number, end):
+    """What each would make of the parameter with this number. end: all that the answer has
+    made.
+    """
+    n, limit = run.n, run.max_norm
+    yield (
+        numbers_of(run, 0)[number],
+        ("this parameter has not changed here: after the step, its owner must broadcast it to all other ranks"),
+    )
+    for cause, mixed in {
+        "it has grown: it is a sum of all ranks' values; use only the owner's value": lambda new, old: new + (n - 1) * old,
+        "it is a mean of the owner's updated value and the others' old values: use only the owner's value":
+            lambda new, old: (new + (n - 1) * old) / n,
+    }.items():  # fmt: skip
+        yield one_process(run, mixed=mixed)[number], cause
+    for cause, combined in {
+        "the steps are as if no gradient had been clipped, or all by the same factor: each step has a norm of its own": mean,
+        "shorter gradients were lengthened to max_norm: clipping only shortens": lambda all_: lengthened(mean(all_), limit),
+        "each parameter was clipped alone: the norm is that of all parameters together":
+            lambda all_: [clipped([one], limit)[0] for one in mean(all_)],
+        "each rank clipped its own gradients before the mean was taken: first take the mean, then clip it":
+            lambda all_: mean([clipped(own, limit) for own in all_]),
+        "the gradients are a sum over the ranks, so their norm is too large: take the mean":
+            lambda all_: clipped([n * one for one in mean(all_)], limit),
+    }.items():  # fmt: skip
+        made = one_process(run, combined)
+        # Adam hardly sees a factor: one parameter proves little
+        if all(agree(got, one, digits=5, scale=1) for got, one in zip(end, made)):
+            yield made[number], cause
+    for rank in range(n):  # last: a number may be near to another mistake's by chance
+        cause = f"the step was made with the gradients of rank {rank} alone: take the mean over the ranks first"
+        yield one_process(run, lambda all_, rank=rank: all_[rank])[number], cause
+        yield one_process(run, lambda all_, rank=rank: clipped(all_[rank], limit))[number], cause
 
 
-def judge_balance(checked, kept, parameters):
-    """Raise Wrong where a rank keeps much more than another. One may have the largest
+def bytes_and_gradients(run, expected, rank, of_ranks):
+    """Claims that a rank keeps its share, sends no more than needed, and clears gradients."""
+    seen, checked, n = of_ranks[rank], run.in_words(), run.n
+    for left in seen["left"]:
+        kind = "a gradient" if "a gradient" in left else "zeros"
+        yield Claim(f"{checked}, after zero_grad()", left, [], CLEAR[kind], told="None as the grad of all parameters",
+                    shown=f"{left.count(kind)} parameters with {kind}")  # fmt: skip
+    numbers, share = sum(value.numel() for value in expected), share_of(expected, n)
+    yield Claim(f"{checked}: what is kept", seen["kept"], Between(-math.inf, share),
+                "a rank keeps more than its share: divide the parameters about evenly, by their sizes",
+                [(Between(2 * SIZE * numbers), "this rank keeps Adam's state for all parameters: give its AdamW only the "
+                  "parameters that it owns")],
+                told=f"at most {share:,.0f} bytes", shown=f"{seen['kept']:,} bytes")  # fmt: skip
+    sent, enough = bytes_sent(seen["sent"]), STEPS * (2 * SIZE * numbers * 1.1 + ROOM)
+    kinds = ", ".join(sorted({name for name, _ in seen["sent"]}))
+    summed = sum(size for name, size in seen["sent"] if name == "allreduce")
+    yield Claim(f"{checked}: what is sent", sent, Between(0, enough), ALL_REDUCED if summed > ROOM * STEPS else "the ranks "
+                "send more than each gradient once to its owner and each weight once from its owner",
+                told=f"at most {enough:,.0f} bytes", shown=f"{sent:,} bytes, by {kinds}")  # fmt: skip
+
+
+CLEAR = {
+    "zeros": "zeros take as much memory as gradients: set each parameter's grad to None",
+    "a gradient": "zero_grad must clear all parameters: those of other owners have gradients here, too, also if no step "
+    "came before",
+}
+ALL_REDUCED = (  # more than norms
+    "an all_reduce sends everything twice, to compute the sum and to return it to all: only the owner needs a gradient, so "
+    "a reduce or reduce_scatter is enough, and for weights a broadcast from the owner"
+)
+
+
+def balance(checked, kept, parameters):
+    """The claim that no rank keeps much more than another. One may have the largest
     parameter more than its share, and another one less.
     """
     uneven = 2 * 3 * SIZE * max(value.numel() for value in parameters) + ROOM
-    if max(kept) - min(kept) > uneven:
-        most, least = kept.index(max(kept)), kept.index(min(kept))
-        cause = (
-            "the ranks share the state unevenly: divide the parameters about evenly, by their sizes, among all ranks"
-        )
-        raise Wrong(f"{checked}: what is kept", rank=f"{most} of {len(kept)}",
-                    expected=f"at most {uneven:,} bytes more than another rank", cause=cause,
-                    got=f"{kept[most]:,} bytes, and rank {least} has {kept[least]:,}")  # fmt: skip
+    most, least = kept.index(max(kept)), kept.index(min(kept))
+    yield Claim(f"{checked}: what rank {most} keeps", kept[most] - kept[least], Between(0, uneven), "the ranks share the "
+                "state unevenly: divide the parameters about evenly, by their sizes, among all ranks",
+                told=f"at most {uneven:,} bytes more than another rank",
+                shown=f"{kept[most]:,} bytes, and rank {least} has {kept[least]:,}")  # fmt: skip
