@@ -1,14 +1,18 @@
 """A layer that gathers its weight to compute, and frees it."""
 
+import math
+from functools import partial
+
 import torch
 
 from ddp_course.checks.checked_watch import CheckedWatch
-from ddp_course.checks.differences import near
+from ddp_course.checks.claims import Between, Claim, on_every_rank
 from ddp_course.checks.ex12.counted import ROOM, SIZE, bytes_sent, least_in_use, messages
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.watch import memory_timeline
+
+DIGITS = 4.8  # of products in fp32
 
 
 def layer_of(case, rank):
@@ -74,11 +78,7 @@ def check_gathered_linear(answer, draw):
     for longer, n in enumerate(draw.sample([2, 3, 4], 2)):
         case, other = a_case(draw, n, longer), a_case(draw, n, longer)
         of_ranks = answer.on_ranks(observe_layer, case, other, nproc=n)
-        for rank, seen in enumerate(of_ranks):
-            judge_numbers(in_words(other, n), other, rank, n, seen["between"])
-            judge_numbers(f"{in_words(case, n)}, between whose forward and backward another "
-                          "layer computes", case, rank, n, seen)  # fmt: skip
-            judge_bytes(in_words(case, n), case, rank, n, seen)
+        on_every_rank(partial(claims, case, other), of_ranks)
 
 
 def a_case(draw, n, longer):
@@ -92,62 +92,61 @@ def in_words(case, n):
     return f"a weight of {case['outputs']} × {case['inputs']} on {n} ranks"
 
 
-def judge_numbers(checked, case, rank, n, seen):
-    where, all_of = f"{rank} of {n}", [layer_of(case, number) for number in range(n)]
+# ---- what is claimed ----
+
+
+def claims(case, other, rank, of_ranks):
+    seen, n = of_ranks[rank], len(of_ranks)
+    yield from numbers(in_words(other, n), other, rank, n, seen["between"])
+    between = f"{in_words(case, n)}, between whose forward and backward another layer computes"
+    yield from numbers(between, case, rank, n, seen)
+    yield from memory_and_messages(in_words(case, n), case, seen)
+
+
+def numbers(checked, case, rank, n, seen):
+    all_of = [layer_of(case, number) for number in range(n)]
     weight, x, gradient = all_of[rank]
-    truth = x @ weight.T
-    if not near(seen["y"], truth):
-        cause = "y = x @ weight.T, with all rows of the weight, in the order of the ranks"
-        raise Wrong(f"{checked}: y", rank=where, expected=truth, got=seen["y"], cause=cause)
-    if not near(seen["x"], gradient @ weight):
-        cause = "the gradient of x must be gradient @ weight, with the whole weight, gathered again"
-        if near(seen["x"], gradient @ weight / n):
-            cause = "the gradient of x is this rank's own: only the weight's is divided by the number of ranks"
-        elif not case["longer"]:
-            total = sum(g @ weight for _, _, g in all_of)
-            if near(seen["x"], total) or near(seen["x"], total / n):
-                cause = "each rank has its own x, so the gradient of x must not be averaged"
-        raise Wrong(f"{checked}: the gradient of x", rank=where, expected=gradient @ weight, got=seen["x"], cause=cause)
-    judge_shard(checked, rank, n, seen["shard"], all_of)
+    of_x, own = gradient @ weight, gradient.T @ x
+    whole = sum(each.T @ one for _, one, each in all_of) / n
+    yield Claim(f"{checked}: y", seen["y"], x @ weight.T,
+                "y = x @ weight.T, with all rows of the weight, in the order of the ranks", digits=DIGITS)  # fmt: skip
+    total = sum(each @ weight for _, _, each in all_of) if not case["longer"] else None
+    averaged = "each rank has its own x, so the gradient of x must not be averaged"
+    yield Claim(f"{checked}: the gradient of x", seen["x"], of_x,
+                "the gradient of x must be gradient @ weight, with the whole weight, gathered again", [
+                    (of_x / n, "the gradient of x is this rank's own: only the weight's is divided by the number of ranks"),
+                    *([] if total is None else [(total, averaged), (total / n, averaged)]),
+                ], DIGITS)  # fmt: skip
+    rows = own.chunk(n)[rank]
+    alone = "this is the gradient of this rank's batch only: the other ranks' batches used the same weight"
+    yield Claim(f"{checked}: the gradient of the shard", seen["shard"], whole.chunk(n)[rank],
+                "it must be the mean over ranks of gradient.T @ x, of which this rank gets its rows", [
+                    (n * whole.chunk(n)[rank], "this is the sum over ranks: divide by the number of ranks, as DDP does"),
+                    (rows, alone), (rows / n, alone),
+                    *[(part, "these are another rank's rows: rank r has the r-th part of the weight, and of its gradient")
+                      for part in whole.chunk(n)],
+                    (0 * rows, "it is zero: reduce_scatter(own, parts) writes to its first argument; return that"),
+                ], DIGITS)  # fmt: skip
 
 
-def judge_bytes(checked, case, rank, n, seen):
-    where, needed = f"{rank} of {n}", SIZE * case["inputs"] * case["outputs"]
-    allowed = seen["y"].nbytes + ROOM
-    if seen["kept"] > allowed:
-        cause = "you keep more for backward than necessary: x and the shard exist anyway"
-        if seen["kept"] >= allowed - ROOM + needed:
-            cause = "the whole weight is still in memory: save x and the shard, and gather again in backward"
-        raise Wrong(f"{checked}: what forward leaves", rank=where, expected=f"y, {seen['y'].nbytes:,} bytes",
-                    got=f"{seen['kept']:,} bytes", cause=cause)  # fmt: skip
+def memory_and_messages(checked, case, seen):
+    needed, y = SIZE * case["inputs"] * case["outputs"], seen["y"].nbytes
+    yield Claim(f"{checked}: what forward leaves", seen["kept"], Between(-math.inf, y + ROOM),
+                "you keep more for backward than necessary: x and the shard exist anyway",
+                [(Between(y + needed), "the whole weight is still in memory: save x and the shard, and gather again in "
+                  "backward")],
+                told=f"y, {y:,} bytes", shown=f"{seen['kept']:,} bytes")  # fmt: skip
     for phase, times in {"forward": 1, "backward": 2}.items():
-        sent = bytes_sent(seen[phase])
-        if sent > times * needed * 1.1 + ROOM:
-            kinds = ", ".join(name for name, _ in seen[phase])
-            cause = (
-                "forward must gather the weight once; backward must gather it once and reduce-scatter its gradient once"
-            )
-            if "allreduce" in kinds:
-                cause = "an all_reduce gives all ranks all rows of the gradient: reduce_scatter sends half of that"
-            elif phase == "backward" and kinds.count("allgather") > 1 and "reduce_scatter" not in kinds:
-                cause = "gathering all ranks' gradients sends n times as much as reduce_scatter, and keeps them all"
-            raise Wrong(f"{checked}: what {phase} sends", rank=where, got=f"{sent:,} bytes, by {kinds}",
-                        expected=f"{times} times the weight, {times * needed:,} bytes", cause=cause)  # fmt: skip
+        sent, kinds = bytes_sent(seen[phase]), ", ".join(name for name, _ in seen[phase])
+        yield Claim(f"{checked}: what {phase} sends", sent, Between(0, times * needed * 1.1 + ROOM), cause_of(phase, kinds),
+                    told=f"{times} times the weight, {times * needed:,} bytes",
+                    shown=f"{sent:,} bytes, by {kinds}")  # fmt: skip
 
 
-def judge_shard(checked, rank, n, got, all_of):
-    whole = sum(gradient.T @ x for _, x, gradient in all_of) / n
-    truth = whole.chunk(n)[rank]
-    if near(got, truth):
-        return
-    _, x, gradient = all_of[rank]
-    cause = "it must be the mean over ranks of gradient.T @ x, of which this rank gets its rows"
-    if near(got, n * truth):
-        cause = "this is the sum over ranks: divide by the number of ranks, as DDP does"
-    elif near(got, (gradient.T @ x).chunk(n)[rank]) or near(got, (gradient.T @ x).chunk(n)[rank] / n):
-        cause = "this is the gradient of this rank's batch only: the other ranks' batches used the same weight"
-    elif any(near(got, part) for part in whole.chunk(n)):
-        cause = "these are another rank's rows: rank r has the r-th part of the weight, and of its gradient"
-    elif isinstance(got, torch.Tensor) and got.shape == truth.shape and not got.any():
-        cause = "it is zero: reduce_scatter(own, parts) writes to its first argument; return that"
-    raise Wrong(f"{checked}: the gradient of the shard", rank=f"{rank} of {n}", expected=truth, got=got, cause=cause)
+def cause_of(phase, kinds):
+    """Why a phase sends too much."""
+    if "allreduce" in kinds:
+        return "an all_reduce gives all ranks all rows of the gradient: reduce_scatter sends half of that"
+    if phase == "backward" and kinds.count("allgather") > 1 and "reduce_scatter" not in kinds:
+        return "gathering all ranks' gradients sends n times as much as reduce_scatter, and keeps them all"
+    return "forward must gather the weight once; backward must gather it once and reduce-scatter its gradient once"
