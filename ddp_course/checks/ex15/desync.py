@@ -2,8 +2,10 @@
 
 import builtins
 import gc
+import math
 import sys
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import FunctionType, GeneratorType, ModuleType
 
 import torch
@@ -11,10 +13,10 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_course.checks.checked_watch import CheckedWatch
+from ddp_course.checks.claims import Between, Claim, on_every_rank
 from ddp_course.checks.ex15.diagnosing import number
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 
 QUIET, LOUD = 100, 2000  # bytes per rank in a check: if all agree, and if not
@@ -184,7 +186,7 @@ def one_run(Agreement, case, rank, seed):
             optimizer.step()
         if watch and watched.log:
             broken.append(["a hook in optimizer.step", "sends"])
-        guilty = case["fault"] and (rank, step) == (case["rank"], case["step"])
+        guilty = case["fault"] and rank == case["rank"] and step in case["steps"]
         if guilty:
             change(model, optimizer, case)
         call("after_step", detector.after_step, watch=watch)
@@ -251,7 +253,8 @@ def in_words(case):
     if case["fault"] is None:
         return f"a clean run on {ranks}"
     passing = ", and changed back after it" if case["passing"] else ""
-    return f"{case['fault']}, changed on rank {case['rank']} in step {case['step']}{passing}; {ranks}"  # fmt: skip
+    when = " and in step ".join(map(str, case["steps"]))
+    return f"{case['fault']}, changed on rank {case['rank']} in step {when}{passing}; {ranks}"
 
 
 @question(
@@ -274,8 +277,13 @@ def check_agreement(answer, draw):
     for n in (2, 3, 4):
         cases = drawn_cases(n, draw)
         ranks = answer.on_ranks(observed, cases, seed, nproc=n, timeout=20)
-        for place, case in enumerate(cases):
-            judge_run(case, [seen[place] for seen in ranks])
+        for case, of_ranks in zip(cases, zip(*ranks)):
+            on_every_rank(partial(rules, case), of_ranks)
+            for place in range(len(case["checks"])):
+                on_every_rank(partial(result, case, place), of_ranks)
+                on_every_rank(partial(sent, case, place), of_ranks)
+            if case["checks"] == LONG:
+                on_every_rank(partial(memory, case), of_ranks)
 
 
 LONG = [30, 60, 90]  # with that many steps, a little for each step is too much
@@ -291,37 +299,18 @@ def drawn_cases(n, draw):
     # a third of them on each number of ranks; on two, those of parameters come first,
     # because a hash that is too coarse misses the others, too
     for place, fault in enumerate(list(FAULTS)[n - 2 :: 3]):
-        every = draw.choice([4, 6, 9])
+        every = draw.choice([4, 6] if place == 0 else [4, 9, 14])
         # a fault that is missed shows in the next step: not in that of a check
         step = draw.choice([s for s in range(2, 15) if s % every and (s + 1) % every])
-        run = common | {"fault": fault, "rank": place % n, "step": step}
-        if n == 2 and place == 0:  # a difference of one step, which one check finds
-            checks = [*range(every, step + 2 * every, every)]  # and one more
-            cases.append(run | {"passing": True, "checks": checks})
+        run = common | {"fault": fault, "rank": place % n, "steps": [step]}
+        if place == 0:  # a difference of one step, which one check finds; and again two checks later
+            checks = [*range(every, step + 3 * every, every)]
+            cases.append(run | {"passing": True, "checks": checks, "steps": [step, step + 2 * every]})
         cases.append(run | {"checks": [*range(every, step + every, every)]})
     return cases
 
 
-def judge_run(case, ranks):
-    """Raise Wrong unless all ranks have found what is right, and kept the rules."""
-    checked = in_words(case)
-    for rank, seen in enumerate(ranks):
-        for part, rule in seen["broken"]:
-            raise Wrong(checked, rank=rank, cause=f"{part} {RULES[rule]}")
-    for place, expected in enumerate(right_results(case)):
-        results = [seen["checks"][place][0] for seen in ranks]
-        where = f"{checked}: the check after step {case['checks'][place]}"
-        for rank, found in enumerate(results):
-            if found != expected:
-                cause = likely_mistake(case, place, expected, results, rank)
-                raise Wrong(where, rank=rank, expected=expected, got=found, cause=cause)
-        for rank, seen in enumerate(ranks):
-            limit, sent = QUIET if expected is None else LOUD, seen["checks"][place][1]
-            judge_bytes(where, rank, sent, limit)
-            if not sent and case["checks"][place] not in case["checks"][:place]:
-                raise Wrong(f"{where}: its bytes", rank=rank, expected="some", got=0, cause=SILENT)
-    if case["checks"] == LONG:
-        judge_memory(checked, ranks)
+# ---- what is claimed ----
 
 
 def right_results(case):
@@ -329,9 +318,10 @@ def right_results(case):
     if case["fault"] is None:
         return [None for _ in case["checks"]]
     odd = case["rank"] if case["n"] > 2 else 1
-    difference = [case["step"], odd, FAULTS[case["fault"]][0][1]]
-    finds = min(step for step in case["checks"] if step >= case["step"])
-    return [difference if step == finds else None for step in case["checks"]]
+    name, found = FAULTS[case["fault"]][0][1], {}
+    for step in reversed(case["steps"]):
+        found[min(check for check in case["checks"] if check >= step)] = [step, odd, name]
+    return [found.get(step) for step in case["checks"]]
 
 
 RULES = {
@@ -342,17 +332,32 @@ RULES = {
 }
 
 
-def judge_bytes(where, rank, sent, limit):
-    """Raise Wrong if a check has sent too much."""
-    if sent > limit:
-        words, cause = TOO_MUCH[limit]
-        raise Wrong(
-            f"{where}: its bytes, {words}",
-            rank=rank,
-            expected=f"at most {limit} per rank",
-            got=f"{sent:.0f}",
-            cause=cause,
-        )
+def rules(case, rank, of_ranks):
+    broken = of_ranks[rank]["broken"]
+    part, rule = broken[0] if broken else ("it", "sends")
+    yield Claim(in_words(case), broken, [], f"{part} {RULES[rule]}", told=f"{part} only looks", shown=f"{part} {rule}")
+
+
+def result(case, place, rank, of_ranks):
+    """The claim that a check has found what is right. place: which check it is."""
+    results = [seen["checks"][place][0] for seen in of_ranks]
+    expected = right_results(case)[place]
+    cause = likely_mistake(case, place, expected, results, rank) if results[rank] != expected else ""
+    yield Claim(where(case, place), results[rank], expected, cause)
+
+
+def where(case, place):
+    return f"{in_words(case)}: the check after step {case['checks'][place]}"
+
+
+def sent(case, place, rank, of_ranks):
+    """Claims that a check has sent something, and not too much."""
+    limit = QUIET if right_results(case)[place] is None else LOUD
+    number, (words, cause) = of_ranks[rank]["checks"][place][1], TOO_MUCH[limit]
+    yield Claim(f"{where(case, place)}: its bytes, {words}", number, Between(0, limit), cause,
+                told=f"at most {limit} per rank", shown=f"{number:.0f}")  # fmt: skip
+    first = case["checks"][place] not in case["checks"][:place]
+    yield Claim(f"{where(case, place)}: its bytes", number > 0 or not first, True, SILENT, told="some", shown=0)
 
 
 SILENT = "a rank knows nothing of the others' parameters but what it is sent: exchange a hash in each check"
@@ -362,20 +367,15 @@ TOO_MUCH = {
 }
 
 
-def judge_memory(checked, ranks):
-    """Raise Wrong if a detector keeps something of each step for ever."""
-    for rank, seen in enumerate(ranks):
-        first, second, third = [held for _, _, held in seen["checks"]]
-        steps = LONG[-1] - LONG[-2]
-        # a dict or list may grow once without being longer
-        if min(second - first, third - second) > steps:
-            raise Wrong(
-                f"{checked}: the memory that the detector holds after a check",
-                rank=rank,
-                expected="as much as after the check before it",
-                got=f"{third - second} bytes more, with {steps} steps between them",
-                cause="it keeps something of each step for ever: after a check, forget the steps that it has compared",
-            )
+def memory(case, rank, of_ranks):
+    """The claim that a detector does not keep something of each step for ever."""
+    first, second, third = [held for _, _, held in of_ranks[rank]["checks"]]
+    steps = LONG[-1] - LONG[-2]
+    # a dict or list may grow once without being longer
+    yield Claim(f"{in_words(case)}: the memory that the detector holds after a check", min(second - first, third - second),
+                Between(-math.inf, steps), "it keeps something of each step for ever: after a check, forget the steps that "
+                "it has compared", told="as much as after the check before it",
+                shown=f"{third - second} bytes more, with {steps} steps between them")  # fmt: skip
 
 
 def likely_mistake(case, place, expected, results, rank):
@@ -385,11 +385,13 @@ def likely_mistake(case, place, expected, results, rank):
         return "return None, or (step, rank, name of the tensor)"
     if len({str(one) for one in results}) > 1:
         return "the ranks return different results: all of them must decide from the same exchanged numbers"
-    told_before = case["fault"] and begin >= case["step"]
+    told_before = case["fault"] and begin >= case["steps"][0]
     if expected is None and told_before and found[2] == FAULTS[case["fault"]][0][1]:
         return "all ranks have agreed since the last check, which has told of the difference: forget its steps"
     if expected is None:
         return ALARM
+    if found is None and told_before:
+        return "a check looks at the steps since the last one, whatever has been found before"
     if found is None or found[0] > expected[0]:
         return why_missed(case, case["checks"][place], found)
     step, odd, name = expected
