@@ -22,8 +22,7 @@ class Claim(NamedTuple):
     what: what was tried, for the verdict. mistakes: pairs (what it gives, cause), or a
     function that makes them when they are needed. digits: to which numbers must agree.
     scale: how large numbers are, for digits of small ones. mistake_digits: to which a
-    mistake must agree. told, shown: `expected` and `got` in words,
-    where these say more.
+    mistake must agree. told, shown: `expected` and `got` in words, where these say more.
     """
 
     what: str

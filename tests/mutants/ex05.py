@@ -1033,7 +1033,7 @@ def divides_the_sums_by_one_at_least(gradient, normalized, scale, weights):
     return from_sums(gradient, normalized, scale, each, first, second)
 
 
-@wrong("input_gradient", "where they differ[^$]*a sample of weight 0 is normalised")
+@wrong("input_gradient", "a sample of weight 0 is normalised")
 def leaves_out_samples_without_weight(gradient, normalized, scale, weights):
     whole = solved(gradient, normalized, scale, weights)
     whole[weights == 0] = 0
