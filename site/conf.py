@@ -46,7 +46,6 @@ html_context = {"default_mode": "auto"}  # light or dark, as the reader's system
 html_static_path = [str(HERE / "static")]
 html_css_files = ["site.css"]
 html_favicon = str(HERE / "static" / "icon.svg")
-html_search_scorer = str(HERE / "search.js")
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False
@@ -57,3 +56,8 @@ copybutton_selector = (
     "div.highlight-ipython pre"
 )
 copybutton_exclude = ".linenos"
+
+
+def setup(app):
+    """The search has what make.py has written beside the pages."""
+    app.config.html_search_scorer = str(Path(app.srcdir) / "search.js")

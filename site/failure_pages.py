@@ -1,18 +1,30 @@
-"""The pages of the failures that the lessons reproduce, and the index that lists them."""
+"""The pages of all failures, and the index that lists them: here those that the lessons
+reproduce. failure_programs.py has the others.
+"""
 
+import json
 import re
 import signal
 from pathlib import Path
 
+import failure_programs
 from course import read, title_of
-from failures import failures_in
 from links import relinked
 from markup import described, error_line, escaped, fenced
+from notebook_pages import anchor_above, heading_above
+
+from ddp_course.cli.diagnosis import from_lessons, from_programs, matching
+from ddp_course.cli.diagnosis.index import known
+
+HERE = Path(__file__).parent
 
 
-def page_of_failure(failure, course, others=()):
-    """The page of a failure, Markdown. others: the failures that end in the same error."""
+def page_of_failure(failure, course, others=""):
+    """The page of a failure, Markdown. others: a line about those with the same error."""
     lesson = course.notebooks("lessons")[failure.lesson]
+    notebook = read(lesson)
+    section = heading_above(notebook, failure.cell)
+    anchor = anchor_above(notebook, failure.cell)
     page, address = Path("failures/page.md"), f"../lessons/{lesson.name}"
     how, why = (
         relinked(text, course, lesson.parent, page)
@@ -20,11 +32,11 @@ def page_of_failure(failure, course, others=()):
     )
     about = f"{failure.title}: what it looks like, why it happens, and what to do."
     return f"""{described(about)}
-# {failure.heading}
+# {heading_of(failure)}
 
-Reproduced in [lesson {title_of(read(lesson))}]({address}), section [{failure.section}]({address}#{failure.anchor}).
+Reproduced in [lesson {title_of(notebook)}]({address}), section [{section}]({address}#{anchor}).
 
-{other_causes(others)}
+{others}
 
 ## What it looks like
 
@@ -36,7 +48,7 @@ Reproduced in [lesson {title_of(read(lesson))}]({address}), section [{failure.se
 
 ## The lesson's cell
 
-It uses names that earlier cells of the lesson define or import: [open the lesson]({address}#{failure.anchor}) to run it.
+It uses names that earlier cells of the lesson define or import: [open the lesson]({address}#{anchor}) to run it.
 {about_the_frame(failure)}
 
 {how}
@@ -45,6 +57,11 @@ It uses names that earlier cells of the lesson define or import: [open the lesso
 
 {programs(failure.code, course)}
 """
+
+
+def heading_of(failure):
+    """The title of a failure's page, Markdown: the error, and what was done wrong."""
+    return f"{error_line(failure.title)} ({escaped(failure.name)})"
 
 
 def alike(failure, failures):
@@ -122,16 +139,31 @@ ABOUT = """Error messages of distributed PyTorch training, each reproduced: what
 what to do."""
 INTRODUCTION = """# Error messages
 
-Each failure that the lessons reproduce, with its real error text. To find yours, paste a line of it into the
-search. Many mistakes raise no error at all: for those see [which lesson you need](choose.md).
+Failures of distributed training, each with its error text, its cause and its fix. To find yours, paste a line of it
+into the search. On a machine without a browser, `ddp-course diagnose LOG` does the same with a whole log. Many
+mistakes raise no error at all: for those see [which lesson you need](choose.md).
 """
 
 
 def write(course, folder):
-    """Write the index and a page for each failure into the site's sources."""
-    failures = failures_in(course)
+    """Write the index and a page for each failure into the site's sources, and the
+    search's own copy of the index.
+    """
+    lessons = course.root / "lessons"
+    shown = from_lessons.failures_in(lessons)
+    programs = from_programs.failures_in(lessons / "failures")
+    failures = [*shown, *programs]
     (folder / "failures").mkdir(exist_ok=True)
     for failure in failures:
-        page = page_of_failure(failure, course, alike(failure, failures))
+        make = page_of_failure if failure in shown else failure_programs.page_of_program
+        page = make(failure, course, other_causes(alike(failure, failures)))
         (folder / "failures" / f"{failure.slug}.md").write_text(page)
     (folder / "failures.md").write_text(index(failures, course))
+    (folder / "search.js").write_text(searching())
+
+
+def searching():
+    """search.js, and what it needs to know of the failures."""
+    pages = [failure.page for failure in known()]
+    data = matching.exported([failure.texts for failure in known()], pages)
+    return f"const Failures = {json.dumps(data)};\n{(HERE / 'search.js').read_text()}"

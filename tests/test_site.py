@@ -23,13 +23,14 @@ for needed in ("sphinx", "myst_nb", "sphinx_book_theme", "sphinx_copybutton"):
 sys.path.append(str(COURSE / "site"))
 
 import failure_pages  # noqa: E402
-import failures  # noqa: E402
 import front  # noqa: E402
 import inspection  # noqa: E402
 import notebook_pages  # noqa: E402
 from course import Course  # noqa: E402
 from links import relinked  # noqa: E402
 from mathml import mathml  # noqa: E402
+
+from ddp_course.cli.diagnosis import from_lessons  # noqa: E402
 
 LESSONS = sorted((COURSE / "lessons").glob("[0-9][0-9]_*.ipynb"))
 HOME = "https://github.com/NAME/COURSE"
@@ -264,10 +265,15 @@ def expected_failures():
                 yield path.name[:2], text.strip("\n")
 
 
+def shown_by_lessons(html):
+    """The pages of the failures that the lessons show: their names begin with a number."""
+    return list((html / "failures").glob("[0-9]*.html"))
+
+
 def missing_failures(html):
     """The notebooks' failures that have no page of their own, or are not in the index."""
     index = (html / "failures.html").read_text()
-    pages = {page: text_of(page) for page in (html / "failures").glob("*.html")}
+    pages = {page: text_of(page) for page in shown_by_lessons(html)}
     for lesson, text in expected_failures():
         own = [
             page for page in pages if page.name[:2] == lesson and text in pages[page]
@@ -283,10 +289,10 @@ def test_every_failure_of_the_notebooks_is_in_the_index_with_its_own_text(
     assert list(missing_failures(html)) == []
     known = list(expected_failures())
     assert len(known) >= 40
-    assert len(list((html / "failures").glob("*.html"))) == len(known)
+    assert len(shown_by_lessons(html)) == len(known)
     # planted: an index without one of them
     (tmp_path / "failures").mkdir()
-    for page in (html / "failures").glob("*.html"):
+    for page in shown_by_lessons(html):
         (tmp_path / "failures" / page.name).write_text(page.read_text())
     [gone] = (html / "failures").glob("04-parameters-that-are-not-used.html")
     index = (
@@ -299,7 +305,7 @@ def test_every_failure_of_the_notebooks_is_in_the_index_with_its_own_text(
 
 def test_each_failure_says_how_and_why_and_its_title_is_its_error():
     for path in LESSONS:
-        for failure in failures.failures_of(path):
+        for failure in from_lessons.failures_of(path):
             assert failure.how and failure.why, failure.title
             words = re.findall(r"\w{4,}", failure.title)
             assert words and all(word in failure.error for word in words), failure.title
@@ -310,8 +316,8 @@ def twice(names):
 
 
 def test_no_two_failures_have_the_same_title_or_page():
-    found = failures.failures_in(Course())
-    assert not twice([failure.heading for failure in found])
+    found = from_lessons.failures_in(COURSE / "lessons")
+    assert not twice([failure_pages.heading_of(failure) for failure in found])
     assert not twice([failure.slug for failure in found])
     assert twice([failure.slug for failure in [*found, found[3]]]) == {found[3].slug}
 
@@ -342,7 +348,7 @@ def test_a_failure_is_made_of_the_cells_that_are_marked(tmp_path):
         cell_of("i()", None, "KeyError: f"),
     ]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "99_x.ipynb")
-    first, second = failures.failures_of(tmp_path / "99_x.ipynb")
+    first, second = from_lessons.failures_of(tmp_path / "99_x.ipynb")
     assert (first.name, first.slug, first.title) == ("A", "99-a", "KeyError: a")
     assert first.how == "**A.** x" and first.why == "Because.\n\n**The fix:** b."
     assert (second.name, second.how, second.why) == ("B", "It:", "**The fix:** e.")
@@ -362,7 +368,7 @@ def test_a_failure_is_made_of_the_cells_that_are_marked(tmp_path):
     ],
 )
 def test_a_failures_title_has_no_address_and_no_port(error, title):
-    assert failures.title_in(error, ["E: "]) == title
+    assert from_lessons.title_in(error, ["E: "]) == title
 
 
 PARTS = ["What it looks like", "Why, and what to do", "The lesson's cell"]
@@ -413,7 +419,7 @@ def test_what_is_wrong_with_the_page_of_a_failure_is_found(old, planted, fault):
 
 
 def test_no_page_of_a_failure_has_a_fault(site):
-    pages = list((site / "html/failures").glob("*.html"))
+    pages = shown_by_lessons(site / "html")
     faults = {page.name: list(faults_of_failure(page.read_text())) for page in pages}
     assert len(pages) >= 40
     assert not {name: found for name, found in faults.items() if found}
@@ -428,7 +434,7 @@ def without_tags(page):
 
 
 def test_each_failure_leads_to_its_section_of_the_lesson(site):
-    for failure in failures.failures_in(Course()):
+    for failure in from_lessons.failures_in(COURSE / "lessons"):
         slug = failure.slug
         page = (site / "html/failures" / f"{slug}.html").read_text()
         [(lesson, anchor, link)] = re.findall(
@@ -446,7 +452,7 @@ def test_each_failure_leads_to_its_section_of_the_lesson(site):
 def test_the_page_of_a_failure_shows_the_program_that_the_cell_treats(site):
     known = {path.stem: path for path in (COURSE / "lessons/clinic").glob("*.py")}
     shown = set()
-    for failure in failures.failures_in(Course()):
+    for failure in from_lessons.failures_in(COURSE / "lessons"):
         slug = failure.slug
         text = text_of(site / "html/failures" / f"{slug}.html")
         words = re.findall(r'"(\w+)"', failure.code)
@@ -463,7 +469,7 @@ def test_the_page_of_a_failure_shows_the_program_that_the_cell_treats(site):
 
 
 def test_the_page_of_a_failure_says_what_the_course_adds(site):
-    for failure in failures.failures_in(Course()):
+    for failure in from_lessons.failures_in(COURSE / "lessons"):
         slug = failure.slug
         page = (site / "html/failures" / f"{slug}.html").read_text()
         told = page.partition("<h2>The lesson's cell<")[2].partition("</p>")[0]
@@ -493,7 +499,7 @@ def test_the_page_of_a_failure_says_what_the_course_adds(site):
 )
 def test_what_a_job_shows_depends_on_how_it_ends(error, told):
     code = "fresh_kernel(x)" if "Timeout" in error else "launch(f)"
-    failure = failures.Failure("01", "x", "x", error, "", "", code, "x", "x")
+    failure = from_lessons.Failure("01", "x", "x", error, "", "", code, 0)
     assert told in failure_pages.about_the_frame(failure)
 
 

@@ -370,6 +370,25 @@ def whole_number(flag, text):
 
 
 @app.command()
+def diagnose(
+    log: str = typer.Argument(None, help="a log; default: standard input"),
+):
+    """Print the pages that explain a log, or an error that you paste, best first. Exit
+    code 0: there is a page; 1: none fits; 2: there is nothing to read.
+    """
+    from ddp_course.cli.diagnosis import report
+
+    if log is None and sys.stdin.isatty():
+        print(
+            "Paste the error, then press Ctrl-D on a line of its own:", file=sys.stderr
+        )
+    with report.opened(log) if log not in (None, "-") else sys.stdin.buffer as stream:
+        lines = report.diagnosis(stream)
+    print("\n".join(lines or [report.UNKNOWN]))
+    raise typer.Exit(0 if lines else 1)
+
+
+@app.command()
 def doctor():
     """Check the installation and this machine, run two real ranks, and name the fix for
     each problem.

@@ -10,9 +10,7 @@ import ast
 import re
 from typing import NamedTuple
 
-from course import read
-from markup import error_line, escaped
-from notebook_pages import anchor_above, heading_above
+import nbformat
 
 FRAME = re.compile(r"  \S+, line \d+, in |  cell In\[")  # a line of a rank's traceback
 ERROR = re.compile(r"[\w.]+(Error|Exception): ")  # the last line of a traceback
@@ -29,8 +27,7 @@ class Failure(NamedTuple):
     how: str  # how it comes about: the text above the cell, Markdown
     why: str  # why it happens, and what to do: the texts below it, Markdown
     code: str
-    section: str  # the heading that it is under, Markdown
-    anchor: str  # of that heading, on the lesson's page
+    cell: int  # its place in the notebook
 
     @property
     def slug(self):
@@ -39,15 +36,17 @@ class Failure(NamedTuple):
         return "-".join([self.lesson, *words[:8]])
 
     @property
-    def heading(self):
-        """The title of its page, Markdown."""
-        return f"{error_line(self.title)} ({escaped(self.name)})"
+    def texts(self):
+        """The lines that a search may be for, the error's own first."""
+        lines = [
+            line.strip() for line in self.error.splitlines() if not FRAME.match(line)
+        ]
+        return list(dict.fromkeys([self.title, *lines]))
 
 
 def failures_of(path):
     """The failures of a lesson's notebook that has been run, in order."""
-    notebook = read(path)
-    cells = notebook.cells
+    cells = nbformat.v4.reads(path.read_text(encoding="utf-8")).cells
     shown = [number for number, cell in enumerate(cells) if shows_a_failure(cell)]
     for begin, number, end in zip([0, *shown], shown, [*shown[1:], None]):
         if error := printed(cells[number]):
@@ -59,14 +58,13 @@ def failures_of(path):
                 without_number(texts(cells[begin:number], "how")),
                 texts(cells[number:end], "cause", "fix"),
                 cells[number].source,
-                heading_above(notebook, number),
-                anchor_above(notebook, number),
+                number,
             )
 
 
-def failures_in(course):
-    """The failures of all lessons, in order."""
-    lessons = course.notebooks("lessons").values()
+def failures_in(folder):
+    """The failures of all lessons in a folder, in order."""
+    lessons = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
     return [failure for path in lessons for failure in failures_of(path)]
 
 

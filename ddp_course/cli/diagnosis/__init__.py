@@ -1,0 +1,1 @@
+"""`ddp-course diagnose`: from the text of an error to the page that explains it."""

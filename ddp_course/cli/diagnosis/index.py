@@ -1,0 +1,79 @@
+"""Every failure that the course knows, as `ddp-course diagnose` and the site's search
+use it.
+"""
+
+import re
+from functools import cache
+from typing import NamedTuple
+
+from ddp_course import folders
+from ddp_course.cli.diagnosis import from_lessons, from_programs
+from ddp_course.cli.diagnosis.matching import Index
+
+FIX = re.compile(r"\*\*(The )?[Ff]ix[^*]*\*\* *")
+
+
+class Known(NamedTuple):
+    """A failure, and where it is explained."""
+
+    page: str  # of the site: failures/PAGE.html
+    title: str  # the error in a line
+    name: str  # what was done wrong
+    texts: list  # the lines that a search may be for, the title first
+    cause: str  # Markdown, as the others
+    which: str  # how to see that it is this one, among others with the same text
+    fix: str
+    lesson: str  # "04"
+
+
+@cache
+def known():
+    """All failures. Where a line fits several equally well, the first one comes first:
+    those with a page that tells apart what lessons show one by one.
+    """
+    lessons = folders.originals("lessons")
+    programs = from_programs.failures_in(lessons / "failures")
+    return [of_program(failure) for failure in programs] + [
+        of_lesson(failure) for failure in from_lessons.failures_in(lessons)
+    ]
+
+
+@cache
+def index():
+    """The texts of all failures, ready to be searched."""
+    return Index([failure.texts for failure in known()])
+
+
+def of_program(failure):
+    return Known(
+        failure.slug,
+        failure.title,
+        failure.name,
+        failure.texts,
+        failure.cause,
+        failure.which,
+        failure.fix,
+        failure.lesson,
+    )
+
+
+def of_lesson(failure):
+    cause, fix = cause_and_fix(failure.why)
+    return Known(
+        failure.slug,
+        failure.title,
+        failure.name,
+        failure.texts,
+        cause,
+        "",
+        fix,
+        failure.lesson,
+    )
+
+
+def cause_and_fix(text):
+    """What a lesson says below a failure, divided before the bold words `The fix:`."""
+    found = FIX.search(text)
+    if not found:
+        return text.strip(), ""
+    return text[: found.start()].strip(), text[found.end() :].strip()

@@ -1,0 +1,122 @@
+"""What a log says about the failure that it ends with.
+
+The log is read once, line by line, in bounded memory. A line that has been seen, but for
+its numbers, is not looked at again. Of the lines that fit a failure, those count most
+that are not a consequence of another rank's error, and those of the rank that torchrun
+names as the root cause.
+"""
+
+import re
+from typing import NamedTuple
+
+from ddp_course import UsageError
+from ddp_course.cli.diagnosis.matching import cleaned
+
+LONGEST = 4_000  # characters of a line that are looked at
+PIECE = 1 << 16  # bytes that are read at once of a line without an end
+REMEMBERED = 50_000  # lines that are told apart
+STRONG = 30.0  # a score above it says no more: long texts are not better ones
+
+PREFIX = re.compile(
+    r"\s*(?:\[?\b(?:rank|default|worker)_?(?P<rank>\d+)\]?:|\[\w+\]:|\d+:)\s?"
+)
+COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+FRAME = re.compile(r'File "[^"]*", line \d+|frame #\d+: |#\d+ |\^+$|~+\^')
+ROOT = re.compile(r"Root Cause \(first observed failure\)")
+RANK = re.compile(r"\brank +: (\d+)")
+# What the other ranks and the launcher say when one rank has failed.
+FOLLOWER = re.compile(
+    r"Connection closed by peer|Connection reset by peer|Broken pipe|Watchdog caught"
+    r"|ChildFailedError|failed \(exitcode|closing signal|NCCL operations have failed"
+    r"|To avoid data inconsistency|watchdog thread terminated|ncclRemoteError"
+    r"|remote process exited|destroy_process_group\(\) was not called|dump flag"
+    r"|SIGABRT|SIGTERM|exitcode +: -(6|15)\b|Signal (6|15)\b"
+    r"|NCCL communicator was aborted|Connection was likely closed|connection lost"
+    r"|Last error:|OMP_NUM_THREADS"
+)
+
+
+class Finding(NamedTuple):
+    """The best line of a log for a failure."""
+
+    failure: int  # its place in the index
+    line: str
+    number: int  # of the line in the log
+    weight: float
+
+
+def lines_of(stream):
+    """The lines of a binary stream, as text, each cut at LONGEST. Raises UsageError if
+    it is empty or no text.
+    """
+    empty = True
+    while piece := stream.readline(PIECE):
+        if b"\0" in piece:
+            raise UsageError("this is not a text: give a log, or paste an error")
+        for line in re.split(r"[\r\n]+", piece.decode(errors="replace")):
+            if line.strip():
+                empty = False
+                yield line[:LONGEST]
+    if empty:
+        raise UsageError("there is nothing to read: give a log, or paste an error")
+
+
+def without_frames(lines):
+    """The numbered lines of a log without prefixes and without the frames of tracebacks:
+    (number, rank or "", line).
+    """
+    inside = None  # the indentation of the last frame
+    for number, line in enumerate(lines, 1):
+        line, rank = without_prefix(COLOUR.sub("", line))
+        indentation = len(line) - len(line.lstrip())
+        if FRAME.match(line.lstrip()):
+            inside = indentation
+        elif inside is None or indentation <= inside:
+            inside = None
+            yield number, rank, line.strip()
+
+
+def without_prefix(line):
+    """A line without what launchers put before it, and the rank that this names."""
+    rank = ""
+    while prefix := PREFIX.match(line):
+        rank = prefix["rank"] or rank
+        line = line[prefix.end() :]
+    return line, rank
+
+
+def findings(lines, index):
+    """The failures that the lines of a log fit, best first, a Finding each."""
+    best, seen, root, asked = {}, set(), None, False
+    for number, rank, line in without_frames(lines):
+        if ROOT.search(line):
+            asked = True
+        elif asked and (named := RANK.search(line)):
+            root, asked = named[1], False
+        key = hash(cleaned(line) + rank)
+        if key in seen:
+            continue
+        if len(seen) < REMEMBERED:
+            seen.add(key)
+        for match in index.matches(line)[:15]:
+            finding = Finding(match.failure, line, number, min(match.score, STRONG))
+            entry = best.setdefault((match.failure, rank), finding)
+            if finding.weight > entry.weight:
+                best[match.failure, rank] = finding
+    return ranked(best, root)
+
+
+def ranked(best, root):
+    """Findings by their weight: half for followers, and more for the root cause.
+
+    best: {(failure, rank): finding}. root: the rank that torchrun names, or None.
+    """
+    weighed = {}
+    for (failure, rank), finding in best.items():
+        factor = 0.5 if FOLLOWER.search(finding.line) else 1
+        factor *= 1.2 if root is not None and rank == root else 1
+        finding = finding._replace(weight=finding.weight * factor)
+        if failure not in weighed or weighed[failure].weight < finding.weight:
+            weighed[failure] = finding
+    order = lambda finding: (-finding.weight, finding.failure, finding.number)
+    return sorted(weighed.values(), key=order)

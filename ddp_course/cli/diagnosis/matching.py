@@ -1,0 +1,142 @@
+"""Which failure a line of text is about: the matcher of `ddp-course diagnose` and of the
+site's search.
+
+A line is cleaned of what is different in each run, then cut into words and pairs of
+words. What few failures have in their texts counts more than what many have. site/search.js
+does the same in the browser, with the RULES, the texts and the limits of `exported()`.
+"""
+
+import math
+import re
+from collections import Counter, defaultdict
+from typing import NamedTuple
+
+# (pattern, replacement), applied in this order; they mean the same in JavaScript.
+RULES = [
+    (r"\x1b\[[0-9;?]*[A-Za-z]", ""),  # colours
+    (r"https?:\/\/\S+", " "),
+    (r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*", " "),  # times
+    (r"exit_?[Cc]ode *:? *-1\b", " exitcode_sighup "),  # what torchrun calls signals
+    (r"exit_?[Cc]ode *:? *-6\b", " exitcode_sigabrt "),
+    (r"exit_?[Cc]ode *:? *-7\b", " exitcode_sigbus "),
+    (r"exit_?[Cc]ode *:? *-9\b", " exitcode_sigkill "),
+    (r"exit_?[Cc]ode *:? *-11\b", " exitcode_sigsegv "),
+    (r"exit_?[Cc]ode *:? *-15\b", " exitcode_sigterm "),
+    (r"[A-Za-z]:\\[^\s'\",:;()\[\]]+", " "),  # paths
+    (r"(^|[\s'\"(\[=:@])[~.]{0,2}\/[^\s'\",;()\[\]]+", "$1 "),
+    (r"\b[\w.-]+(\/[\w.-]+){2,}", " "),
+    (r"\b[\w-]+\.(py|cpp|cc|cu|h|hpp|sh|so)\b[.\d]*(:\d+)?", " "),
+    (r"\b0x[0-9A-Fa-f]+|\b[0-9a-f]{12,}\b", " "),  # addresses
+    (r"\d+", " "),  # and every number
+]
+WORD = r"[a-z_]{2,}"
+# what launchers, loggers and people put around any error
+NOISE = set(
+    "rank default worker node info warn warning error errors debug critical the of to "
+    "in is at and for on or an be by it that this with from was not are as if "
+    "torch exception traceback most recent call last file line stderr stdout log".split()
+)
+STRANGE = 1.2  # the weight of a word that no text has: a name of the reader's own
+PAIR = 0.5  # a pair of words counts this much of what a word of its rareness does
+ENOUGH = 13.0  # the least weight that has to be in common: three rare words
+MOST = 0.8  # or this much of a failure's first text, which may be short
+SHARE = 0.5  # of the shorter of line and text, by weight
+SECOND = 0.85  # what a text counts that is not the failure's first
+
+
+class Match(NamedTuple):
+    """How well a line fits a failure."""
+
+    score: float
+    failure: int  # its place in the index
+
+
+def cleaned(line):
+    """A line without what is different in each run."""
+    for pattern, replacement in RULES:
+        line = re.sub(pattern, replacement.replace("$1", r"\1"), line)
+    return line
+
+
+def parts_of(line):
+    """The words and the pairs of words in a line, {part: how often}."""
+    words = [word.strip("_") for word in re.findall(WORD, cleaned(line).lower())]
+    words = [word for word in words if len(word) > 1 and word not in NOISE]
+    pairs = [f"{first} {second}" for first, second in zip(words, words[1:])]
+    return set(words) | set(pairs)
+
+
+class Index:
+    """The texts of all failures. failures: a list of lists of texts, the first one of
+    each being the error's own line.
+    """
+
+    def __init__(self, failures):
+        self.failures = [[parts_of(text) for text in texts] for texts in failures]
+        known = Counter()
+        for texts in self.failures:
+            known.update(set().union(*texts))
+        many = len(self.failures) + 1
+        self.weights = {part: weight(part, many / n) for part, n in known.items()}
+        self.having = defaultdict(set)  # part: the failures that have it
+        for number, texts in enumerate(self.failures):
+            for part in set().union(*texts):
+                self.having[part].add(number)
+
+    def weight_of(self, parts):
+        """The weight of a line's or a text's parts."""
+        return sum(
+            self.weights.get(part, 0 if " " in part else STRANGE) for part in parts
+        )
+
+    def matches(self, line):
+        """The failures that a line fits, best first; those that fit equally well in the
+        index's order.
+        """
+        parts = parts_of(line)
+        own = self.weight_of(parts)
+        near = set().union(*(self.having.get(part, ()) for part in parts))
+        found = [
+            Match(self.score(parts, own, self.failures[number]), number)
+            for number in near
+        ]
+        found = [match for match in found if match.score > 0]
+        return sorted(found, key=lambda match: (-match.score, match.failure))
+
+    def score(self, parts, own, texts):
+        """How well a line's parts fit one of a failure's texts; 0 if they do not."""
+        best = 0.0
+        for place, text in enumerate(texts):
+            common, whole = self.weight_of(parts & text), self.weight_of(text)
+            needed = ENOUGH if place else min(ENOUGH, MOST * whole)
+            share = common / min(own, whole) if common else 0
+            if common >= needed and share >= SHARE:
+                alike = 2 * common / (own + whole)
+                score = common * (share + alike) / 2
+                best = max(best, score if place == 0 else SECOND * score)
+        return round(best, 6)
+
+
+def weight(part, rareness):
+    """What a part counts that one failure in so many has."""
+    return math.log(rareness) * (PAIR if " " in part else 1)
+
+
+def exported(failures, pages):
+    """What site/search.js needs: the rules, the limits, and the texts of each page."""
+    return {
+        "rules": RULES,
+        "word": WORD,
+        "noise": sorted(NOISE),
+        "limits": {
+            "strange": STRANGE,
+            "pair": PAIR,
+            "enough": ENOUGH,
+            "most": MOST,
+            "share": SHARE,
+            "second": SECOND,
+        },
+        "pages": [
+            {"page": page, "texts": texts} for page, texts in zip(pages, failures)
+        ],
+    }
