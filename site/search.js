@@ -10,6 +10,7 @@ class Matcher {
     this.noise = new Set(noise);
     this.limits = limits;
     this.pages = pages.map(({ page }) => page);
+    this.owned = pages.map(({ owned }) => owned);
     this.texts = pages.map(({ texts }) => texts.map((text) => this.parts(text)));
     const known = new Map();
     for (const texts of this.texts)
@@ -40,17 +41,17 @@ class Matcher {
     return sum;
   }
 
-  score(parts, own, texts) {
+  score(parts, own, number) {
     const { enough, most, share, second } = this.limits;
     let best = 0;
-    texts.forEach((text, place) => {
+    this.texts[number].forEach((text, place) => {
       const common = this.weight([...parts].filter((part) => text.has(part)));
       const whole = this.weight(text);
-      const needed = place ? enough : Math.min(enough, most * whole);
+      const needed = Math.min(enough, most * whole);
       const part = common ? common / Math.min(own, whole) : 0;
       if (common < needed || part < share) return;
       const score = (common * (part + (2 * common) / (own + whole))) / 2;
-      best = Math.max(best, place ? second * score : score);
+      best = Math.max(best, place < this.owned[number] ? score : second * score);
     });
     return Math.round(best * 1e6) / 1e6;
   }
@@ -59,7 +60,7 @@ class Matcher {
   matches(line) {
     const parts = this.parts(line), own = this.weight(parts);
     return this.pages
-      .map((page, number) => [page, this.score(parts, own, this.texts[number])])
+      .map((page, number) => [page, this.score(parts, own, number)])
       .filter(([, score]) => score > 0)
       .sort(([, one], [, other]) => other - one);
   }

@@ -3,12 +3,17 @@ is found by its text, with other paths, numbers and prefixes, cut, and inside a 
 """
 
 import io
+import json
 import re
+import shutil
+import subprocess
+import tracemalloc
 
 import pytest
-from conftest import COURSE
+from conftest import COURSE, python
 
-from ddp_course.cli.diagnosis.index import index, known
+from ddp_course.cli.diagnosis import from_programs, matching, report, store
+from ddp_course.cli.diagnosis.index import index, known, texts_of_all
 from ddp_course.cli.diagnosis.log import findings, lines_of
 
 KNOWN = known()
@@ -23,13 +28,14 @@ def number_of(page):
 
 def stranger(text):
     """A text as another machine prints it: other numbers and another path."""
-    text = re.sub(r"\d+", lambda number: str(int(number[0]) * 3 + 17), text)
+    text = re.sub(r"(?<![-\d])\d+", lambda number: str(int(number[0]) * 3 + 17), text)
     return f"/home/ana/venv/lib/python3.12/site-packages/torch/x.py:88: {text}"
 
 
 def cut(text):
-    """The first part of a text, as it is left when it has been copied carelessly."""
-    return text[: max(int(len(text) * 0.7), 60)]
+    """The first words of a text, as it is left when it has been copied carelessly."""
+    words = text.split()
+    return " ".join(words[: max(7 * len(words) // 10, 6)])
 
 
 def prefixed(text):
@@ -85,3 +91,212 @@ def first_for(text, number):
 def test_a_failures_text_finds_it_first_also_when_it_is_garbled(page):
     number = number_of(page)
     assert not list(first_for(KNOWN[number].title, number))
+
+
+def test_the_texts_of_a_failure_that_lead_to_it_are_counted():
+    """Also the lines that other versions, or other ranks, print."""
+    texts = [
+        (text, number)
+        for number, failure in enumerate(KNOWN)
+        for text in failure.texts
+        if "-" in failure.page and not failure.page[0].isdigit()
+    ]
+    missed = [
+        (KNOWN[number].page, text)
+        for text, number in texts
+        if not (found := alone(stranger(text))) or number not in pages_first(found)
+    ]
+    assert len(texts) > 200
+    assert missed == []
+
+
+# ---- the programs ----
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+def test_a_program_has_what_its_page_needs(path):
+    failure = from_programs.program_of(path)
+    assert f"{path.stem}.py" in failure.run or not failure.runs
+    assert bool(failure.code) == failure.runs == bool(failure.output)
+    assert failure.lesson in {f"{number:02}" for number in range(1, 17)}
+    for source in failure.sources:
+        assert re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/\w+/\d+", source)
+    for text in (failure.cause, failure.fix, failure.which):
+        assert not text or text[-1] in ".:`", text[-20:]
+    assert not failure.runs or store.shows(failure.output, failure)
+    assert not re.search(r"/(home|root|work|tmp|usr)/\w", failure.output)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in PROGRAMS if from_programs.program_of(path).runs],
+    ids=lambda path: path.stem,
+)
+def test_a_program_shows_the_error_of_its_page(path):
+    assert store.shows(store.printed_by(path), from_programs.program_of(path))
+
+
+def test_a_program_that_shows_another_error_is_found(tmp_path):
+    text = (COURSE / "lessons/failures/process_group_twice.py").read_text()
+    path = tmp_path / "process_group_twice.py"
+    path.write_text(text.replace("range(2)", "range(1)"))
+    failure = from_programs.program_of(path)
+    assert failure.runs and not store.shows(store.printed_by(path), failure)
+
+
+@pytest.mark.parametrize("field", ["Run", "Text", "Cause", "Fix", "Lesson", "Source"])
+def test_a_field_that_is_missing_is_named(field, tmp_path):
+    text = PROGRAMS[0].read_text()
+    (tmp_path / "x.py").write_text(text.replace(f"\n{field}:", "\nNote:"))
+    with pytest.raises(ValueError, match=f"x.py: no {field}"):
+        from_programs.program_of(tmp_path / "x.py")
+
+
+# ---- a log ----
+
+
+def diagnosed(log):
+    """The pages for a log, as `ddp-course diagnose` orders them."""
+    found = findings(lines_of(io.BytesIO(log.encode())), index())
+    return [KNOWN[finding.failure].page for finding in found]
+
+
+ROOT_CAUSE = """\
+[rank0]:[E ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=8, \
+OpType=ALLREDUCE, NumelIn=98, NumelOut=98, Timeout(ms)=600000) ran for 600020 milliseconds before timing out.
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "train.py", line 8, in <module>
+[rank1]:     raise ValueError("Attempting to unscale FP16 gradients.")
+[rank1]: {error}
+[rank2]: RuntimeError: [pair.cc:534] Connection closed by peer [127.0.0.1]:4242
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : 1 (pid: 4242)
+"""
+
+
+def test_the_error_of_the_first_rank_counts_more_than_what_follows_from_it():
+    error = "ValueError: Target modules {'q_proj'} not found in the base model."
+    assert diagnosed(ROOT_CAUSE.format(error=error))[0] == "lora-targets-not-found"
+    alone = diagnosed(ROOT_CAUSE.format(error="SystemExit"))
+    assert alone[0] in {"nccl-watchdog-timeout", "connection-closed-by-peer"}
+
+
+def test_the_lines_of_a_traceback_do_not_count():
+    error = "ValueError: Target modules {'q_proj'} not found in the base model."
+    assert "unscale-fp16-gradients" not in diagnosed(ROOT_CAUSE.format(error=error))
+
+
+def test_of_two_errors_that_of_the_root_cause_comes_first():
+    lines = [
+        "[rank0]: ValueError: optimizer got an empty parameter list",
+        "[rank3]: ValueError: Attempting to unscale FP16 gradients.",
+    ]
+    table = "Root Cause (first observed failure):\n  rank      : {} (local_rank: 0)\n"
+    firsts = [diagnosed("\n".join([*lines, table.format(rank)]))[0] for rank in (0, 3)]
+    assert firsts == ["nothing-to-train", "unscale-fp16-gradients"]
+
+
+def run(*arguments, text=None, **options):
+    """`ddp-course diagnose` in a process of its own."""
+    command = ["-m", "ddp_course.cli.command", "diagnose", *map(str, arguments)]
+    return python(*command, input=text, **options)
+
+
+def test_diagnose_prints_at_most_three_pages_best_first():
+    done = run(
+        text=ROOT_CAUSE.format(
+            error="ValueError: Attempting to unscale FP16 gradients."
+        )
+    )
+    assert done.returncode == 0 and done.stderr == ""
+    blocks = done.stdout.strip().split("\n\n")
+    assert 1 <= len(blocks) <= report.PAGES
+    assert blocks[0].startswith("Trained parameters in float16: ValueError: Attempting")
+    for part in ("line 5:", "cause:", "fix:", "more:"):
+        assert f"\n  {part}" in blocks[0], part
+    assert "lessons/06_" in blocks[0]
+    assert max(len(line) for line in done.stdout.splitlines()) <= 200
+
+
+def test_an_unknown_text_gives_one_line_and_exit_code_1():
+    done = run(text="the quick brown fox jumps over the lazy dog\n" * 3)
+    assert (done.returncode, done.stdout) == (1, f"{report.UNKNOWN}\n")
+
+
+@pytest.mark.parametrize(
+    "content, told",
+    [
+        (b"", "there is nothing to read"),
+        (b"\n \n", "there is nothing to read"),
+        (b"\x7fELF\0\0", "this is not a text"),
+        (None, "cannot read "),
+    ],
+)
+def test_bad_input_gives_one_line_and_exit_code_2(content, told, tmp_path):
+    log = tmp_path / "log"
+    if content is not None:
+        log.write_bytes(content)
+    done = run(log)
+    assert done.returncode == 2 and done.stdout == ""
+    assert (
+        done.stderr.startswith(f"ddp-course: {told}") and done.stderr.count("\n") == 1
+    )
+
+
+def test_control_characters_of_a_log_are_not_printed():
+    evil = "\x1b]0;pwned\x07\x1b[2J\u202e"
+    done = run(text=f"{evil}ValueError: Attempting to unscale FP16 gradients.{evil}\n")
+    assert done.returncode == 0 and "unscale FP16" in done.stdout
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202e]", done.stdout)
+
+
+def test_a_long_log_is_read_in_little_memory(tmp_path):
+    log = tmp_path / "log"
+    line = "step {} loss {:.4f} " + "lorem ipsum dolor " * 20 + "\n"
+    with open(log, "w") as file:
+        for step in range(50_000):  # 20 MB
+            file.write(line.format(step, step / 7))
+        file.write("x" * 3_000_000 + "\n")
+        file.write("ValueError: Attempting to unscale FP16 gradients.\n")
+    tracemalloc.start()
+    with open(log, "rb") as stream:
+        found = findings(lines_of(stream), index())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert KNOWN[found[0].failure].page == "unscale-fp16-gradients"
+    assert peak < 15_000_000
+
+
+# ---- the site's search does the same ----
+
+
+def in_javascript(lines, tmp_path):
+    """What site/search.js finds for lines: a list of [page, score] for each."""
+    data = matching.exported(texts_of_all(), [failure.page for failure in KNOWN])
+    script = (
+        f"const Failures = {json.dumps(data)};\n"
+        f"{(COURSE / 'site' / 'search.js').read_text()}\n"
+        "const matcher = new Matcher(Failures);\n"
+        f"const lines = {json.dumps(lines)};\n"
+        "console.log(JSON.stringify(lines.map((line) => matcher.matches(line))));\n"
+    )
+    (tmp_path / "search.js").write_text(script)
+    done = subprocess.run(
+        ["node", tmp_path / "search.js"], capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="needs node")
+def test_the_sites_search_finds_the_same_pages_with_the_same_scores(tmp_path):
+    lines = [garble(f.title) for f in KNOWN for garble in (stranger, cut, prefixed)]
+    for line, found in zip(lines, in_javascript(lines, tmp_path)):
+        ours = [
+            (KNOWN[match.failure].page, match.score) for match in index().matches(line)
+        ]
+        assert [page for page, _ in found] == [page for page, _ in ours], line
+        for (_, theirs), (_, score) in zip(found, ours):
+            assert theirs == pytest.approx(score, abs=1e-5)

@@ -20,6 +20,7 @@ class Known(NamedTuple):
     title: str  # the error in a line
     name: str  # what was done wrong
     texts: list  # the lines that a search may be for, the title first
+    owned: int  # so many of them are its own; the others come beside them
     cause: str  # Markdown, as the others
     which: str  # how to see that it is this one, among others with the same text
     fix: str
@@ -38,10 +39,15 @@ def known():
     ]
 
 
+def texts_of_all():
+    """The texts of all failures, and how many are their own, as the matcher takes them."""
+    return [(failure.texts, failure.owned) for failure in known()]
+
+
 @cache
 def index():
     """The texts of all failures, ready to be searched."""
-    return Index([failure.texts for failure in known()])
+    return Index(texts_of_all())
 
 
 def of_program(failure):
@@ -50,6 +56,7 @@ def of_program(failure):
         failure.title,
         failure.name,
         failure.texts,
+        len(failure.texts),
         failure.cause,
         failure.which,
         failure.fix,
@@ -64,6 +71,7 @@ def of_lesson(failure):
         failure.title,
         failure.name,
         failure.texts,
+        1,
         cause,
         "",
         fix,

@@ -10,13 +10,13 @@ import re
 from typing import NamedTuple
 
 from ddp_course import UsageError
-from ddp_course.cli.diagnosis.matching import cleaned
 
 LONGEST = 4_000  # characters of a line that are looked at
 PIECE = 1 << 16  # bytes that are read at once of a line without an end
 REMEMBERED = 50_000  # lines that are told apart
 STRONG = 30.0  # a score above it says no more: long texts are not better ones
 
+DIGITS = str.maketrans("", "", "0123456789")
 PREFIX = re.compile(
     r"\s*(?:\[?\b(?:rank|default|worker)_?(?P<rank>\d+)\]?:|\[\w+\]:|\d+:)\s?"
 )
@@ -93,8 +93,7 @@ def findings(lines, index):
             asked = True
         elif asked and (named := RANK.search(line)):
             root, asked = named[1], False
-        key = hash(cleaned(line) + rank)
-        if key in seen:
+        if (key := hash(line.translate(DIGITS) + rank)) in seen:
             continue
         if len(seen) < REMEMBERED:
             seen.add(key)

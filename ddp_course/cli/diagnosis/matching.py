@@ -23,7 +23,7 @@ RULES = [
     (r"exit_?[Cc]ode *:? *-11\b", " exitcode_sigsegv "),
     (r"exit_?[Cc]ode *:? *-15\b", " exitcode_sigterm "),
     (r"[A-Za-z]:\\[^\s'\",:;()\[\]]+", " "),  # paths
-    (r"(^|[\s'\"(\[=:@])[~.]{0,2}\/[^\s'\",;()\[\]]+", "$1 "),
+    (r"(^|[\s'\"(\[=:@])[~.…]{0,2}\/[^\s'\",;()\[\]]+", "$1 "),
     (r"\b[\w.-]+(\/[\w.-]+){2,}", " "),
     (r"\b[\w-]+\.(py|cpp|cc|cu|h|hpp|sh|so)\b[.\d]*(:\d+)?", " "),
     (r"\b0x[0-9A-Fa-f]+|\b[0-9a-f]{12,}\b", " "),  # addresses
@@ -39,9 +39,9 @@ NOISE = set(
 STRANGE = 1.2  # the weight of a word that no text has: a name of the reader's own
 PAIR = 0.5  # a pair of words counts this much of what a word of its rareness does
 ENOUGH = 13.0  # the least weight that has to be in common: three rare words
-MOST = 0.8  # or this much of a failure's first text, which may be short
+MOST = 0.8  # or this much of a text, which may be short
 SHARE = 0.5  # of the shorter of line and text, by weight
-SECOND = 0.85  # what a text counts that is not the failure's first
+SECOND = 0.85  # what a line counts that comes beside a failure's own texts
 
 
 class Match(NamedTuple):
@@ -67,12 +67,13 @@ def parts_of(line):
 
 
 class Index:
-    """The texts of all failures. failures: a list of lists of texts, the first one of
-    each being the error's own line.
+    """The texts of all failures. failures: (texts, how many of them are its own) each;
+    the others are lines that come beside them.
     """
 
     def __init__(self, failures):
-        self.failures = [[parts_of(text) for text in texts] for texts in failures]
+        self.failures = [[parts_of(text) for text in texts] for texts, _ in failures]
+        self.owned = [owned for _, owned in failures]
         known = Counter()
         for texts in self.failures:
             known.update(set().union(*texts))
@@ -82,6 +83,9 @@ class Index:
         for number, texts in enumerate(self.failures):
             for part in set().union(*texts):
                 self.having[part].add(number)
+        self.wholes = [
+            [self.weight_of(text) for text in texts] for texts in self.failures
+        ]
 
     def weight_of(self, parts):
         """The weight of a line's or a text's parts."""
@@ -96,24 +100,22 @@ class Index:
         parts = parts_of(line)
         own = self.weight_of(parts)
         near = set().union(*(self.having.get(part, ()) for part in parts))
-        found = [
-            Match(self.score(parts, own, self.failures[number]), number)
-            for number in near
-        ]
+        found = [Match(self.score(parts, own, number), number) for number in near]
         found = [match for match in found if match.score > 0]
         return sorted(found, key=lambda match: (-match.score, match.failure))
 
-    def score(self, parts, own, texts):
+    def score(self, parts, own, number):
         """How well a line's parts fit one of a failure's texts; 0 if they do not."""
         best = 0.0
-        for place, text in enumerate(texts):
-            common, whole = self.weight_of(parts & text), self.weight_of(text)
-            needed = ENOUGH if place else min(ENOUGH, MOST * whole)
+        for place, text in enumerate(self.failures[number]):
+            common, whole = self.weight_of(parts & text), self.wholes[number][place]
+            needed = min(ENOUGH, MOST * whole)
             share = common / min(own, whole) if common else 0
             if common >= needed and share >= SHARE:
                 alike = 2 * common / (own + whole)
                 score = common * (share + alike) / 2
-                best = max(best, score if place == 0 else SECOND * score)
+                beside = place >= self.owned[number]
+                best = max(best, SECOND * score if beside else score)
         return round(best, 6)
 
 
@@ -123,7 +125,9 @@ def weight(part, rareness):
 
 
 def exported(failures, pages):
-    """What site/search.js needs: the rules, the limits, and the texts of each page."""
+    """What site/search.js needs: the rules, the limits, and the texts of each page.
+    failures: as for Index.
+    """
     return {
         "rules": RULES,
         "word": WORD,
@@ -137,6 +141,7 @@ def exported(failures, pages):
             "second": SECOND,
         },
         "pages": [
-            {"page": page, "texts": texts} for page, texts in zip(pages, failures)
+            {"page": page, "texts": texts, "owned": owned}
+            for page, (texts, owned) in zip(pages, failures)
         ],
     }

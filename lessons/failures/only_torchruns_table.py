@@ -1,0 +1,31 @@
+"""A rank that failed without a text of its own
+
+Run:    torchrun --nproc_per_node 2 lessons/failures/only_torchruns_table.py
+Text:   torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Text:   error_file: <N/A>
+Text:   traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+Text:   E0301 torch/distributed/elastic/multiprocessing/api.py:984] failed (exitcode: 1) local_rank:
+        1 (pid: 4242) of binary: /usr/bin/python3
+Text:   subprocess.CalledProcessError: Command '['/usr/bin/python3', '-u', 'train.py',
+        '--local_rank=1']' returned non-zero exit status 1.
+Text:   Sending process 4242 closing signal SIGTERM
+Cause:  This is torchrun's summary, not the error. A rank ended with an exit code other than 0, and
+        torchrun stopped the others. The error is further up, in the output of the rank that the
+        table names under "Root Cause".
+Which:  `exitcode : 1` is an ordinary Python error, further up. `2` is a wrong argument. A negative
+        number is a signal: -9 SIGKILL (memory), -11 SIGSEGV, -7 SIGBUS (/dev/shm), -6 SIGABRT
+        (nccl's watchdog, usually a consequence), -1 SIGHUP (the terminal closed).
+Fix:    Search upwards for the first `[rankN]:` traceback of that rank, or give the whole log to
+        `ddp-course diagnose`. If there is none, put `@record` of
+        `torch.distributed.elastic.multiprocessing.errors` above `main()`, or start with `torchrun
+        --log-dir logs --redirects 3`.
+Lesson: 15
+Source: https://github.com/yangjianxin1/Firefly/issues/171
+Source: https://github.com/lzhxmu/CPPO/issues/6
+"""
+
+import os
+import sys
+
+if os.environ["RANK"] == "1":
+    sys.exit(1)
