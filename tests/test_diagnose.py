@@ -35,7 +35,7 @@ def stranger(text):
 def cut(text):
     """The first words of a text, as it is left when it has been copied carelessly."""
     words = text.split()
-    return " ".join(words[: max(7 * len(words) // 10, 6)])
+    return " ".join(words[: max(7 * len(words) // 10, 8)])
 
 
 def prefixed(text):

@@ -4,6 +4,7 @@ Run:    python lessons/failures/fsdp_uniform_dtype.py
 Text:   ValueError: Must flatten tensors with uniform dtype but got torch.bfloat16 and torch.float32
 Text:   ValueError: `FlatParameter` requires uniform dtype but got torch.float16 and torch.float32
 Text:   ValueError: Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`
+Text:   ValueError: Cannot flatten integer dtype tensors
 Cause:  FSDP 1 puts all parameters of a wrapped module into one flat tensor, so they must have one
         type. A model in bfloat16 got adapters, norms or a new head in float32, or a quantized layer
         is among them.

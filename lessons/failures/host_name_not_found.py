@@ -9,6 +9,7 @@ Text:   [c10d] The client socket cannot be initialized to connect to [localhost]
         Address family not supported by protocol).
 Text:   gai error: 8 - nodename nor servname provided, or not known
 Text:   socket.gaierror: [Errno -2] Name or service not known
+Text:   [c10d] The hostname of the client socket cannot be retrieved. err=-3
 Cause:  This machine cannot resolve the host name in MASTER_ADDR or `--rdzv_endpoint`: a short name
         without its domain, a name that only the scheduler knows, or a Mac's own `.local` name.
 Which:  A warning, after which the program goes on, is harmless: it looked for an IPv6 address first

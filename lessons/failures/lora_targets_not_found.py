@@ -1,7 +1,7 @@
 """Adapters for modules that the model does not have
 
 Run:    python lessons/failures/lora_targets_not_found.py
-Text:   ValueError: Target modules {'v_proj', 'q_proj'} not found in the base model. Please check
+Text:   ValueError: Target modules {'q_proj', 'v_proj'} not found in the base model. Please check
         the target modules and try again.
 Text:   ValueError: Please specify `target_modules` in `peft_config`
 Cause:  `target_modules` has names of another model: `q_proj` and `v_proj` are Llama's, `c_attn` is

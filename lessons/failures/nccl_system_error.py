@@ -9,6 +9,7 @@ Text:   torch.distributed.DistBackendError: NCCL error in:
 Text:   NCCL WARN Call to posix_fallocate failed : No space left on device
 Text:   NCCL WARN Error while creating shared memory segment /dev/shm/nccl-AbCdEf (size 9637888)
 Text:   ncclUnhandledCudaError: Call to CUDA function failed.
+Text:   NCCL WARN Cuda failure 'invalid argument'
 Cause:  nccl asked the system for something and did not get it. Inside a container it is nearly
         always shared memory: Docker gives 64 MB of /dev/shm.
 Which:  `NCCL_DEBUG=WARN` prints the call that failed. `shared memory` or `posix_fallocate`:

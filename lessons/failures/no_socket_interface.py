@@ -2,10 +2,6 @@
 
 Run:    not here: it needs nccl
 Text:   Bootstrap : no socket interface found
-Text:   ncclInternalError: Internal check failed.
-Text:   torch.distributed.DistBackendError: NCCL error in:
-        /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:317, internal error - please report this
-        issue to the NCCL developers, NCCL version 2.20.5
 Text:   ncclSocketInit: connecting to address with family 0 is neither AF_INET(2) nor AF_INET6(10)
 Cause:  nccl found no interface with the name in `NCCL_SOCKET_IFNAME`, which somebody set for
         another machine, or it found no interface at all besides loopback.

@@ -9,6 +9,7 @@ Text:   E0301 torch/distributed/elastic/multiprocessing/api.py:984] failed (exit
 Text:   subprocess.CalledProcessError: Command '['/usr/bin/python3', '-u', 'train.py',
         '--local_rank=1']' returned non-zero exit status 1.
 Text:   Sending process 4242 closing signal SIGTERM
+Text:   ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 0
 Cause:  This is torchrun's summary, not the error. A rank ended with an exit code other than 0, and
         torchrun stopped the others. The error is further up, in the output of the rank that the
         table names under "Root Cause".

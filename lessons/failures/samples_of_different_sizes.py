@@ -3,7 +3,6 @@
 Run:    python lessons/failures/samples_of_different_sizes.py
 Text:   RuntimeError: stack expects each tensor to be equal size, but got [3] at entry 0 and [2] at
         entry 1
-Text:   RuntimeError: Caught RuntimeError in DataLoader worker process 0.
 Text:   ValueError: Unable to create tensor, you should probably activate truncation and/or padding
         with 'padding=True' 'truncation=True' to have batched tensors with the same length.
 Cause:  The DataLoader stacks the samples of a batch, and they have different sizes: texts, sounds,

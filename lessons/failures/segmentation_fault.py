@@ -7,6 +7,7 @@ Text:   failed (exitcode: -11) local_rank: 0 (pid: 4242) of binary: /usr/bin/pyt
 Text:   died with <Signals.SIGSEGV: 11>
 Text:   Fatal Python error: Segmentation fault
 Text:   RuntimeError: DataLoader worker (pid 4242) is killed by signal: Segmentation fault.
+Text:   exits with return code = -11
 Cause:  Compiled code read memory that is not its own. In training it is nearly always two libraries
         that do not fit together: an extension built for another torch (flash-attn, apex,
         DeepSpeed's operations), two versions of CUDA, nccl or OpenMP, or a library that is not safe

@@ -23,9 +23,13 @@ PASTED = {
     'Missing key(s) in state_dict: "transformer.wte.weight", "lm_head.weight".': (
         "04-a-state-dict-with-the-prefix-module",
         "10-a-checkpoint-of-a-compiled-model",
+        "loading-into-the-wrapper",
     ),
     "The client socket has timed out after 60000ms while trying to connect to "
     "(gpu-a17, 29500)": ("14-master-addr-is-the-wrong-machine",),
+    "[rank3]: RuntimeError: No backend type associated with device type cpu": (
+        "cpu-tensor-in-a-group-for-gpus",
+    ),
     "DistStoreError: wait timeout after 600000ms, keys: /worker_count": (
         "02-a-rank-that-never-joins",
     ),

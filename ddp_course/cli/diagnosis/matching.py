@@ -16,12 +16,15 @@ RULES = [
     (r"\x1b\[[0-9;?]*[A-Za-z]", ""),  # colours
     (r"https?:\/\/\S+", " "),
     (r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*", " "),  # times
-    (r"exit_?[Cc]ode *:? *-1\b", " exitcode_sighup "),  # what torchrun calls signals
-    (r"exit_?[Cc]ode *:? *-6\b", " exitcode_sigabrt "),
-    (r"exit_?[Cc]ode *:? *-7\b", " exitcode_sigbus "),
-    (r"exit_?[Cc]ode *:? *-9\b", " exitcode_sigkill "),
-    (r"exit_?[Cc]ode *:? *-11\b", " exitcode_sigsegv "),
-    (r"exit_?[Cc]ode *:? *-15\b", " exitcode_sigterm "),
+    (
+        r"(?:exit|return)[_ ]?[Cc]ode *[:=]? *-1\b",
+        " exitcode_sighup ",
+    ),  # what torchrun calls signals
+    (r"(?:exit|return)[_ ]?[Cc]ode *[:=]? *-6\b", " exitcode_sigabrt "),
+    (r"(?:exit|return)[_ ]?[Cc]ode *[:=]? *-7\b", " exitcode_sigbus "),
+    (r"(?:exit|return)[_ ]?[Cc]ode *[:=]? *-9\b", " exitcode_sigkill "),
+    (r"(?:exit|return)[_ ]?[Cc]ode *[:=]? *-11\b", " exitcode_sigsegv "),
+    (r"(?:exit|return)[_ ]?[Cc]ode *[:=]? *-15\b", " exitcode_sigterm "),
     (r"[A-Za-z]:\\[^\s'\",:;()\[\]]+", " "),  # paths
     (r"(^|[\s'\"(\[=:@])[~.…]{0,2}\/[^\s'\",;()\[\]]+", "$1 "),
     (r"\b[\w.-]+(\/[\w.-]+){2,}", " "),

@@ -16,7 +16,7 @@ from ddp_course.cli.diagnosis.from_programs import program_of
 from ddp_course.cli.diagnosis.log import without_frames
 from ddp_course.cli.diagnosis.matching import cleaned
 
-SECONDS = 150  # for one program
+SECONDS = 300  # for one program
 LINES = 40  # that are stored, the last ones
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
