@@ -436,6 +436,15 @@ def away(installed, tmp_path):
     return SimpleNamespace(folder=tmp_path, ddp_course=ddp_course)
 
 
+def test_from_a_wheel_an_error_is_explained(away):
+    error = "[rank1]: RuntimeError: Tensors must be CUDA and dense\n"
+    (away.folder / "log").write_text(error)
+    done = away.ddp_course("diagnose", "log")
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert done.stdout.startswith("A CPU tensor in a group for GPUs: RuntimeError: ")
+    assert "lessons/02_ranks_and_collectives.ipynb" in done.stdout
+
+
 def test_from_a_wheel_a_learner_solves_exercises(away):
     done = away.ddp_course("start", "my-course")
     assert done.returncode == 0 and done.stderr == "", done.stderr

@@ -2,7 +2,7 @@
 
 Run:    python lessons/failures/nothing_to_train.py
 Text:   RuntimeError: DistributedDataParallel is not needed when a module doesn't have any
-        parameters that require a gradient.
+        parameter that requires a gradient.
 Text:   ValueError: optimizer got an empty parameter list
 Cause:  None of the model's parameters requires a gradient: all were frozen, the adapters were
         loaded for inference, or the module is a loss or a frozen teacher, which Accelerate's
