@@ -28,7 +28,9 @@ def number_of(page):
 
 def stranger(text):
     """A text as another machine prints it: other numbers and another path."""
-    text = re.sub(r"(?<![-\d])\d+", lambda number: str(int(number[0]) * 3 + 17), text)
+    text = re.sub(
+        r"(?<![-\d])[1-9]\d*", lambda number: str(int(number[0]) * 3 + 17), text
+    )
     return f"/home/ana/venv/lib/python3.12/site-packages/torch/x.py:88: {text}"
 
 
@@ -268,6 +270,20 @@ def test_a_long_log_is_read_in_little_memory(tmp_path):
     tracemalloc.stop()
     assert KNOWN[found[0].failure].page == "unscale-fp16-gradients"
     assert peak < 15_000_000
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+def test_what_a_program_has_printed_is_a_log_that_leads_to_its_page(path):
+    failure = from_programs.program_of(path)
+    assert not failure.output or diagnosed(failure.output)[0] == failure.slug
+
+
+def test_a_zero_byte_in_a_text_does_not_matter():
+    line = (
+        "some text before it\n"
+        + "\0ValueError: Attempting to unscale FP16 gradients.\n"
+    )
+    assert diagnosed(line)[0] == "unscale-fp16-gradients"
 
 
 # ---- the site's search does the same ----

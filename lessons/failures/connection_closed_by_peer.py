@@ -4,6 +4,8 @@ Run:    torchrun --nproc_per_node 2 lessons/failures/connection_closed_by_peer.p
 Text:   RuntimeError: Connection closed
         by peer [127.0.0.1]:4242
 Text:   RuntimeError: Read error [127.0.0.1]:4242: Connection reset by peer
+Text:   Connection reset by peer. This is typically caused by a remote worker hanging or bugs in the
+        application. Check the logs of the remote worker before reporting an error.
 Text:   RuntimeError: Broken pipe
 Text:   RuntimeError: Connection reset by peer
 Cause:  The rank at the other end has ended while this one waited for it. Who complains is healthy:

@@ -37,7 +37,8 @@ class Failure(NamedTuple):
     @property
     def texts(self):
         """The lines that a search may be for, the error's own first."""
-        lines = [line.strip() for line in self.error.splitlines()]
+        lines = [line for line in self.error.splitlines() if not FRAME.match(line)]
+        lines = [line.strip() for line in lines]
         lines = [line for line in lines if len(re.findall(r"[A-Za-z]{2,}", line)) > 4]
         return list(dict.fromkeys([self.title, *lines]))
 

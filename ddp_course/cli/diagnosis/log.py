@@ -21,7 +21,9 @@ PREFIX = re.compile(
     r"\s*(?:\[?\b(?:rank|default|worker)_?(?P<rank>\d+)\]?:|\[\w+\]:|\d+:)\s?"
 )
 COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-FRAME = re.compile(r'File "[^"]*", line \d+|frame #\d+: |#\d+ |\^+$|~+\^')
+FRAME = re.compile(
+    r'File "[^"]*", line \d+|\S+, line \d+, in |cell In\[|frame #\d+: |#\d+ |\^+$|~+\^'
+)
 ROOT = re.compile(r"Root Cause \(first observed failure\)")
 RANK = re.compile(r"\brank +: (\d+)")
 # What the other ranks and the launcher say when one rank has failed.
@@ -29,10 +31,15 @@ FOLLOWER = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|Watchdog caught"
     r"|ChildFailedError|failed \(exitcode|closing signal|NCCL operations have failed"
     r"|To avoid data inconsistency|watchdog thread terminated|ncclRemoteError"
-    r"|remote process exited|destroy_process_group\(\) was not called|dump flag"
+    r"|remote process exited|dump flag"
     r"|SIGABRT|SIGTERM|exitcode +: -(6|15)\b|Signal (6|15)\b"
     r"|NCCL communicator was aborted|Connection was likely closed|connection lost"
-    r"|Last error:|OMP_NUM_THREADS"
+    r"|Last error:"
+)
+# What comes with any run, or with the end of any run.
+NOTE = re.compile(
+    r"OMP_NUM_THREADS|destroy_process_group|NOT been destroyed|perform barrier"
+    r"|asynchronously reported|TORCH_USE_CUDA_DSA|Redirects are"
 )
 
 
@@ -49,11 +56,13 @@ def lines_of(stream):
     """The lines of a binary stream, as text, each cut at LONGEST. Raises UsageError if
     it is empty or no text.
     """
-    empty = True
+    empty, total, zeros = True, 0, 0
     while piece := stream.readline(PIECE):
-        if b"\0" in piece:
+        total, zeros = total + len(piece), zeros + piece.count(b"\0")
+        if zeros > total / 20:  # torch itself prints one where a worker has no memory
             raise UsageError("this is not a text: give a log, or paste an error")
-        for line in re.split(r"[\r\n]+", piece.decode(errors="replace")):
+        text = piece.replace(b"\0", b"").decode(errors="replace")
+        for line in re.split(r"[\r\n]+", text):
             if line.strip():
                 empty = False
                 yield line[:LONGEST]
@@ -106,13 +115,15 @@ def findings(lines, index):
 
 
 def ranked(best, root):
-    """Findings by their weight: half for followers, and more for the root cause.
+    """Findings by their weight: half for followers, less for notes, and more for the
+    root cause.
 
     best: {(failure, rank): finding}. root: the rank that torchrun names, or None.
     """
     weighed = {}
     for (failure, rank), finding in best.items():
         factor = 0.5 if FOLLOWER.search(finding.line) else 1
+        factor = 0.2 if NOTE.search(finding.line) else factor
         factor *= 1.2 if root is not None and rank == root else 1
         finding = finding._replace(weight=finding.weight * factor)
         if failure not in weighed or weighed[failure].weight < finding.weight:

@@ -30,6 +30,7 @@ RULES = [
     (r"\b[\w.-]+(\/[\w.-]+){2,}", " "),
     (r"\b[\w-]+\.(py|cpp|cc|cu|h|hpp|sh|so)\b[.\d]*(:\d+)?", " "),
     (r"\b0x[0-9A-Fa-f]+|\b[0-9a-f]{12,}\b", " "),  # addresses
+    (r"torch\.Size\(\[0\]\)", " empty_shape "),  # what ZeRO leaves of a parameter
     (r"\d+", " "),  # and every number
 ]
 WORD = r"[a-z_]{2,}"

@@ -46,7 +46,7 @@ def printed_by(path):
 
 def of_any_machine(text):
     """An output without frames, paths and the machine's name."""
-    text = text.replace(socket.gethostname(), "node0")
+    text = text.replace(socket.gethostname(), "node0").replace("\0", "")
     lines = [line for _, _, line in without_frames(text.splitlines()) if line]
     text = "\n".join(lines[-LINES:]) + "\n"
     return re.sub(r"(?<![\w.…/])/[\w.+-]+(/[\w.+-]+)*/(?=[\w.+-])", "…/", text)
