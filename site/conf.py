@@ -60,4 +60,6 @@ copybutton_exclude = ".linenos"
 
 def setup(app):
     """The search has what make.py has written beside the pages."""
-    app.config.html_search_scorer = str(Path(app.srcdir) / "search.js")
+    search = Path(app.srcdir) / "search.js"
+    if search.exists():  # not in the small sites that tests make
+        app.config.html_search_scorer = str(search)

@@ -30,7 +30,7 @@ from course import Course  # noqa: E402
 from links import relinked  # noqa: E402
 from mathml import mathml  # noqa: E402
 
-from ddp_course.cli.diagnosis import from_lessons  # noqa: E402
+from ddp_course.cli.diagnosis import from_lessons, from_programs  # noqa: E402
 
 LESSONS = sorted((COURSE / "lessons").glob("[0-9][0-9]_*.ipynb"))
 HOME = "https://github.com/NAME/COURSE"
@@ -666,6 +666,38 @@ def test_without_an_address_no_page_says_where_the_course_is(site):
     for name in ("index", "start"):
         page = (site / f"html/{name}.html").read_text()
         assert "git clone" not in page and "make lab" in page
+
+
+def faults_of_program(page, failure):
+    """What the page of a failure that no lesson shows lacks, HTML."""
+    import html
+
+    text = " ".join(html.unescape(re.sub(r"<[^>]+>", "", page)).split())
+    lesson = f"../lessons/{failure.lesson}_"
+    plain = lambda markdown: " ".join(markdown.replace("`", "").split())
+    for part in ("name", "cause", "which", "fix"):
+        if plain(getattr(failure, part))[:60] not in text:
+            yield part
+    if ("Not run here" in text) == failure.runs:
+        yield "whether it is run"
+    if failure.runs and plain(failure.code.splitlines()[-1]) not in text:
+        yield "the program"
+    if lesson not in page or not all(source in page for source in failure.sources):
+        yield "a link"
+    if "The fix: " not in text:
+        yield "the words The fix"
+
+
+def test_each_failure_that_no_lesson_shows_has_its_page(site):
+    index = (site / "html" / "failures.html").read_text()
+    found = from_programs.failures_in(COURSE / "lessons" / "failures")
+    assert len(found) >= 60
+    for failure in found:
+        page = (site / "html" / "failures" / f"{failure.slug}.html").read_text()
+        assert not list(faults_of_program(page, failure)), failure.slug
+        assert f'href="failures/{failure.slug}.html"' in index
+    planted = page.replace("The fix:", "The end:").replace(failure.name, "x")
+    assert {"name", "the words The fix"} <= {*faults_of_program(planted, failure)}
 
 
 # ---- how it is made and published ----

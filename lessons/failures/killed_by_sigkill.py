@@ -11,6 +11,7 @@ Text:   slurmstepd: error: Detected 1 oom_kill event in StepId=11300781.0. Some 
         have been OOM Killed.
 Text:   srun: error: node107: task 0: Out Of Memory
 Text:   exits with return code = -9
+Text:   ProcessExitedException: process 0 terminated with signal SIGKILL
 Cause:  The kernel or the scheduler killed the rank without asking it, so there is no traceback.
         Almost always the host's memory ran out, not the GPU's: each rank loads the whole model on
         the CPU first, the data set is in memory once per worker, or the job's or container's limit

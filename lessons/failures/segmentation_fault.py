@@ -8,6 +8,7 @@ Text:   died with <Signals.SIGSEGV: 11>
 Text:   Fatal Python error: Segmentation fault
 Text:   RuntimeError: DataLoader worker (pid 4242) is killed by signal: Segmentation fault.
 Text:   exits with return code = -11
+Text:   ProcessExitedException: process 0 terminated with signal SIGSEGV
 Cause:  Compiled code read memory that is not its own. In training it is nearly always two libraries
         that do not fit together: an extension built for another torch (flash-attn, apex,
         DeepSpeed's operations), two versions of CUDA, nccl or OpenMP, or a library that is not safe
