@@ -65,12 +65,13 @@ def heading_of(failure):
 
 
 def alike(failure, failures):
-    """The other failures that end in the same error. Numbers may differ, and whether the
-    rank that waits sends or receives.
+    """The other failures that end in the same error, by the beginning of its line. Numbers
+    may differ, and whether the rank that waits sends or receives.
     """
 
     def kind(failure):
-        return re.sub(r"\d+|\b(send|recv)\b", "…", failure.title)
+        title = re.sub(r"\d+|\b(send|recv)\b", "…", failure.title)
+        return re.sub(r"^(\w+\.)+(?=\w+Error)", "", title)[:70]
 
     return [
         other

@@ -25,7 +25,7 @@ FIELD = re.compile(r"(Run|Text|Cause|Which|Fix|Lesson|Source): +")
 class Program(NamedTuple):
     """A failure, and the program that shows it."""
 
-    slug: str  # the file's name, with - for _
+    stem: str  # the file's name
     name: str  # what was done wrong
     run: str
     texts: list
@@ -36,6 +36,11 @@ class Program(NamedTuple):
     sources: list
     code: str  # "" if it is not run here
     output: str
+
+    @property
+    def slug(self):
+        """The name of its page."""
+        return self.stem.replace("_", "-")
 
     @property
     def title(self):
@@ -63,7 +68,7 @@ def program_of(path):
         raise ValueError(f"{path.name}: no {', '.join(sorted(missing)) or 'name'}")
     output = path.with_suffix(".txt")
     return Program(
-        path.stem.replace("_", "-"),
+        path.stem,
         name,
         fields["Run"][0],
         fields["Text"],

@@ -25,6 +25,7 @@ class Known(NamedTuple):
     which: str  # how to see that it is this one, among others with the same text
     fix: str
     lesson: str  # "04"
+    program: str  # the path of one that shows it, or ""
 
 
 @cache
@@ -61,6 +62,7 @@ def of_program(failure):
         failure.which,
         failure.fix,
         failure.lesson,
+        f"lessons/failures/{failure.stem}.py" if failure.runs else "",
     )
 
 
@@ -76,6 +78,7 @@ def of_lesson(failure):
         "",
         fix,
         failure.lesson,
+        "",
     )
 
 

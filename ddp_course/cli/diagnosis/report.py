@@ -45,6 +45,7 @@ def block(finding, failure):
         "which:": plain(failure.which),
         "fix:": plain(failure.fix),
         "more:": f"failures/{failure.page}.html of the site; {place}",
+        "try it:": failure.program,
     }
     lines = [visible(f"{failure.name}: {failure.title}", 200)]
     for name, text in parts.items():
