@@ -7,6 +7,8 @@ Text:   AttributeError: Can't get attribute 'train' on <module '__main__' (built
 Text:   _pickle.PicklingError: Can't pickle local object <function main.<locals>.train at
         0x7f25256ca740>
 Text:   TypeError: cannot pickle '_io.TextIOWrapper' object
+Text:   Got pickle error when attempting to start a worker Process. Python 3.14+ changed the multiprocessing
+        start method in non-Mac POSIX platforms to 'forkserver'
 Cause:  A process that is spawned gets its function and its arguments as a pickle, which names a
         function by its module. A function inside another function, a lambda, a notebook's function,
         or an object with an open file or a lock cannot be sent. It concerns `mp.spawn`, DataLoader
