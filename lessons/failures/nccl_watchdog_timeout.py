@@ -13,6 +13,12 @@ Text:   Process group watchdog thread terminated with exception
 Text:   terminate called after throwing an instance of 'c10::DistBackendError'
 Text:   RuntimeError: NCCL communicator was aborted on rank 3. Original reason for failure was:
         Watchdog caught collective operation timeout
+Text:   Received a dump signal due to a collective timeout from this local rank and we will try our
+        best to dump the debug info.
+Text:   failure detected by watchdog at work sequence id: 3 PG status: last enqueued work: 3, last
+        completed work: 2
+Text:   Stack trace of the failed collective not found, potentially because FlightRecorder is
+        disabled.
 Cause:  This rank waited for a collective until the time limit (10 minutes by default), because
         another rank did not call it, or called another one. The rank that complains is healthy. The
         others: one failed or ran out of memory earlier in the log; one has a batch more or less;
@@ -29,6 +35,7 @@ Fix:    Fix the rank that does not come. Only if rank 0 really needs that long, 
         `init_process_group(timeout=timedelta(hours=2))`, `ddp_timeout` in Trainer.
 Lesson: 15
 Source: https://github.com/hiyouga/LlamaFactory/issues/7396
+Source: https://github.com/modelscope/ms-swift/issues/6578
 Source: https://github.com/pytorch/pytorch/issues/118369
 Source: https://github.com/NVIDIA/Megatron-LM/issues/1207
 """
