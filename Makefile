@@ -26,7 +26,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 lessons: setup
 	@$(BIN)/ddp-course execute
 
-# a part of `make test` that starts no ranks: a minute
+# a part of `make test` that starts no ranks
 quick: setup
 	@DDP_COURSE_QUICK=1 $(BIN)/python -m pytest -n 2 -m quick
 

@@ -13,12 +13,14 @@ from types import SimpleNamespace
 
 import nbformat
 import pytest
+import typer
 from conftest import COLAB, COURSE, no_network, python, remember_that_there_is_no_mnist
 from filelock import FileLock
 from nbformat.sign import NotebookNotary
 
 from ddp_course import COURSE_FILE, folders, project_folder
 from ddp_course.cli import exercises, start
+from ddp_course.cli.command import app
 
 LESSON, EXERCISE = "lessons/04_ddp.ipynb", "exercises/04_exercise_ddp.ipynb"
 PROGRAM = "lessons/standalone/train_ddp.py"
@@ -84,6 +86,7 @@ def test_a_course_folder_has_copies_of_all_lessons_and_exercises(tmp_path):
         if not re.search(r"(^|/)[._]", name)
     }
     assert {LESSON, EXERCISE} < set(ours)
+    ours["AGENTS.md"] = (COURSE / "ddp_course" / "cli" / "tutor.md").read_bytes()
     found = contents(tmp_path)
     assert set(found) == {*ours, COURSE_FILE} and found.items() > ours.items()
     assert sorted(ours) == sorted(outcome.new)
@@ -91,6 +94,17 @@ def test_a_course_folder_has_copies_of_all_lessons_and_exercises(tmp_path):
     assert (tmp_path / "ddp_course" / "lesson04.py").samefile(
         COURSE / "ddp_course" / "lesson04.py"
     )
+
+
+def test_assistants_are_asked_to_explain_and_to_leave_the_answers_to_the_learner(mine):
+    """With commands that exist."""
+    page = (mine / "AGENTS.md").read_text()
+    assert "Do not write an answer" in page and "Do not open the solutions" in page
+    commands = set(re.findall(r"`ddp-course (\w+)", page))
+    assert {"hint", "check"} <= commands <= set(typer.main.get_command(app).commands)
+    (mine / "AGENTS.md").write_text("my own rules")
+    assert "AGENTS.md" not in start.start(mine).updated
+    assert (mine / "AGENTS.md").read_text() == "my own rules"
 
 
 def test_started_again_it_has_nothing_to_do(tmp_path):

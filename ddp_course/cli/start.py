@@ -1,8 +1,9 @@
 """`ddp-course start`: a course folder, in which a learner works on copies.
 
-It holds copies of lessons/, exercises/ and clusters/, and the learner's own runs/ and data/. A
-hidden file records which version of the course each copy came from. With it, the course
-can update the copies that the learner has not changed, and keep the others.
+It holds copies of lessons/, exercises/ and clusters/, a page for assistants, and the
+learner's own runs/ and data/. A hidden file records which version of the course each
+copy came from. With it, the course can update the copies that the learner has not
+changed, and keep the others.
 """
 
 import hashlib
@@ -16,6 +17,8 @@ from typing import NamedTuple
 from ddp_course import COURSE_FILE, UsageError, folders, is_checkout
 from ddp_course.cli import exercises
 from ddp_course.files import Unusable, content_of, json_of, write_atomically
+
+TUTOR = Path(__file__).with_name("tutor.md")  # what assistants read in such a folder
 
 
 class Outcome(NamedTuple):
@@ -75,7 +78,7 @@ def course_files():
             name = path.relative_to(there)
             if path.is_file() and not any(part[0] in "._" for part in name.parts):
                 found[f"{kind}/{name.as_posix()}"] = path
-    return found
+    return found | {"AGENTS.md": TUTOR} if found else {}
 
 
 def version_of(path):
