@@ -307,7 +307,8 @@ def test_one_process_takes_one_of_several_gpus(lesson, monkeypatch):
     settings._n_gpu = 2
     assert settings.train_batch_size == 2 * settings.per_device_train_batch_size
     monkeypatch.setattr(lesson, "training_arguments", lambda *_: settings)
-    monkeypatch.setattr(lesson, "train", lambda args, settings: settings)
+    for step in ("prepare", "train", "report"):
+        monkeypatch.setattr(lesson, step, lambda args, settings: settings)
     monkeypatch.setattr(lesson11, "small_llama", lambda: None)
     settings = lesson.main(["--device", "cpu"])
     assert settings.n_gpu == 1

@@ -204,7 +204,7 @@ def digits_kept(name, call, mean, mine):
                 rms(mine["often"][name] - STEPS * mean) / plain, Between(0, STEPS / 6),
                 "the rounding errors do not cancel out: the error to keep is (gradient + error kept before) - what was "
                 "sent, and after the sum over the ranks nothing may be rounded again, so divide in 32 bits", [
-                    (Between(0.5 * STEPS, 1.5 * STEPS), "every step loses the same digits again: keep what rounding to "
+                    (Between(0.5 * STEPS, 3 * STEPS), "every step loses the same digits again: keep what rounding to "
                      "bfloat16 has cut off, and add it to the gradient of the next step"),
                     (Between(10 * STEPS), "the first step was right, but later ones are not: what is left over from the "
                      "step before?"),
