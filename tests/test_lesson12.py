@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course import UsageError, lesson12
 from ddp_course.checkpoints import sharded as sharded_checkpoints
+from ddp_course.data.text import load_text
 from ddp_course.estimates import memory
 from ddp_course.models.gpt import GPT
 from ddp_course.models.recipe import loss_of
@@ -474,6 +475,7 @@ def test_a_disk_that_is_full_gives_one_line(tmp_path):
         with process_group():
             program(tmp_path)
 
+    load_text("python")  # made once, which the limit would not allow
     with pytest.raises(RankError, match="UsageError: cannot write to .*checkpoints: "):
         launch(save, nproc=1)
     assert not list((tmp_path / "checkpoints").glob("epoch-*"))
