@@ -410,7 +410,9 @@ def run_programs(out):
                     *more,
                 ]
             )
-            return lesson.train(args, rank, world_size, CPU)
+            run = lesson.prepare(args, rank, world_size, CPU)
+            lesson.train(run)
+            return lesson.report(run)
 
         results = {
             f"stage {n}": program(lesson13, f"stage {n}", "--stage", str(n))
