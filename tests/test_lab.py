@@ -138,6 +138,7 @@ def test_in_a_checkout_it_opens_a_copy_of_the_lesson_in_work(server, checkout):
     assert b"JupyterLab" in server.ask(server.page)
     listed = server.ask("/api/contents/")["content"]
     assert {entry["name"] for entry in listed} == {
+        "AGENTS.md",
         "lessons",
         "exercises",
         "clusters",
