@@ -20,10 +20,15 @@ import mutants
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import COURSE, THOROUGH
+from torch.distributed import _functional_collectives as functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ddp_course import checks
 from ddp_course.checks import ex03, ex16, functions
+from ddp_course.checks.checked_watch import UNSEEN, CheckedWatch
 from ddp_course.checks.claims import Claim, OneOf, agree, hold
 from ddp_course.checks.ex16 import analyse
 from ddp_course.judge import answer as answers
@@ -33,6 +38,7 @@ from ddp_course.judge.answer import Source
 from ddp_course.judge.known_errors import some_rank_has_not_begun
 from ddp_course.judge.values import plain
 from ddp_course.judge.verdict import Wrong
+from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import launch
 
 for module in pkgutil.iter_modules(mutants.__path__):
@@ -225,6 +231,77 @@ def test_of_several_mistakes_the_first_that_explains_all_results_is_told():
     )  # what is right is no mistake
 
 
+def sent_in_each_way(hidden):
+    """The log of each way to send something, and the error that it ends with."""
+    seen = {}
+    with process_group() as (rank, n):
+        t, group = torch.ones(2 * n), dist.group.WORLD
+        backend, other = group._get_backend(t.device), (rank + 1) % n
+        pieces = list(t.chunk(n))
+
+        def messages():
+            pair = [
+                dist.P2POp(dist.isend, t, other),
+                dist.P2POp(dist.irecv, t + 0, (rank - 1) % n),
+            ]
+            [work.wait() for work in dist.batch_isend_irecv(pair)]
+
+        def without_modes():
+            with _disable_current_modes():
+                dist.all_reduce(t)
+
+        def train():
+            model = DistributedDataParallel(torch.nn.Linear(2, 2))
+            model(torch.ones(1, 2)).sum().backward()
+
+        ways = {
+            "all_reduce": lambda: dist.all_reduce(t),
+            "functional all_reduce": lambda: functional.wait_tensor(
+                functional.all_reduce(t, "sum", group)
+            ),
+            "functional all_gather": lambda: functional.wait_tensor(
+                functional.all_gather_tensor(t, 0, group)
+            ),
+            "objects": lambda: dist.all_gather_object([None] * n, rank),
+            "messages": messages,
+            "reduce_scatter": lambda: dist.reduce_scatter(pieces[0] + 0, pieces),
+            "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(
+                pieces[0] + 0, t
+            ),
+            "monitored_barrier": dist.monitored_barrier,
+            "DDP": train,
+        }
+        secrets = {
+            "nothing": lambda: None,
+            "without modes": without_modes,
+            "by the backend": lambda: backend.allreduce([t]).wait(),
+        }
+        for name, way in ways.items():
+            try:
+                with CheckedWatch() as watch:
+                    way()
+                    secrets[hidden]()
+                seen[name] = [entry["name"] for entry in watch.log]
+            except RuntimeError as error:
+                seen[name] = str(error)
+    return seen
+
+
+def test_what_is_sent_is_counted_however_it_is_sent():
+    for seen in launch(sent_in_each_way, "nothing", nproc=3):
+        assert seen["functional all_reduce"] == seen["all_reduce"] == ["allreduce"]
+        assert seen["functional all_gather"] == ["allgather"]
+        assert seen["messages"] == ["send", "recv"]
+        assert seen["DDP"].count("allreduce") == 1
+        assert all(isinstance(log, list) for log in seen.values())
+
+
+@pytest.mark.parametrize("hidden", ["without modes", "by the backend"])
+def test_what_is_sent_behind_the_dispatcher_is_told_whatever_stands_before_it(hidden):
+    for seen in launch(sent_in_each_way, hidden, nproc=3):
+        assert all(UNSEEN in log for log in seen.values()), seen
+
+
 def test_who_waits_for_a_rank_that_is_still_starting_is_not_to_blame():
     late = "the 2 ranks did not finish within 6 s\n"
     late += (
@@ -338,6 +415,7 @@ GIVEN = "import torch, torch.distributed as dist"
 TRIED = """%%time
 %matplotlib inline
 import matplotlib.pyplot as plt
+from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import launch
 from ddp_course import checks
 files = !ls

@@ -1,6 +1,5 @@
 """A Watch that an answer cannot evade: gloo counts, too."""
 
-import math
 import pickle
 
 import torch
@@ -23,26 +22,29 @@ class CheckedWatch(Watch):
     """
 
     def __enter__(self):
-        self.before = counted()
+        self.before, self.in_pieces = counted(), 0
         return super().__enter__()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        # gloo reduces a list of tensors one by one
+        self.in_pieces += getattr(function, "_opname", "") == "reduce_scatter_"
+        return super().__torch_dispatch__(function, types, args, kwargs)
 
     def __exit__(self, kind, error, trace):
         super().__exit__(kind, error, trace)
         if kind is not None or not dist.is_initialized():
             return
-        names = [entry["name"] for entry in self.log]
-        for before, now, most in zip(self.before, counted(), at_most(names)):
+        for before, now, most in zip(self.before, counted(), self.at_most()):
             if now - before > most:
                 raise RuntimeError(f"the answer {UNSEEN}: it sees {most} operations at most, and gloo {now - before}")
 
-
-def at_most(names):
-    """Of how many collectives, and of how many operations, of gloo a log consists."""
-    if "monitored_barrier" in names:  # gloo's is made of messages
-        return math.inf, math.inf
-    ranks = dist.get_world_size()  # gloo reduces a list of tensors one by one
-    each = [ranks if name == "reduce_scatter" else name not in MESSAGES for name in names]
-    return sum(each), sum(max(1, number) for number in each)
+    def at_most(self):
+        """Of how many collectives, and of how many operations, of gloo the log consists."""
+        names, others = [entry["name"] for entry in self.log], dist.get_world_size() - 1
+        messages = sum(map(names.count, MESSAGES))
+        barriers = names.count("monitored_barrier")  # rank 0 has a message from and to each rank
+        collectives = len(names) - messages - barriers + others * self.in_pieces
+        return collectives, collectives + messages + 2 * others * barriers
 
 
 def counted():
