@@ -196,19 +196,26 @@ def pytest_configure(config):
         config.pluginmanager.register(Total(), "total")
 
 
+def pytest_ignore_collect(collection_path):
+    """In `make quick`, the other files are not even read: to import them costs more than
+    these tests do.
+    """
+    if QUICK and collection_path.name.startswith("test_"):
+        return f"tests/{collection_path.name}" not in WITHOUT_RANKS or None
+    return None
+
+
 DEAR = set((COURSE / "tests" / "dear.txt").read_text().split("\n"))
 
 
 def pytest_collection_modifyitems(items):
-    """Mark the dear ones, see dear.txt, and the quick ones; and the tests that take longest come first, so
-    that no worker is left with one of them at the end.
+    """Mark the dear ones, see dear.txt; and the tests that take longest come first, so that
+    no worker is left with one of them at the end.
     """
     for item in items:
         whole = item.nodeid.partition("[")[0]
         if item.nodeid in DEAR or whole in DEAR or whole.partition("::")[0] in DEAR:
             item.add_marker(pytest.mark.dear)
-        elif whole.partition("::")[0] in WITHOUT_RANKS:
-            item.add_marker(pytest.mark.quick)
     long = [
         "test_a_right_a_half_done_a_cheating_and_a_hanging_submission_in_one_call",
         "test_from_a_wheel_a_learner_solves_exercises",

@@ -437,9 +437,10 @@ def why_missed(case, step_of_check, found):
             "the ranks differ after this step only, and agree again at the check: keep hashes or copies of each step, "
             "and compare them all"
         )
-    if part == "optimizer":
+    looked_at = found and found[2] == name  # but it was found too late
+    if part == "optimizer" and not looked_at:
         return "the optimizer's state is missing: it changes the parameters, but only in later steps"
-    if name.startswith("norm.") and "weight" not in name:
+    if name.startswith("norm.") and "weight" not in name and not looked_at:
         return "buffers are missing: model.state_dict() has them, model.parameters() does not"
     if fault in (swap, negate):
         return "these changes leave sums or sizes as they were: hash the bits with their places"
