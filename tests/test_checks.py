@@ -237,18 +237,22 @@ def sent_in_each_way(hidden):
     with process_group() as (rank, n):
         t, group = torch.ones(2 * n), dist.group.WORLD
         backend, other = group._get_backend(t.device), (rank + 1) % n
-        pieces = list(t.chunk(n))
+        pieces, of_its_own = list(t.chunk(n)), dist.new_group()
 
-        def messages():
+        def messages(group=None):
             pair = [
-                dist.P2POp(dist.isend, t, other),
-                dist.P2POp(dist.irecv, t + 0, (rank - 1) % n),
+                dist.P2POp(dist.isend, t, other, group),
+                dist.P2POp(dist.irecv, t + 0, (rank - 1) % n, group),
             ]
             [work.wait() for work in dist.batch_isend_irecv(pair)]
 
         def without_modes():
             with _disable_current_modes():
                 dist.all_reduce(t)
+
+        def messages_without_modes():
+            with _disable_current_modes():
+                messages(dist.new_group())
 
         def train():
             model = DistributedDataParallel(torch.nn.Linear(2, 2))
@@ -264,6 +268,7 @@ def sent_in_each_way(hidden):
             ),
             "objects": lambda: dist.all_gather_object([None] * n, rank),
             "messages": messages,
+            "messages in a group": lambda: messages(of_its_own),
             "reduce_scatter": lambda: dist.reduce_scatter(pieces[0] + 0, pieces),
             "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(
                 pieces[0] + 0, t
@@ -274,6 +279,7 @@ def sent_in_each_way(hidden):
         secrets = {
             "nothing": lambda: None,
             "without modes": without_modes,
+            "messages in a group of its own": messages_without_modes,
             "by the backend": lambda: backend.allreduce([t]).wait(),
         }
         for name, way in ways.items():
@@ -296,7 +302,9 @@ def test_what_is_sent_is_counted_however_it_is_sent():
         assert all(isinstance(log, list) for log in seen.values())
 
 
-@pytest.mark.parametrize("hidden", ["without modes", "by the backend"])
+@pytest.mark.parametrize(
+    "hidden", ["without modes", "by the backend", "messages in a group of its own"]
+)
 def test_what_is_sent_behind_the_dispatcher_is_told_whatever_stands_before_it(hidden):
     for seen in launch(sent_in_each_way, hidden, nproc=3):
         assert all(UNSEEN in log for log in seen.values()), seen

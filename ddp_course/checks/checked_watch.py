@@ -22,12 +22,16 @@ class CheckedWatch(Watch):
     """
 
     def __enter__(self):
-        self.before, self.in_pieces = counted(), 0
+        self.before, self.more_pieces, self.in_barriers = counted(), 0, 0
         return super().__enter__()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        # gloo reduces a list of tensors one by one
-        self.in_pieces += getattr(function, "_opname", "") == "reduce_scatter_"
+        name = getattr(function, "_opname", "")
+        if name == "reduce_scatter_":  # gloo reduces a list of tensors one by one
+            self.more_pieces += len(args[1][0]) - 1
+        if name == "monitored_barrier_":  # the first rank has a message from and to each other one
+            group = dist.ProcessGroup.unbox(args[1])
+            self.in_barriers += 2 * (group.size() - 1 if group.rank() == 0 else 1)
         return super().__torch_dispatch__(function, types, args, kwargs)
 
     def __exit__(self, kind, error, trace):
@@ -40,16 +44,15 @@ class CheckedWatch(Watch):
 
     def at_most(self):
         """Of how many collectives, and of how many operations, of gloo the log consists."""
-        names, others = [entry["name"] for entry in self.log], dist.get_world_size() - 1
-        messages = sum(map(names.count, MESSAGES))
-        barriers = names.count("monitored_barrier")  # rank 0 has a message from and to each rank
-        collectives = len(names) - messages - barriers + others * self.in_pieces
-        return collectives, collectives + messages + 2 * others * barriers
+        names = [entry["name"] for entry in self.log]
+        messages, barriers = sum(map(names.count, MESSAGES)), names.count("monitored_barrier")
+        collectives = len(names) - messages - barriers + self.more_pieces
+        return collectives, collectives + messages + self.in_barriers
 
 
 def counted():
-    """How many collectives gloo has begun in this process so far, in all groups; and how
-    many operations in the first group, messages included.
+    """How many collectives gloo has begun in this process so far, and how many operations,
+    messages included: each in all groups, those of the answer's own, too.
     """
     if not dist.is_initialized():
         return 0, 0
@@ -57,6 +60,6 @@ def counted():
     if recorder:
         entries = pickle.loads(recorder(True, False, False)).get("entries", [])
         collectives = max((entry["record_id"] + 1 for entry in entries), default=0)
-    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    sequence = getattr(backend, "_get_sequence_number_for_group", lambda: 0)
-    return collectives, sequence()
+    backends = [group._get_backend(torch.device("cpu")) for group in dist.distributed_c10d._world.pg_map]
+    sequences = [getattr(backend, "_get_sequence_number_for_group", lambda: 0) for backend in backends]
+    return collectives, sum(sequence() for sequence in sequences)
