@@ -515,7 +515,7 @@ def test_every_question_has_enough_answers_to_be_tried_on_and_hints(question):
 
 
 def imported(text):
-    """The modules of ddp_course.checks that a file imports, as `ex04.diary`."""
+    """The modules of ddp_course.checks that a file imports, as `ex04.recorded`."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom) and node.module:
             if node.module.startswith("ddp_course.checks"):

@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from ddp_course.checks.ex04.diary import Diary, diary_of, judge_training
+from ddp_course.checks.ex04.recorded import RecordingNetwork, judge_training, record_of
 from ddp_course.checks.samples import WIDTH, Numbered, two_numbers
 from ddp_course.checks.training import equal, state, unwrapped
 from ddp_course.judge.question import question
@@ -21,8 +21,8 @@ FIRST_TEST = 1000
 def trained_by(train, samples, epochs, batch_size, seed):
     with process_group() as (rank, world_size):
         torch.manual_seed(1000 + rank)
-        returned = train(Diary, Numbered(samples, seed), epochs, batch_size)
-        return diary_of(unwrapped(returned))
+        returned = train(RecordingNetwork, Numbered(samples, seed), epochs, batch_size)
+        return record_of(unwrapped(returned))
 
 
 @question(
@@ -37,9 +37,9 @@ def check_find_the_bug_1(answer, draw):
     for n in (2, 3):
         batch_size, steps, epochs = draw.randint(3, 5), draw.randint(5, 7), 3
         seed, samples = draw.randrange(10**6), n * batch_size * steps
-        diaries = answer.on_ranks(trained_by, samples, epochs, batch_size, seed, nproc=n)
+        records = answer.on_ranks(trained_by, samples, epochs, batch_size, seed, nproc=n)
         checked = f"train_on_ranks with {samples} samples, epochs={epochs}, batch_size={batch_size}, on {n} ranks"
-        judge_training(checked, diaries, samples, epochs, batch_size, seed, alone=SYMPTOM)  # fmt: skip
+        judge_training(checked, records, samples, epochs, batch_size, seed, alone=SYMPTOM)  # fmt: skip
 
 
 SYMPTOM = (
@@ -166,10 +166,10 @@ def train_then_test(train_and_test, samples, tests, epochs, batch_size, seed):
     with process_group() as (rank, world_size):
         torch.manual_seed(1000 + rank)
         train_set, test_set = (Numbered(samples, seed), Numbered(tests, seed + 1, first=FIRST_TEST))
-        returned = train_and_test(Diary, train_set, test_set, epochs, batch_size)
+        returned = train_and_test(RecordingNetwork, train_set, test_set, epochs, batch_size)
         if not (isinstance(returned, tuple | list) and len(returned) == 3):
             return {"network": f"{returned!r}"}
-        return diary_of(unwrapped(returned[0])) | {"totals": returned[1:]}
+        return record_of(unwrapped(returned[0])) | {"totals": returned[1:]}
 
 
 @question(
@@ -194,7 +194,7 @@ def check_find_the_bug_3(answer, draw):
     judge_training(checked, seen, samples, epochs, batch_size, seed, "what should differ between these epochs, and "
                    "does not?")  # fmt: skip
 
-    network, data = Diary().eval(), Numbered(tests, seed + 1)
+    network, data = RecordingNetwork().eval(), Numbered(tests, seed + 1)
     network.load_state_dict(seen[0]["end"])
     with torch.no_grad():
         correct = int((network(data.inputs).argmax(dim=1) == data.labels).sum())

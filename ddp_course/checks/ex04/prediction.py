@@ -4,7 +4,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from ddp_course.checks.ex04.diary import Diary
+from ddp_course.checks.ex04.recorded import RecordingNetwork
 from ddp_course.checks.samples import Numbered, how_often
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
@@ -40,7 +40,7 @@ def as_numbers(returned):
 def an_epoch(samples, batch_size):
     """Train for an epoch; return the samples of each step on this rank."""
     data = Numbered(samples, seed=0)
-    model = DistributedDataParallel(Diary())
+    model = DistributedDataParallel(RecordingNetwork())
     sampler = DistributedSampler(data)
     for inputs, labels in DataLoader(data, batch_size, sampler=sampler):
         F.cross_entropy(model(inputs), labels).backward()

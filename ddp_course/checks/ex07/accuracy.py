@@ -5,7 +5,7 @@ import math
 import torch
 
 from ddp_course.checks.checked_watch import CheckedWatch
-from ddp_course.checks.ex07.networks import PAGES, PRELOADED, Diary, changed, judge_inputs
+from ddp_course.checks.ex07.networks import PRELOADED, RECORD, RecordingNetwork, changed, judge_inputs
 from ddp_course.checks.samples import CLASSES, Numbered, same_as, two_numbers
 from ddp_course.checks.training import equal, state
 from ddp_course.judge.answer import trying
@@ -29,12 +29,12 @@ def metrics(accuracy, sizes, batch_size, seed):
         data = half_known(size, seed, batch_size * accelerator.num_processes)
         network = in_training(seed)
         network.train(comes_in_training(place))
-        PAGES.clear()
+        RECORD.clear()
         with trying(f"{size} samples"), CheckedWatch() as watch:
             returned = accuracy(accelerator, network, data.inputs, data.labels, batch_size)
         modes = {module.training for module in network.modules()}
         seen.append(
-            {"returned": returned, "modes": sorted(modes), "pages": list(PAGES)}
+            {"returned": returned, "modes": sorted(modes), "record": list(RECORD)}
             | {"sent": [entry["whole"] for entry in watch.log]}
             | {"wrapped": any(is_start_of_ddp(entry, network) for entry in watch.log)}
             | left_behind(data, network, size, seed, batch_size)
@@ -50,7 +50,7 @@ def in_training(seed):
     """The network in the middle of training: it has gradients, and one of its
     parameters is frozen.
     """
-    network = Diary(seed, mixing=True)
+    network = RecordingNetwork(seed, mixing=True)
     network.layers[0].bias.requires_grad_(False)
     for number, parameter in enumerate(network.parameters()):
         if parameter.requires_grad:
@@ -113,7 +113,7 @@ def half_known(size, seed, joined):
 
 @torch.no_grad()
 def guesses_of(data, seed):
-    return Diary(seed, mixing=True).eval().layers(data.inputs[:, 1:]).argmax(dim=1)
+    return RecordingNetwork(seed, mixing=True).eval().layers(data.inputs[:, 1:]).argmax(dim=1)
 
 
 @question(
@@ -154,12 +154,12 @@ def judge_metric(place, size, batch_size, seed, of_ranks):
         mode, other = other, mode
     for rank, of_rank in enumerate(of_ranks):
         where = f"{rank} of {n}"
-        if any(page["training"] for page in of_rank["pages"]):
+        if any(entry["training"] for entry in of_rank["record"]):
             cause = "in training mode, Dropout removes values at random, and BatchNorm uses the other "
             cause += "samples of the batch: network.eval() first"
             raise Wrong(f"the network in {checked}", rank=where, expected="evaluation mode",
                         got="training mode", cause=cause)  # fmt: skip
-        if any(page["gradient"] for page in of_rank["pages"]):
+        if any(entry["gradient"] for entry in of_rank["record"]):
             cause = "this does not train, so autograd need not record anything: use with torch.no_grad()"
             raise Wrong(f"the network's outputs in {checked}", rank=where, expected="outputs without gradients",
                         got="outputs that require gradients", cause=cause)  # fmt: skip
@@ -176,7 +176,7 @@ def judge_metric(place, size, batch_size, seed, of_ranks):
     truth = torch.tensor([int(right.sum()), size])
     totals = [two_numbers(of_rank["returned"]) for of_rank in of_ranks]
     wrong = [rank for rank, pair in enumerate(totals) if pair is None or (pair - truth).abs().max() > 1e-6]
-    seen = [[number for page in of_rank["pages"] for number in page["samples"]] for of_rank in of_ranks]
+    seen = [[number for entry in of_rank["record"] for number in entry["samples"]] for of_rank in of_ranks]
     if wrong:
         got = ", ".join(f"{of_rank['returned']} on rank {rank}" for rank, of_rank in enumerate(of_ranks))
         raise Wrong(checked, rank=f"{wrong[0]} of {n}", expected=f"({truth[0]}, {size}) on every process",
@@ -187,7 +187,7 @@ def judge_work(size, batch_size, of_ranks):
     """Raise Wrong unless the processes have shared the work, with little communication."""
     n = len(of_ranks)
     checked = f"accuracy with {size} sample{'s' * (size > 1)}, batch_size={batch_size}, {n} processes"
-    batches = [[len(page["samples"]) for page in of_rank["pages"]] for of_rank in of_ranks]
+    batches = [[len(entry["samples"]) for entry in of_rank["record"]] for of_rank in of_ranks]
     rank = max(range(n), key=lambda rank: sum(batches[rank]))
     if size > 4 * n * batch_size and sum(batches[rank]) > 0.8 * size:
         cause = "the numbers are right, but one process does all the work: give each process its own share"

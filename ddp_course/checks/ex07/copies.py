@@ -7,7 +7,7 @@ from torch import nn
 
 from ddp_course.checks.ex07.networks import (
     PRELOADED,
-    Diary,
+    RecordingNetwork,
     changed,
     ends,
     in_words,
@@ -33,11 +33,11 @@ def copies(together, samples, batch_size, seed):
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_TORCH_DEVICE": "cpu"}
     from accelerate import PartialState
 
-    data, network = Numbered(samples, seed), Diary(seed + int(os.environ["RANK"]))
+    data, network = Numbered(samples, seed), RecordingNetwork(seed + int(os.environ["RANK"]))
     returned, end = together(network, data.inputs, data.labels, batch_size), None
     copied = False
     match returned:
-        case (nn.Module() as network, int() as number) if isinstance(unwrapped(network), Diary):
+        case (nn.Module() as network, int() as number) if isinstance(unwrapped(network), RecordingNetwork):
             returned, end = number, state(unwrapped(network))
             copied = never_trained(unwrapped(network))
         case _:
@@ -95,7 +95,7 @@ def judge_copies(seen, samples, batch_size, seed):
     judge_samples(checked, trained, samples, batch_size)
 
     def those_that(seeds=(seed,) * n, **mistakes):
-        return ends([Diary(one) for one in seeds], data, trained, LEARNING_RATE, **mistakes)
+        return ends([RecordingNetwork(one) for one in seeds], data, trained, LEARNING_RATE, **mistakes)
 
     looks = [
         ([{"averaged": False}], "the processes start from the same parameters, but do not average gradients: call "
@@ -106,7 +106,7 @@ def judge_copies(seen, samples, batch_size, seed):
     judge_ends(
         checked,
         [of_rank["end"] for of_rank in seen],
-        state(Diary(seed)),
+        state(RecordingNetwork(seed)),
         those_that,
         looks,
         copied=any(of_rank["copied"] for of_rank in seen),

@@ -17,10 +17,10 @@ PRELOADED = ["accelerate", "datasets", "deepspeed"]
 
 # the record of this process's networks; not in the network, because a copy would have
 # its own
-PAGES = []
+RECORD = []
 
 
-class Diary(nn.Module):
+class RecordingNetwork(nn.Module):
     """A small network, in 64 bits, that ignores its first input, a sample's number, but
     records it.
 
@@ -38,18 +38,20 @@ class Diary(nn.Module):
         outputs = self.layers(inputs[:, 1:])
         training = any(module.training for module in self.modules())
         numbers = inputs[:, 0].long().tolist()
-        PAGES.append({"samples": numbers, "training": training, "gradient": outputs.requires_grad, "network": id(self)})
+        RECORD.append(
+            {"samples": numbers, "training": training, "gradient": outputs.requires_grad, "network": id(self)}
+        )
         return outputs
 
 
 def trained_on():
     """The samples of each training step of this process, a list of lists."""
-    return [page["samples"] for page in PAGES if page["gradient"]]
+    return [entry["samples"] for entry in RECORD if entry["gradient"]]
 
 
 def never_trained(network):
     """Whether training steps were taken, but none with this network."""
-    networks = {page["network"] for page in PAGES if page["gradient"]}
+    networks = {entry["network"] for entry in RECORD if entry["gradient"]}
     return bool(networks) and id(network) not in networks
 
 

@@ -6,9 +6,9 @@ import torch
 from torch.nn import functional as F
 
 from ddp_course.checks.ex07.networks import (
-    PAGES,
     PRELOADED,
-    Diary,
+    RECORD,
+    RecordingNetwork,
     changed,
     in_words,
     judge_inputs,
@@ -34,8 +34,8 @@ def trainings(train, cases, rate, seed):
         accelerator = Accelerator(cpu=True)
         # otherwise a rank might leave while another is still connecting to it
         accelerator.wait_for_everyone()
-        data, network = Numbered(samples, seed), Diary(seed)
-        PAGES.clear()
+        data, network = Numbered(samples, seed), RecordingNetwork(seed)
+        RECORD.clear()
         with trying(f"{samples} samples, batch_size={batch_size}, every={every}"):
             returned = train(accelerator, network, data.inputs, data.labels, batch_size, every, epochs, rate)
         network = unwrapped(returned)
@@ -46,7 +46,7 @@ def trainings(train, cases, rate, seed):
             "changed": changed(data, Numbered(samples, seed)),
             "copied": never_trained(network),
         }
-        if isinstance(network, Diary):
+        if isinstance(network, RecordingNetwork):
             of_case |= {"wrapped": network is not returned, "end": state(network)}
         seen.append(of_case)
     accelerator.end_training()
@@ -167,7 +167,7 @@ def windows(trained, every, epochs):
 
 def descend(data, seed, rate, updates):
     """The state of one process's network after SGD on these updates."""
-    network = Diary(seed)
+    network = RecordingNetwork(seed)
     for update in updates:
         loss = sum(weight * sum_of_losses(network, data, numbers) for numbers, weight in update)
         gradients = torch.autograd.grad(loss, list(network.parameters()))
@@ -217,7 +217,7 @@ def cause_of_end(of_ranks, data, case, rate, seed):
             "another network was trained, such as a copy, and not the one that comes back: return the one that the "
             "optimizer changes"
         )
-    if equal(got[0], state(Diary(seed))):
+    if equal(got[0], state(RecordingNetwork(seed))):
         return "the network has not changed: does the optimizer step, and does it have these parameters?"
     if any(value.isnan().any() for end in got for value in end.values()):
         return (

@@ -15,7 +15,7 @@ from ddp_course.judge.verdict import Wrong
 LEARNING_RATE = 0.1
 
 
-class Diary(nn.Module):
+class RecordingNetwork(nn.Module):
     """A small network, in 64 bits, that ignores the samples' numbers but records them.
 
     start: its parameters when it was first trained; trained: the samples of each
@@ -38,8 +38,8 @@ class Diary(nn.Module):
         return self.layers(inputs[:, 1:])
 
 
-def diary_of(network):
-    if not isinstance(network, Diary):
+def record_of(network):
+    if not isinstance(network, RecordingNetwork):
         return {"network": "None" if network is None else f"a {type(network).__name__}"}
     return {"network": None, "start": network.start, "end": state(network), "trained": network.trained,
             "tested": network.tested}  # fmt: skip
@@ -49,42 +49,42 @@ ALONE = "each rank has trained alone, without averaging gradients: call the wrap
 SAME_ORDER = "every epoch has the same order: does the sampler know which epoch it is?"
 
 
-def judge_training(checked, diaries, samples, epochs, batch_size, seed, same_order=SAME_ORDER, alone=ALONE):
+def judge_training(checked, records, samples, epochs, batch_size, seed, same_order=SAME_ORDER, alone=ALONE):
     """Raise Wrong unless the ranks divided the samples of each epoch and trained like
     one process.
     """
-    n = len(diaries)
-    for rank, diary in enumerate(diaries):
+    n = len(records)
+    for rank, record in enumerate(records):
         where = f"{rank} of {n}"
-        if diary["network"] or not diary["trained"]:
+        if record["network"] or not record["trained"]:
             raise Wrong(checked, rank=where, expected="the trained network from make_model()",
-                        got=diary["network"] or "a network that was never called in training mode",
+                        got=record["network"] or "a network that was never called in training mode",
                         cause="return the network that the loop trains, wrapped or not")  # fmt: skip
-        if equal(diary["end"], diary["start"]):
+        if equal(record["end"], record["start"]):
             raise Wrong(f"the parameters at the end of {checked}", rank=where, expected="different from those at "
                                                                                         "the start",
                         got="the same", cause="the parameters have not changed: does the optimizer have the parameters "
                         "of this network?")  # fmt: skip
-    judge_samples(checked, diaries, samples, epochs, batch_size, same_order)
+    judge_samples(checked, records, samples, epochs, batch_size, same_order)
 
-    data, start = Numbered(samples, seed), diaries[0]["start"]
-    for rank, diary in enumerate(diaries):
-        if not equal(diary["start"], start):
+    data, start = Numbered(samples, seed), records[0]["start"]
+    for rank, record in enumerate(records):
+        if not equal(record["start"], start):
             raise Wrong(f"the parameters before the first step of {checked}", rank=f"{rank} of {n}",
-                        expected=a_look(start), got=a_look(diary["start"]), cause="the ranks must start from the "
+                        expected=a_look(start), got=a_look(record["start"]), cause="the ranks must start from the "
                         "same parameters: DDP broadcasts rank 0's when you wrap the model")  # fmt: skip
-    for rank, diary in enumerate(diaries):
-        if not equal(diary["end"], diaries[0]["end"]):
+    for rank, record in enumerate(records):
+        if not equal(record["end"], records[0]["end"]):
             cause = (
                 "the ranks started from the same parameters, but have diverged: is every step the same on all ranks?"
             )
-            if equal(diary["end"], replayed(data, start, diary["trained"])):
+            if equal(record["end"], replayed(data, start, record["trained"])):
                 cause = alone
             raise Wrong(f"the parameters at the end of {checked}", rank=f"{rank} of {n}",
-                        expected=f"as on rank 0: {a_look(diaries[0]['end'])}", got=a_look(diary["end"]),
+                        expected=f"as on rank 0: {a_look(records[0]['end'])}", got=a_look(record["end"]),
                         cause=cause)  # fmt: skip
-    joined = [sum(parts, []) for parts in zip(*(diary["trained"] for diary in diaries))]
-    truth, got = replayed(data, start, joined), diaries[0]["end"]
+    joined = [sum(parts, []) for parts in zip(*(record["trained"] for record in records))]
+    truth, got = replayed(data, start, joined), records[0]["end"]
     if not equal(got, truth):
         cause = "is the gradient of each step the mean over the joined batch, and is the optimizer the given one?"
         if equal(got, replayed(data, start, joined, LEARNING_RATE * n)):
@@ -98,12 +98,12 @@ def judge_training(checked, diaries, samples, epochs, batch_size, seed, same_ord
                     rank=f"0 of {n}", expected=a_look(truth), got=a_look(got), cause=cause)  # fmt: skip
 
 
-def judge_samples(checked, diaries, samples, epochs, batch_size, same_order):
+def judge_samples(checked, records, samples, epochs, batch_size, same_order):
     """Raise Wrong unless each epoch used each sample once, in batches of one size, in a
     new order.
     """
-    n = len(diaries)
-    flat = [[number for step in diary["trained"] for number in step] for diary in diaries]
+    n = len(records)
+    flat = [[number for step in record["trained"] for number in step] for record in records]
     share = samples // n
     for rank, numbers in enumerate(flat):
         if len(numbers) != epochs * share:
@@ -112,7 +112,7 @@ def judge_samples(checked, diaries, samples, epochs, batch_size, same_order):
                 cause = "every rank goes through all samples: divide them among the ranks"
             raise Wrong(f"how many samples a rank is trained on, in {checked}", rank=f"{rank} of {n}",
                         expected=f"{epochs} epochs of {share}", got=len(numbers), cause=cause)  # fmt: skip
-    sizes = sorted({len(step) for diary in diaries for step in diary["trained"]})
+    sizes = sorted({len(step) for record in records for step in record["trained"]})
     if sizes != [batch_size]:
         raise Wrong(f"the sizes of the batches in {checked}", expected=batch_size, got=", ".join(map(str, sizes)),
                     cause="batch_size is the number of samples per step of one rank: leave it unchanged")  # fmt: skip
@@ -139,7 +139,7 @@ def replayed(data, start, steps, learning_rate=LEARNING_RATE):
     """The parameters of one process that starts at `start` and takes these steps, lists
     of sample numbers.
     """
-    network = Diary()
+    network = RecordingNetwork()
     network.load_state_dict(start)
     for numbers in steps:
         F.cross_entropy(network(data.inputs[numbers]), data.labels[numbers]).backward()
