@@ -122,6 +122,83 @@ def hands_in_the_lessons_evaluation(samples, batch_size, world_size):
     return lesson04.evaluate(samples, batch_size, world_size)
 
 
+@right("epoch_plan")
+def deals_out_and_counts(samples, batch_size, world_size):
+    dealt = list(range(0, samples, world_size))  # the share of rank 0, the longest
+    batches = [dealt[begin : begin + batch_size] for begin in range(0, len(dealt), batch_size)]
+    return len(batches), len(batches[-1]), len(dealt) * world_size - samples
+
+
+@right("epoch_plan")
+def with_tensors(samples, batch_size, world_size):
+    share = torch.tensor(samples / world_size).ceil()
+    steps = (share / batch_size).ceil()
+    return torch.stack([steps, share - (steps - 1) * batch_size, share * world_size - samples])
+
+
+@right("epoch_plan")
+def with_divmod(samples, batch_size, world_size):
+    share, rest = divmod(samples, world_size)
+    twice = world_size - rest if rest else 0
+    steps, last = divmod(share + bool(rest), batch_size)
+    return (steps + 1, last, twice) if last else (steps, batch_size, twice)
+
+
+@wrong("epoch_plan", "rounds the length of a share up")
+def shares_without_the_tail(samples, batch_size, world_size):
+    steps, last, _ = plan(samples // world_size, batch_size, world_size, samples)
+    return steps, last, 0
+
+
+@wrong("epoch_plan", "drops it only with")
+def whole_global_batches(samples, batch_size, world_size):
+    _, last, twice = rounds_up_twice(samples, batch_size, world_size)
+    return samples // (batch_size * world_size), last, twice
+
+
+@wrong("epoch_plan", "all shares together have more samples than the data set")
+def all_batches_are_filled(samples, batch_size, world_size):
+    steps, last, _ = rounds_up_twice(samples, batch_size, world_size)
+    return steps, last, steps * batch_size * world_size - samples
+
+
+@wrong("epoch_plan", "what is left of a rank's share after the full batches|the last batch is a full one")
+def another_order(samples, batch_size, world_size):
+    steps, last, twice = rounds_up_twice(samples, batch_size, world_size)
+    return steps, twice, last
+
+
+@wrong("epoch_plan", "a full one")
+def full_only_where_all_divides(samples, batch_size, world_size):
+    """Wrong with one sample too few: the sampler fills the shares up."""
+    steps, last, twice = rounds_up_twice(samples, batch_size, world_size)
+    divides = samples % (batch_size * world_size) == 0
+    return steps, batch_size if divides else last % batch_size, twice
+
+
+@wrong("epoch_plan", "both round up")
+def counts_whole_steps_before_padding(samples, batch_size, world_size):
+    _, last, twice = rounds_up_twice(samples, batch_size, world_size)
+    return samples // (batch_size * world_size) + (last < batch_size), last, twice
+
+
+@wrong("epoch_plan", "what is left of a rank's share")
+def full_in_the_first_step(samples, batch_size, world_size):
+    """Takes it for granted that there is a full batch."""
+    steps, last, twice = rounds_up_twice(samples, batch_size, world_size)
+    return steps, batch_size if steps == 1 else last, twice
+
+
+@wrong("epoch_plan", "drops it only with|rounds the length")
+def rounds_to_the_nearest(samples, batch_size, world_size):
+    return plan(round(samples / world_size), batch_size, world_size, samples)
+
+
+@wrong("epoch_plan", "return three numbers")
+def prints_them(samples, batch_size, world_size):
+    print(rounds_up_twice(samples, batch_size, world_size))
+
+
 # ---- sharded_sampler ----
 
 
