@@ -889,6 +889,119 @@ def cannot_do_without_samples(model, test_set, classes, device):
     return added(table)
 
 
+@right("evaluate")
+@torch.no_grad()
+def with_one_hot_vectors(model, test_set, classes, device):
+    network, table = model.module.eval(), torch.zeros(classes, classes, dtype=torch.long)
+    for inputs, labels in DataLoader(my_part(test_set), 64):
+        guesses = network(inputs).argmax(1)
+        table += F.one_hot(labels, classes).T @ F.one_hot(guesses, classes)
+    return added(table)
+
+
+@right("evaluate")
+@torch.no_grad()
+def places_are_accumulated(model, test_set, classes, device):
+    network, table = model.module.eval(), numpy.zeros((classes, classes))
+    for inputs, labels in DataLoader(my_part(test_set), 64):
+        numpy.add.at(table, (labels.numpy(), network(inputs).argmax(1).numpy()), 1)
+    return added(torch.from_numpy(table).int())
+
+
+@right("evaluate")
+def rank_0_adds_and_tells(model, test_set, classes, device):
+    n, mine = dist.get_world_size(), tabulated(model.module, my_part(test_set), classes)
+    parts = [torch.zeros_like(mine) for _ in range(n)] if dist.get_rank() == 0 else None
+    dist.gather(mine, parts)
+    whole = sum(parts) if parts else torch.zeros_like(mine)
+    dist.broadcast(whole, 0)
+    return whole.tolist()
+
+
+@torch.no_grad()
+def each_place_once(network, data_set, classes, batch_size):
+    table = torch.zeros(classes, classes, dtype=torch.long)
+    for inputs, labels in DataLoader(data_set, batch_size):
+        table[labels, network.eval()(inputs).argmax(1)] += 1
+    return table
+
+
+@wrong("evaluate", "counts once: .* changes each place once")
+def equal_pairs_of_a_batch_once(model, test_set, classes, device):
+    return added(each_place_once(model.module, my_part(test_set), classes, 16))
+
+
+@wrong("evaluate", "counts once: .* changes each place once")
+def equal_pairs_of_a_share_once(model, test_set, classes, device):
+    return added(each_place_once(model.module, my_part(test_set), classes, len(test_set)))
+
+
+@wrong("evaluate", "counts once: .* changes each place once")
+def equal_pairs_of_all_once(model, test_set, classes, device):
+    counted = added(tabulated(model.module, my_part(test_set), classes))
+    return (counted > 0).long()
+
+
+@wrong("evaluate", "a mean of means")
+@torch.no_grad()
+def mean_of_the_batches_means(model, test_set, classes, device):
+    mine = my_part(test_set)
+    parts = [Subset(mine, range(begin, min(begin + 8, len(mine)))) for begin in range(0, len(mine), 8)]
+    tables = [tabulated(model.module, part, classes).double() / len(part) for part in parts]
+    mean = sum(tables, torch.zeros(classes, classes).double()) / max(1, len(tables))
+    return added(mean * len(test_set), dist.ReduceOp.AVG)
+
+
+@wrong("evaluate", "some samples were left out")
+def drops_the_last_batch(model, test_set, classes, device):
+    mine = my_part(test_set)
+    whole = Subset(mine, range(len(mine) // 5 * 5))
+    return added(tabulated(model.module, whole, classes))
+
+
+@wrong("evaluate", "same number of dimensions|size of tensor|shape", status="your code raised")
+@torch.no_grad()
+def counts_as_many_places_as_there_are(model, test_set, classes, device):
+    model.eval()
+    counts = torch.zeros(classes**2, dtype=torch.long)
+    for inputs, labels in DataLoader(my_part(test_set), 16):
+        counts += torch.bincount(labels * classes + model.module(inputs).argmax(1))
+    return added(counts).view(classes, classes)
+
+
+@wrong("evaluate", "num_samples should be a positive", status="your code raised")
+def shuffles_a_share_that_may_be_empty(model, test_set, classes, device):
+    DataLoader(my_part(test_set), 64, shuffle=True)
+    return with_bincount(model, test_set, classes, device)
+
+
+@wrong("evaluate", "sum all counts over all ranks")
+def takes_the_largest(model, test_set, classes, device):
+    return added(tabulated(model.module, my_part(test_set), classes), dist.ReduceOp.MAX)
+
+
+@wrong("evaluate", "in the wrong rows or columns")
+def second_best_guess(model, test_set, classes, device):
+    """Right guesses stay; a wrong one goes to the next column."""
+    table = added(tabulated(model.module, my_part(test_set), classes))
+    others = table - torch.diag(table.diagonal())
+    moved = others.roll(1, dims=1)
+    moved += torch.diag(moved.diagonal()).roll(1, dims=1) - torch.diag(moved.diagonal())
+    return torch.diag(table.diagonal()) + moved
+
+
+@wrong("evaluate", "return one table")
+def counts_as_one_vector(model, test_set, classes, device):
+    return added(tabulated(model.module, my_part(test_set), classes)).flatten()
+
+
+@wrong("evaluate", "every rank does all the work")
+def gathers_the_samples(model, test_set, classes, device):
+    """Evaluates its share, and then, to be sure, everything again."""
+    tabulated(model.module, my_part(test_set), classes)
+    return tabulated(model.module, test_set, classes)
+
+
 # ---- program ----
 
 

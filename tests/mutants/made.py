@@ -23,6 +23,11 @@ EQUIVALENT = {
         "13: 0: one less": "the first parameter opens the first bucket, as with 0",
         "15: 0: one more": "gradients have four bytes per number: no bucket has one left",
     },
+    "04 evaluate": {
+        "13: 250: one more": "a batch of an evaluation may have any size",
+        "13: 250: one less": "a batch of an evaluation may have any size",
+        "evaluate returns NaN": "it returns whole numbers, which this change does not reach",
+    },
     "05 normalize": {"15: 0: one less": "rounding makes a variance negative, but by far less than 1"},
     "06 weighing_hook": {
         "14: 0: one less": "the value of the future is a list of one tensor",

@@ -203,7 +203,7 @@ def check_find_the_bug_3(answer, draw):
         if totals is not None and (totals - torch.tensor([correct, tests])).abs().max() <= 1e-6:
             continue
         cause = "do the ranks together count each sample of the test set exactly once?"
-        tested = of_rank["tested"]
+        tested = sum(of_rank["tested"], [])
         if any(number < FIRST_TEST for number in tested):
             cause = (
                 f"the test set has {tests} samples, numbered from {FIRST_TEST} in this check: which are counted here?"

@@ -1,15 +1,16 @@
 """Question 3: an exact evaluation, class by class."""
 
-import math
 import re
 from collections import Counter
+from functools import partial
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_course.checks.claims import Claim, agree, on_every_rank
 from ddp_course.checks.ex04.recorded import RecordingNetwork
-from ddp_course.checks.samples import Numbered, same_as
+from ddp_course.checks.samples import Numbered
 from ddp_course.checks.training import fill, state
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
@@ -19,8 +20,8 @@ from ddp_course.ranks.launch import SYMPTOMS, RankError, RankTimeout
 
 
 def evaluations(evaluate, sizes, classes, seed, stop_at_wrapper=False):
-    """Evaluate on test sets of these sizes; return for each the result, and what the
-    network saw and how it changed.
+    """Evaluate on test sets of these sizes; return for each the result, the batches that
+    the network saw, and how it changed.
     """
     with process_group(timeout=4):
         model = DistributedDataParallel(a_classifier(classes, seed))
@@ -38,34 +39,30 @@ def evaluations(evaluate, sizes, classes, seed, stop_at_wrapper=False):
             for book in (network.tested, network.trained, calls):
                 book.clear()
             with trying(f"a test set of {size}"):
-                test_set = half_known(size, classes, seed)
-                returned = evaluate(model, test_set, classes, torch.device("cpu"))
+                returned = evaluate(model, half_known(size, classes, seed), classes, torch.device("cpu"))
             gradients_on = torch.is_grad_enabled()
             torch.set_grad_enabled(True)
-            moved = [name for name, value in state(network).items() if not torch.equal(value, before[name])]
-            mine = network.tested + [number for step in network.trained for number in step]
-            seen.append(
-                {
-                    "returned": as_matrix(returned),
-                    "moved": moved,
-                    "gradients_on": gradients_on,
-                    "mine": mine,
-                    "wrapper": len(calls),
-                }
-            )
+            batches = [[number for number in batch if number < size] for batch in network.tested + network.trained]
+            seen.append({
+                "returned": as_table(returned, classes),
+                "moved": [name for name, value in state(network).items() if not torch.equal(value, before[name])],
+                "gradients_on": gradients_on,
+                "batches": batches,
+                "wrapper": len(calls),
+            })  # fmt: skip
         return seen
 
 
 STOPPED = "the wrapper was called"
 
 
-def as_matrix(returned):
-    """What an answer has returned as a matrix of 64-bit numbers, or in words."""
+def as_table(returned, classes):
+    """What an answer has returned as (classes, classes) numbers in 64 bits, or in words."""
     try:
-        matrix = torch.as_tensor(returned).detach().double()
+        table = torch.as_tensor(returned).detach().double()
     except (TypeError, ValueError, RuntimeError):
         return f"{returned!r}"
-    return matrix if matrix.dim() == 2 else f"shape {tuple(matrix.shape)}"
+    return table if table.shape == (classes, classes) else f"shape {tuple(table.shape)}"
 
 
 def a_classifier(classes, seed):
@@ -87,6 +84,13 @@ def half_known(size, classes, seed):
     return data
 
 
+def pairs_of(size, classes, seed):
+    """Label and guess of each sample, (size, 2)."""
+    data, network = half_known(size, classes, seed), a_classifier(classes, seed).eval()
+    with torch.no_grad():
+        return torch.stack([data.labels, network(data.inputs).argmax(dim=1)], dim=1)
+
+
 @question(
     "Each rank counts over its own share, and the counts of all ranks are summed once, at the end. What do you have to "
     "count, so that the sum over the ranks is the whole table?",
@@ -106,9 +110,13 @@ def check_evaluate(answer, draw):
     hard = [1, n - 1, n + 1, draw.randint(5, 40) * n + 1, 2 * n]
     for ranks, sizes in ((2, mild), (n, hard)):
         classes = draw.randint(3, 7)
-        seen = evaluated(answer, ranks, sizes, classes, seed)
-        for index, size in enumerate(sizes):
-            judge_evaluation(size, classes, seed, [of_rank[index] for of_rank in seen])
+        for size, *of_ranks in zip(sizes, *evaluated(answer, ranks, sizes, classes, seed)):
+            samples = f"{size} sample{'s' * (size > 1)}"
+            checked = f"evaluate(model, test_set, classes={classes}, device) with {samples} on {ranks} ranks"
+            on_every_rank(partial(manners, checked, classes), of_ranks)
+            on_every_rank(partial(is_exact, checked, pairs_of(size, classes, seed), classes), of_ranks)
+            if size >= 20:
+                on_every_rank(partial(shared_work, size), of_ranks)
 
 
 def evaluated(answer, ranks, sizes, classes, seed):
@@ -143,109 +151,103 @@ WRAPPER = (
 )  # fmt: skip
 
 
-def judge_evaluation(size, classes, seed, of_ranks):
-    n = len(of_ranks)
-    checked = f"evaluate(model, test_set, classes={classes}, device) with {size} sample{'s' * (size > 1)} on {n} ranks"
-    data = half_known(size, classes, seed)
-    with torch.no_grad():
-        guesses = a_classifier(classes, seed).eval()(data.inputs).argmax(dim=1)
-    right = guesses == data.labels
-    table = torch.zeros(classes, classes, dtype=torch.float64)
-    table.index_put_((data.labels, guesses), torch.ones(size).double(), accumulate=True)
-    for rank, of_rank in enumerate(of_ranks):
-        if of_rank["moved"]:
-            raise Wrong(checked, rank=f"{rank} of {n}", expected="an unchanged network",
-                        got=f"another {of_rank['moved'][0]}", cause=TRAINING_MODE)  # fmt: skip
-        if not of_rank["gradients_on"]:
-            raise Wrong(f"torch.is_grad_enabled() after {checked}", rank=f"{rank} of {n}", expected=True, got=False,
-                        cause="gradients are still switched off afterwards, so training could not continue: use "
-                        "`with torch.no_grad():`")  # fmt: skip
-        if getattr(of_rank["returned"], "shape", None) != table.shape:
-            got = of_rank["returned"]
-            raise Wrong(checked, rank=f"{rank} of {n}", expected=f"a table of shape ({classes}, {classes})",
-                        got=f"shape {tuple(got.shape)}" if isinstance(got, torch.Tensor) else got,
-                        cause="return one table: a row for each label, a column for each guess")  # fmt: skip
-    totals = [torch.stack([of_rank["returned"].trace(), of_rank["returned"].sum()]) for of_rank in of_ranks]
-    truth = torch.tensor([right.sum(), size])
-    expected = f"{truth[0]} right of {size}, on every rank"
-    wrong = [rank for rank, total in enumerate(totals) if not (total - truth).abs().max() <= 1e-6]
-    shares = [[number for number in of_rank["mine"] if number < size] for of_rank in of_ranks]
-    if wrong:
-        got = ", ".join(f"{total[0]:g} right of {total[1]:g} on rank {rank}" for rank, total in enumerate(totals))
-        cause = cause_of_totals(right, size, shares, totals, wrong)
-        if is_in_shares(of_ranks[wrong[0]]["returned"], table):
-            cause = "these are shares, not counts: count how many samples there are of each label and guess"
-        cause = WRAPPER if len({of_rank["wrapper"] for of_rank in of_ranks}) > 1 else cause
-        raise Wrong(checked, rank=f"{wrong[0]} of {n}", expected=expected, got=got, cause=cause)
-    judge_table(checked, table, [of_rank["returned"] for of_rank in of_ranks])
-    if size >= 20 and max(map(len, shares)) > 0.8 * size:
-        rank = max(range(n), key=lambda rank: len(shares[rank]))
-        workers = "every rank" if min(map(len, shares)) > 0.8 * size else "one rank"
-        raise Wrong(f"how many samples a rank evaluates, of {size} on {n} ranks", rank=f"{rank} of {n}",
-                    expected=f"about {size // n}", got=len(shares[rank]), cause=f"the totals are right, but {workers} "
-                    "does all the work: let each rank evaluate its share")  # fmt: skip
+# ---- what is claimed ----
 
 
-def judge_table(checked, table, of_ranks):
-    """Raise Wrong unless the ranks' tables are right, of which the totals are."""
-    for rank, got in enumerate(of_ranks):
-        if (got - table).abs().max() <= 1e-6:
-            continue
-        cause = "as many are right as should be, but labels or guesses are in the wrong rows or columns"
-        if torch.equal(got, table.T):
-            cause = "rows and columns are swapped: a row for each label, a column for each guess"
-        elif rank and (of_ranks[0] - table).abs().max() <= 1e-6:
-            cause = "only rank 0 has the whole table: sum all of its entries over the ranks, for all ranks"
-        raise Wrong(f"the table of {checked}", rank=f"{rank} of {len(of_ranks)}", expected=rows(table), got=rows(got),
-                    cause=cause)  # fmt: skip
+def manners(checked, classes, rank, of_ranks):
+    """Claims about what an answer leaves behind, and that it returns a table."""
+    seen = of_ranks[rank]
+    yield Claim(checked, seen["moved"], [], TRAINING_MODE, told="an unchanged network",
+                shown=f"another {', '.join(seen['moved'][:1])}")  # fmt: skip
+    yield Claim(f"torch.is_grad_enabled() after {checked}", seen["gradients_on"], True, "gradients are still switched off "
+                "afterwards, so training could not continue: use `with torch.no_grad():`")  # fmt: skip
+    yield Claim(checked, isinstance(seen["returned"], torch.Tensor), True, "return one table: a row for each label, a "
+                "column for each guess", told=f"a table of shape ({classes}, {classes})",
+                shown=seen["returned"])  # fmt: skip
 
 
-def is_in_shares(got, table):
-    """Whether an answer has divided the counts by those of all samples, or of a class."""
-    wholes = [table.sum(), table.sum(1, keepdim=True), table.sum(0, keepdim=True)]
-    return any((got - table / whole.clamp(min=1)).abs().max() < 1e-5 for whole in wholes)
+def is_exact(checked, pairs, classes, rank, of_ranks):
+    """The claim that a rank's table is exact. pairs: label and guess of each sample."""
+    got, truth = of_ranks[rank]["returned"], table_of(pairs, classes)
+    words = [" of ".join(f"{number:g}" for number in totals(table)) + " right" for table in (truth, got)]
+    if words[0] == words[1]:
+        words = [
+            "; ".join(" ".join(f"{number:g}" for number in row) for row in table.tolist()) for table in (truth, got)
+        ]
+    yield Claim(checked, got, truth, partial(cause_of_totals, truth, got), partial(mistakes, truth, pairs, rank, of_ranks),
+                told=words[0], shown=words[1])  # fmt: skip
 
 
-def rows(table):
-    return "; ".join(" ".join(f"{number:g}" for number in row) for row in table.tolist())
+def table_of(pairs, classes):
+    """How often each pair of label and guess comes, (classes, classes), in 64 bits."""
+    counts = torch.bincount(pairs @ torch.tensor([classes, 1]), minlength=classes**2)
+    return counts.view(classes, classes).double()
 
 
-def cause_of_totals(right, size, shares, totals, wrong):
-    """The likely cause of wrong totals. right: which predictions are correct; shares:
-    the samples that each rank evaluated.
-    """
-    n = len(shares)
-    own = [torch.tensor([int(right[share].sum()), len(share)]).double() for share in shares]
-    seen = [total[1].item() for total in totals]
-    if 0 not in wrong:
-        return "only rank 0 has the whole table: dist.all_reduce gives it to all ranks, dist.reduce only to one"
-    if all(torch.equal(total, mine) for total, mine in zip(totals, own)) and seen != [size] * n:
-        return "each rank returns the counts of its own share: sum them over the ranks"
-    if size % n and all(map(same_as(size // n * n), seen)):
+def totals(table):
+    return [table.trace().item(), table.sum().item()]
+
+
+EACH_PAIR_ONCE = (
+    "a pair of label and guess that comes several times in a batch counts once: table[labels, guesses] += 1 changes each "
+    "place once; count with torch.bincount, or with index_put_(..., accumulate=True)"
+)
+
+
+def mistakes(truth, pairs, rank, of_ranks):
+    """Tables that come of mistakes, and their causes."""
+    n, size, got = len(of_ranks), len(pairs), of_ranks[rank]["returned"]
+    table = lambda samples: table_of(pairs[samples], len(truth))  # noqa: E731
+    batches = sum((of_rank["batches"] for of_rank in of_ranks), [])
+    shares = [sum(of_rank["batches"], []) for of_rank in of_ranks]
+    certain = {
+        WRAPPER: len({of_rank["wrapper"] for of_rank in of_ranks}) > 1,
+        "only rank 0 has the whole table: dist.all_reduce gives it to all ranks, dist.reduce only to one":
+            agree(of_ranks[0]["returned"], truth),
+    }  # fmt: skip
+    return [
+        *((got, cause) for cause, holds in certain.items() if holds),
+        *((sum(table(part).clamp(max=1) for part in parts), EACH_PAIR_ONCE) for parts in (batches, shares)),
+        (truth.clamp(max=1), EACH_PAIR_ONCE),
+        (truth.T, "rows and columns are swapped: a row for each label, a column for each guess"),
+        *((truth / whole.clamp(min=1), "these are shares, not counts: count how many samples there are of each label and "
+           "guess") for whole in (truth.sum(), truth.sum(1, keepdim=True), truth.sum(0, keepdim=True))),
+        (table(shares[rank]), "each rank returns the counts of its own share: sum them over the ranks"),
+        (truth / n, "the counts were averaged over the ranks: sum them"),
+        (sum(map(table, shares)), cause_of_shares(size, shares)),
+        (sum(table(share) / max(1, len(share)) for share in shares) * size / n, "it is the mean of the ranks' accuracies, "
+         "in which a small share counts as much as a large one: sum the counts"),
+    ]  # fmt: skip
+
+
+def cause_of_shares(size, shares):
+    """Why the sum of what the ranks have counted is wrong."""
+    counts = Counter(sum(shares, []))
+    twice = [sample for sample, times in counts.items() if times > 1]
+    if not twice:
         return "some samples were left out: the shares need not have the same length here"
-    if all(same_as(right.sum().item())(total[0]) and total[1] < size for total in totals):
-        return "all right guesses are counted, but some wrong ones are missing: sum every entry of the table over the ranks"
-    if all(map(same_as(n * size), seen)):
+    if all(set(share) == set(range(size)) for share in shares):
         return "every rank went through the whole test set, and then the counts were summed: each sample counts once"
-    if all(map(same_as(math.ceil(size / n) * n), seen)):
-        return (
-            "some samples were counted twice: DistributedSampler repeats samples until all ranks have the same number"
-        )
-    if all(map(same_as(size / n), seen)):
-        return "the counts were averaged over the ranks: sum them"
-    if all(map(same_as(size), seen)):
-        twice = [sample for sample, times in Counter(sum(shares, [])).items() if times > 1]
-        total = sum(int(right[share].sum()) for share in shares)
-        if twice and all(same_as(total)(both[0]) for both in totals):
-            return (
-                f"{len(twice)} samples were evaluated more than once, such as sample {twice[0]}: each counts only once"
-            )  # fmt: skip
-        means = [float(mine[0] / mine[1]) if mine[1] else 0.0 for mine in own]
-        if all(abs(total[0] - size * sum(means) / n) < 1 for total in totals):
-            return (
-                "it is the mean of the ranks' accuracies, in which a small share counts as much as a large one: sum "
-                "the counts"
-            )
-        if any(total[0] != round(total[0].item()) for total in totals):
-            return "not an integer: it is a mean of means, over batches or ranks of different size; sum counts instead"
+    return (
+        f"some samples were counted twice, such as sample {twice[0]}: DistributedSampler, for one, repeats samples until all "
+        "ranks have the same number"
+    )
+
+
+def cause_of_totals(truth, got):
+    (right, size), (found, seen) = totals(truth), totals(got)
+    if found == right and seen == size:
+        return "as many are right as should be, but labels or guesses are in the wrong rows or columns"
+    if found == right and seen < size:
+        return "all right guesses are counted, but some wrong ones are missing: sum every entry of the table over the ranks"
+    if seen == size and got.frac().any():
+        return "not an integer: it is a mean of means, over batches or ranks of different size; sum counts instead"
     return "does exactly one rank evaluate each sample, and do you sum all counts over all ranks?"
+
+
+def shared_work(size, rank, of_ranks):
+    n, shares = len(of_ranks), [sum(map(len, of_rank["batches"])) for of_rank in of_ranks]
+    workers = "every rank" if min(shares) > 0.8 * size else "one rank"
+    yield Claim(f"how many samples a rank evaluates, of {size} on {n} ranks", shares[rank], range(int(0.8 * size) + 1),
+                f"the totals are right, but {workers} does all the work: let each rank evaluate its share",
+                told=f"about {size // n}")  # fmt: skip

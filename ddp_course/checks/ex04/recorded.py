@@ -18,8 +18,8 @@ LEARNING_RATE = 0.1
 class RecordingNetwork(nn.Module):
     """A small network, in 64 bits, that ignores the samples' numbers but records them.
 
-    start: its parameters when it was first trained; trained: the samples of each
-    training step, a list of lists; tested: all other samples that it got.
+    start: its parameters when it was first trained; trained: the samples of each training
+    step, a list of lists; tested: those of each other call.
     """
 
     def __init__(self, norm=False):
@@ -34,7 +34,7 @@ class RecordingNetwork(nn.Module):
             self.start = self.start or state(self)
             self.trained.append(numbers)
         else:
-            self.tested += numbers
+            self.tested.append(numbers)
         return self.layers(inputs[:, 1:])
 
 
