@@ -1320,7 +1320,7 @@ def averages_the_loss(make_model, train_set, epochs, batch_size):
     return model.module
 
 
-@wrong("find_the_bug_1", "have diverged|end with different|one process|every step")
+@wrong("find_the_bug_1", "the mean of networks that were trained apart")
 def averages_the_parameters_at_the_end(make_model, train_set, epochs, batch_size):
     network = bug_1_as_given(make_model, train_set, epochs, batch_size)
     for parameter in network.parameters():
@@ -1328,7 +1328,7 @@ def averages_the_parameters_at_the_end(make_model, train_set, epochs, batch_size
     return network
 
 
-@wrong("find_the_bug_1", "is the gradient of each step the mean|diverged")
+@wrong("find_the_bug_1", "what rank 0 would end with alone")
 def broadcasts_after_each_epoch(make_model, train_set, epochs, batch_size):
     sampler = DistributedSampler(train_set)
     loader = DataLoader(train_set, batch_size, sampler=sampler)
@@ -1365,6 +1365,123 @@ def gives_all_the_same_samples(make_model, train_set, epochs, batch_size):
     loader = DataLoader(train_set, batch_size, sampler=sampler)
     model = DistributedDataParallel(make_model())
     return fit(model, loader, epochs, sampler, called=model.module).module
+
+
+@right("find_the_bug_1")
+def averages_before_each_step(make_model, train_set, epochs, batch_size):
+    """The wrapper only starts the ranks alike."""
+    sampler = DistributedSampler(train_set, seed=5)
+    loader = DataLoader(train_set, batch_size, sampler=sampler)
+    network = DistributedDataParallel(make_model()).module
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch + 7)
+        for inputs, labels in loader:
+            loss = F.cross_entropy(network(inputs), labels)
+            for parameter, gradient in zip(network.parameters(), torch.autograd.grad(loss, list(network.parameters()))):
+                dist.all_reduce(gradient)
+                parameter.grad = gradient / dist.get_world_size()
+            optimizer.step()
+    return network
+
+
+@right("find_the_bug_1")
+def averages_the_parameters_in_each_step(make_model, train_set, epochs, batch_size):
+    """With plain SGD, the mean after a step is a step with the mean gradient."""
+    sampler = DistributedSampler(train_set)
+    model = DistributedDataParallel(make_model())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for inputs, labels in DataLoader(train_set, batch_size, sampler=sampler):
+            optimizer.zero_grad()
+            F.cross_entropy(model.module(inputs), labels).backward()
+            optimizer.step()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.data)
+                parameter.data /= dist.get_world_size()
+    return model
+
+
+def with_sampler(
+    make_model, sampler, epochs, batch_size, tell=lambda sampler, epoch: sampler.set_epoch(epoch), **options
+):
+    """The loop, with another sampler."""
+    model, loader = DistributedDataParallel(make_model()), DataLoader(sampler.dataset, batch_size, sampler=sampler)
+    for epoch in range(epochs):
+        tell(sampler, epoch)
+        fit(model, loader, 1, **options)
+    return model.module
+
+
+@wrong("find_the_bug_1", "which epoch it is")
+def only_two_orders(make_model, train_set, epochs, batch_size):
+    tell = lambda sampler, epoch: sampler.set_epoch(epoch % 2)
+    return with_sampler(make_model, DistributedSampler(train_set), epochs, batch_size, tell)
+
+
+@wrong("find_the_bug_1", "nothing is shuffled")
+def never_shuffles(make_model, train_set, epochs, batch_size):
+    return with_sampler(make_model, DistributedSampler(train_set, shuffle=False), epochs, batch_size)
+
+
+@wrong("find_the_bug_1", "from one seed")
+def another_seed_on_each_rank(make_model, train_set, epochs, batch_size):
+    return with_sampler(make_model, DistributedSampler(train_set, seed=dist.get_rank()), epochs, batch_size)
+
+
+@wrong("find_the_bug_1", "leave it unchanged")
+def half_the_batch_size(make_model, train_set, epochs, batch_size):
+    """Takes the batch size for that of all ranks."""
+    return with_sampler(make_model, DistributedSampler(train_set), epochs, batch_size - 1)
+
+
+@wrong("find_the_bug_1", "every rank goes through all samples")
+def shuffles_everything(make_model, train_set, epochs, batch_size):
+    model = DistributedDataParallel(make_model())
+    return fit(model, DataLoader(train_set, batch_size, shuffle=True), epochs)
+
+
+@wrong("find_the_bug_1", "each sample once in each epoch")
+def one_epoch_more(make_model, train_set, epochs, batch_size):
+    return with_sampler(make_model, DistributedSampler(train_set), epochs + 1, batch_size)
+
+
+@wrong("find_the_bug_1", "too short by a factor")
+def divides_once_more(make_model, train_set, epochs, batch_size):
+    return with_sampler(make_model, DistributedSampler(train_set), epochs, batch_size, factor=1 / dist.get_world_size())
+
+
+@wrong("find_the_bug_1", "have not changed")
+def returns_another_copy(make_model, train_set, epochs, batch_size):
+    """Trains the wrapped copy, and returns the network that it was copied from."""
+    network = make_model()
+    copied = make_model()
+    copied.load_state_dict(network.state_dict())
+    network(train_set[0][0][None])
+    fit_on_ranks(lambda: copied, train_set, epochs, batch_size)
+    return network
+
+
+@wrong("find_the_bug_1", "return the network that the loop trains")
+def returns_nothing(make_model, train_set, epochs, batch_size):
+    fit_on_ranks(make_model, train_set, epochs, batch_size)
+
+
+@wrong("find_the_bug_1", "start from the same parameters")
+def wraps_nothing(make_model, train_set, epochs, batch_size):
+    """Averages gradients by hand, of networks that start apart."""
+    network = make_model()
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+    sampler = DistributedSampler(train_set)
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for inputs, labels in DataLoader(train_set, batch_size, sampler=sampler):
+            optimizer.zero_grad()
+            F.cross_entropy(network(inputs), labels).backward()
+            lesson03.average_gradients(network)
+            optimizer.step()
+    return network
 
 
 # ---- find_the_bug_2 ----
@@ -1458,6 +1575,77 @@ def without_the_losses(train_set, epochs, batch_size):
     return binary_cross_entropy(train_set, epochs, batch_size)[0]
 
 
+@right("find_the_bug_2")
+def written_out(train_set, epochs, batch_size):
+    loss_of = lambda outputs, labels: F.softplus(torch.where(labels > 0, -outputs, outputs)).mean()
+    return fit_two_classes(train_set, epochs, batch_size, loss_of)
+
+
+@right("find_the_bug_2")
+def summed_over_the_batch(train_set, epochs, batch_size):
+    loss_of = lambda outputs, labels: F.binary_cross_entropy_with_logits(outputs, labels, reduction="sum")
+    return fit_two_classes(train_set, epochs, batch_size, loss_of)
+
+
+@right("find_the_bug_2")
+def with_a_zero_beside_it(train_set, epochs, batch_size):
+    """A second output that is always 0 makes the two losses the same."""
+    both = lambda outputs: torch.cat([torch.zeros_like(outputs), outputs], dim=1)
+    loss_of = lambda outputs, labels: F.cross_entropy(both(outputs), labels.flatten().long())
+    return fit_two_classes(train_set, epochs, batch_size, loss_of)
+
+
+@wrong("find_the_bug_2", "the loss is zero from the first step")
+def labels_flattened(train_set, epochs, batch_size):
+    loss_of = lambda outputs, labels: F.cross_entropy(outputs, torch.zeros(len(outputs), dtype=torch.long))
+    return fit_two_classes(train_set, epochs, batch_size, loss_of)
+
+
+@wrong("find_the_bug_2", "between 0 and 1", status="your code raised")
+def probabilities_expected(train_set, epochs, batch_size):
+    return fit_two_classes(train_set, epochs, batch_size, F.binary_cross_entropy)
+
+
+@wrong("find_the_bug_2", "training diverges|never below zero")
+def the_output_itself(train_set, epochs, batch_size):
+    loss_of = lambda outputs, labels: (outputs * (1 - 2 * labels)).mean()
+    return fit_two_classes(train_set, epochs, batch_size, loss_of)
+
+
+@wrong("find_the_bug_2", "the loss stays large|does not separate")
+def targets_of_one_half(train_set, epochs, batch_size):
+    """Smooths the labels so far that no output can be sure."""
+    loss_of = lambda outputs, labels: F.binary_cross_entropy_with_logits(outputs, 0.5 + 0.2 * (labels - 0.5))
+    return fit_two_classes(train_set, epochs, batch_size, loss_of)
+
+
+@wrong("find_the_bug_2", "one number per step")
+def one_loss_per_epoch(train_set, epochs, batch_size):
+    network, losses = binary_cross_entropy(train_set, epochs, batch_size)
+    return network, losses[:: len(losses) // epochs]
+
+
+@wrong("find_the_bug_2", "one number per step")
+def losses_of_all_samples(train_set, epochs, batch_size):
+    network, losses = binary_cross_entropy(train_set, epochs, batch_size)
+    return network, torch.tensor(losses)[:, None].expand(-1, 2)
+
+
+@wrong("find_the_bug_2", "does not separate the two classes")
+def looks_at_one_class(train_set, epochs, batch_size):
+    loss_of = lambda outputs, labels: (labels * F.softplus(-outputs)).mean()
+    return fit_two_classes(train_set, epochs, batch_size, loss_of)
+
+
+@wrong("find_the_bug_2", "does not separate the two classes|have trained different")
+def returns_a_new_network(train_set, epochs, batch_size):
+    _, losses = binary_cross_entropy(train_set, epochs, batch_size)
+    network = nn.Linear(len(train_set[0][0]), 1)
+    nn.init.zeros_(network.weight)
+    nn.init.ones_(network.bias)
+    return network, losses
+
+
 # ---- find_the_bug_3 ----
 
 
@@ -1531,3 +1719,94 @@ def forgets_to_sum(*arguments):
 @wrong("find_the_bug_3", "trained on the samples that it is later tested on")
 def trains_on_the_test_set_too(make_model, train_set, test_set, *others):
     return report(make_model, train_set + test_set, test_set, *others, set_epoch, exactly)
+
+
+@right("find_the_bug_3")
+def looks_at_the_training_set_too(make_model, train_set, *others):
+    """Reports how many samples of the training set are right, and returns those of the test set."""
+
+    def evaluate(model, test_set):
+        print("train", exactly(model, train_set))
+        return exactly(model, test_set)
+
+    return report(make_model, train_set, *others, set_epoch, evaluate)
+
+
+@right("find_the_bug_3")
+def rank_0_tests_and_tells(*arguments):
+    def evaluate(model, test_set):
+        counts = torch.zeros(2)
+        if dist.get_rank() == 0:
+            counts = torch.tensor(count(model.module.eval(), test_set)).float()
+        dist.broadcast(counts, 0)
+        return counts
+
+    return report(*arguments, set_epoch, evaluate)
+
+
+@right("find_the_bug_3")
+def tells_other_numbers(*arguments):
+    tell = lambda sampler, epoch: sampler.set_epoch(100 - epoch)
+    return report(*arguments, tell, exactly)
+
+
+@wrong("find_the_bug_3", "what should differ between these epochs")
+def tells_after_the_epoch(*arguments):
+    """The first two epochs have the order of epoch 0."""
+    return report(*arguments, lambda sampler, epoch: sampler.set_epoch(max(0, epoch - 1)), exactly)
+
+
+@wrong("find_the_bug_3", "what should differ between these epochs")
+def tells_two_numbers_in_turn(*arguments):
+    return report(*arguments, lambda sampler, epoch: sampler.set_epoch(epoch % 2), exactly)
+
+
+@wrong("find_the_bug_3", "which are counted here")
+def counts_both_sets(make_model, train_set, *others):
+    evaluate = lambda model, test_set: exactly(model, test_set + train_set)
+    return report(make_model, train_set, *others, set_epoch, evaluate)
+
+
+@wrong("find_the_bug_3", "which are counted here")
+def counts_the_training_set_on_rank_0(make_model, train_set, *others):
+    def evaluate(model, test_set):
+        mine = my_part(train_set if dist.get_rank() == 0 else test_set)
+        return summed(*count(model.module, mine))
+
+    return report(make_model, train_set, *others, set_epoch, evaluate)
+
+
+@wrong("find_the_bug_3", "do the ranks together count each sample")
+def without_the_tail(*arguments):
+    evaluate = lambda model, test_set: summed(
+        *count(model.module, test_set, DistributedSampler(test_set, shuffle=False, drop_last=True))
+    )
+    return report(*arguments, set_epoch, evaluate)
+
+
+@wrong("find_the_bug_3", "do the ranks together count each sample")
+def right_guesses_of_rank_0(*arguments):
+    """Sums only the number of samples."""
+
+    def evaluate(model, test_set):
+        correct, seen = count(model.module, my_part(test_set))
+        return correct, summed(seen)[0]
+
+    return report(*arguments, set_epoch, evaluate)
+
+
+@wrong("find_the_bug_3", "counted more than once")
+def everything_on_each_rank_and_summed(*arguments):
+    evaluate = lambda model, test_set: summed(*count(model.module, test_set))
+    return report(*arguments, set_epoch, evaluate)
+
+
+@wrong("find_the_bug_3", "return the network and two numbers")
+def returns_an_accuracy_as_a_text(*arguments):
+    network, correct, seen = both_repaired(*arguments)
+    return network, f"{correct / seen:.1%}", None
+
+
+@wrong("find_the_bug_3", "return the network that the loop trains")
+def returns_only_the_network(*arguments):
+    return both_repaired(*arguments)[0]

@@ -28,12 +28,27 @@ EQUIVALENT = {
         "13: 250: one less": "a batch of an evaluation may have any size",
         "evaluate returns NaN": "it returns whole numbers, which this change does not reach",
     },
+    "04 find_the_bug_1": {
+        "7: for epoch in range(epochs):: without `model.train()`": "a new network is in training mode",
+        "train_on_ranks returns NaN": "it returns a network, which this change does not reach",
+    },
+    "04 find_the_bug_2": {
+        "10: 0: one less": "all samples have equally many features",
+        "10: 0: one more": "all samples have equally many features",
+        "14: for epoch in range(epochs):: without `sampler.set_epoch(epoch)`": "it learns the classes in one order, too",
+        "16: for inputs, labels in loader:: without `optimizer.zero_grad()`": "it learns the classes with momentum, too",
+    },
+    "04 find_the_bug_3": {
+        "1: def train_and_test(make_model, train_set, test_set, epochs, : without `model.eval()`":
+            "no layer of the network has modes",
+        "12: for epoch in range(epochs):: without `model.train()`": "a new network is in training mode",
+    },
     "05 normalize": {"15: 0: one less": "rounding makes a variance negative, but by far less than 1"},
     "06 weighing_hook": {
         "14: 0: one less": "the value of the future is a list of one tensor",
         "weighing_hook returns NaN": "it returns a future, whose numbers this change does not reach",
     },
-}
+}  # fmt: skip
 
 NAN = """
 

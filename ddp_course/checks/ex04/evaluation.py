@@ -229,8 +229,8 @@ def cause_of_shares(size, shares):
     if all(set(share) == set(range(size)) for share in shares):
         return "every rank went through the whole test set, and then the counts were summed: each sample counts once"
     return (
-        f"some samples were counted twice, such as sample {twice[0]}: DistributedSampler, for one, repeats samples until all "
-        "ranks have the same number"
+        f"some samples were counted twice, such as sample {twice[0]}: DistributedSampler, for one, repeats samples until "
+        "all ranks have the same number"
     )
 
 
