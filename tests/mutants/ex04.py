@@ -1249,6 +1249,105 @@ def a_function_in_place_of_a_text():
     return (print,)
 
 
+@right("program", several=True)
+def wraps_after_the_optimizer():
+    """The wrapper has the same parameters, so the optimizer may be made before."""
+    wrap = "model = DistributedDataParallel(model)\n"
+    return (edited(OURS, (wrap, ""), ("losses = []\n", f"{wrap}losses = []\n")),)
+
+
+@right("program", several=True)
+def reduces_each_loss():
+    return (
+        edited(
+            OURS,
+            ("losses.append(loss.item())", "mean = loss.detach().clone()\n        dist.all_reduce(mean, dist.ReduceOp.AVG)\n"
+             "        losses.append(mean.item())"),
+            ("losses = torch.tensor(losses)\ndist.all_reduce(losses)\nlosses = (losses / world_size).tolist()\n", ""),
+        ),
+    )  # fmt: skip
+
+
+@right("program", several=True)
+def broadcasts_the_start():
+    """Only rank 0 reads start.pt; the wrapper sends it to the others."""
+    load = 'model.load_state_dict(torch.load("start.pt"))\n'
+    return (edited(OURS, (load, f"if rank == 0:\n    {load}")),)
+
+
+@wrong("program", "order of the one before", several=True)
+def tells_the_epoch_at_its_end():
+    tell = "    sampler.set_epoch(epoch)\n"
+    return (edited(OURS, (tell, ""), ("losses = torch.tensor", f"{tell}losses = torch.tensor")),)
+
+
+@wrong("program", "on its own share alone", several=True)
+def all_reduces_only_the_loss():
+    bare = ("F.cross_entropy(model(", "F.cross_entropy(model.module(")
+    return (
+        edited(
+            OURS, bare, ("        loss.backward()", "        dist.all_reduce(loss.detach())\n        loss.backward()")
+        ),
+    )
+
+
+@wrong("program", "each rank writes|only rank 0|let rank 0", several=True)
+def rank_1_writes_instead():
+    return (edited(OURS, ("if rank == 0:\n    Path(", "if rank == 1:\n    Path(")),)
+
+
+@wrong("program", "only rank 0 prints", several=True)
+def nobody_prints():
+    return (edited(OURS, ("    print(", "    str(")),)
+
+
+@wrong("program", "losses of all epochs", several=True)
+def begins_the_losses_anew():
+    line = "    sampler.set_epoch(epoch)\n"
+    return (edited(OURS, (line, f"{line}    losses = []\n")),)
+
+
+@wrong("program", "divided by the number of ranks once too often", several=True)
+def divides_the_losses_twice():
+    return (edited(OURS, ("(losses / world_size)", "(losses / world_size**2)")),)
+
+
+@wrong("program", "as the given program does", several=True)
+def writes_another_dict():
+    return (edited(OURS, ('{"parameters": parameters, "losses": losses}', '{"parameters": 5, "losses": losses}')),)
+
+
+@wrong("program", "as the given program does", several=True)
+def writes_nothing():
+    return (edited(OURS, ('Path("result.json").write_text(json.dumps(result))', "pass")),)
+
+
+@wrong("program", "by name, as the given program writes them", several=True)
+def writes_a_list_of_parameters():
+    """By number, not by name."""
+    return (edited(OURS, ("{name: tensor.tolist() for name", "{str(len(name)): tensor.tolist() for name")),)
+
+
+@wrong("program", "lists of numbers", several=True)
+def writes_one_number_per_parameter():
+    return (edited(OURS, ("tensor.tolist() for", "tensor.mean().item() for")),)
+
+
+@wrong("program", "with its own seed|own share alone", several=True)
+def steps_on_rank_0_only():
+    return (edited(OURS, ("        optimizer.step()", "        if rank == 0:\n            optimizer.step()")),)
+
+
+@wrong("program", "the sampler shuffles", several=True)
+def a_sampler_and_a_shuffle():
+    return (edited(OURS, ("sampler=sampler", "sampler=sampler, shuffle=True")),)
+
+
+@wrong("program", "mean over the batch of all ranks|rank 0's own samples", several=True)
+def losses_of_the_last_rank():
+    return (edited(OURS, ("dist.all_reduce(losses)", "dist.broadcast(losses, world_size - 1)")),)
+
+
 # ---- find_the_bug_1 ----
 
 

@@ -1,6 +1,7 @@
 """Question 4: a program of the learner's own, started by torchrun."""
 
 import math
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -8,12 +9,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DistributedSampler
 
+from ddp_course.checks.claims import Claim, hold, on_every_rank
 from ddp_course.checks.ex04 import watched
 from ddp_course.checks.ex04.by_torchrun import a_run
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 
 FEATURES, CLASSES, LEARNING_RATE = 8, 3, 0.1
+DIGITS_OF_LOSSES = 4  # those who add them in 32 bits are right, too
 
 
 def make_network():
@@ -62,7 +64,7 @@ def trained(data, start, steps, learning_rate=LEARNING_RATE, every=1):
         with torch.no_grad():
             for parameter in network.parameters():
                 parameter -= learning_rate * parameter.grad
-    return flat(network.state_dict()), losses
+    return flat(network.state_dict()), torch.tensor(losses, dtype=torch.double)
 
 
 def flat(parameters):
@@ -93,13 +95,9 @@ def check_program(answer, draw):
         arguments = [str(epochs), str(batch_size)]
         [seen] = answer.on_ranks(a_run, watching, files, n, arguments, timeout=30)
         checked = f"torchrun --nproc_per_node {n} program.py {epochs} {batch_size}"
-        judge_ending(checked, n, seen)
-        judge_manners(checked, n, seen)
-        parameters, losses = result_of(checked, seen["result"], start)
-        run = (checked, n, data, start, epochs, batch_size)
-        judge_steps(*run, losses)
-        judge_parameters(*run, parameters)
-        judge_losses(*run, losses)
+        hold(ends(checked, seen["error"]))
+        on_every_rank(partial(manners, checked), list(zip(seen["notes"], seen["printed"])))
+        hold(like_one_process(checked, n, data, start, epochs, batch_size, seen["result"]))
 
 
 KNOWN_ERRORS = {
@@ -115,121 +113,90 @@ KNOWN_ERRORS = {
 }
 
 
-def judge_ending(checked, n, seen):
-    if seen["error"]:
-        cause = "the program has ended with an error on one rank, and torchrun has stopped the others"
-        for text, known in KNOWN_ERRORS.items():
-            if text in seen["error"]:
-                cause = known
-        raise Wrong(checked, expected="no error", got=seen["error"], cause=cause)
+# ---- what is claimed ----
 
 
-def judge_manners(checked, n, seen):
+def ends(checked, error):
+    causes = (cause for text, cause in reversed(KNOWN_ERRORS.items()) if text in error)
+    otherwise = "the program has ended with an error on one rank, and torchrun has stopped the others"
+    yield Claim(checked, error, "", next(causes, otherwise), told="no error")
+
+
+def manners(checked, rank, of_ranks):
     """Only rank 0 writes and prints, and all ranks leave the group."""
-    for rank, (notes, printed) in enumerate(zip(seen["notes"], seen["printed"])):
-        where = f"{rank} of {n}"
-        if rank and notes["wrote"]:
-            raise Wrong(f"the files that each rank writes in {checked}", rank=where, expected="none",
-                        got=", ".join(sorted(set(notes["wrote"]))), cause="all ranks run the whole program, and all "
-                        "write the same file at the same time: let rank 0 do it")  # fmt: skip
-        if (rank > 0) == bool(printed):
-            raise Wrong(f"what each rank prints in {checked}", rank=where,
-                        expected="nothing" if rank else "one line or more", got=printed[0] if printed else "nothing",
-                        cause="only rank 0 prints")  # fmt: skip
-        if notes["stayed"]:
-            raise Wrong(f"the process group at the end of {checked}", rank=where, expected="the rank has left it",
-                        got="the rank is still in it", cause="dist.destroy_process_group() is missing")  # fmt: skip
+    notes, printed = of_ranks[rank]
+    yield Claim(f"the files that each rank writes in {checked}", sorted(set(notes["wrote"])) if rank else [], [],
+                "all ranks run the whole program, and all write the same file at the same time: let rank 0 do it",
+                told="none", shown=", ".join(sorted(set(notes["wrote"]))))  # fmt: skip
+    yield Claim(f"what each rank prints in {checked}", bool(printed), rank == 0, "only rank 0 prints",
+                told="nothing" if rank else "one line or more", shown=printed[0] if printed else "nothing")  # fmt: skip
+    yield Claim(f"the process group at the end of {checked}", notes["stayed"], False, "dist.destroy_process_group() is "
+                "missing", told="the rank has left it", shown="the rank is still in it")  # fmt: skip
 
 
-def result_of(checked, result, start):
-    """The parameters, one vector, and the losses in result.json."""
-    where = f"result.json after {checked}"
-    names = ["parameters", "losses"]
-    if not isinstance(result, dict) or not set(names) <= set(result):
-        got = "no such file, or no JSON" if result is None else f"{str(result)[:60]}"
-        raise Wrong(where, expected=f"a dict with {' and '.join(names)}", got=got,
-                    cause="rank 0 writes the file as the given program does")  # fmt: skip
-    found, losses = result["parameters"], result["losses"]
-    if list(found) != list(start):
-        cause = "the file holds the parameters of the network, by name, as the given program writes them"
-        if any(name.startswith("module.") for name in found):
-            cause = "these are the names in the wrapper: save the state of the network inside, model.module"
-        raise Wrong(f"the names in {where}", expected=", ".join(start), got=", ".join(found), cause=cause)  # fmt: skip
+def like_one_process(checked, n, data, start, epochs, batch_size, result):
+    where, as_given = f"result.json after {checked}", "rank 0 writes the file as the given program does"
+    parts = [type(result.get(name)) for name in ("parameters", "losses")] if isinstance(result, dict) else None
+    yield Claim(where, parts == [dict, list], True, as_given, told="a dict with parameters and losses",
+                shown="no such file, or no JSON" if result is None else f"{str(result)[:60]}")  # fmt: skip
+    names = list(result["parameters"])
+    yield Claim(f"the names in {where}", names, list(start), "the file holds the parameters of the network, by name, as "
+                "the given program writes them", [
+                    ([f"module.{name}" for name in start], "these are the names in the wrapper: save the state of the "
+                     "network inside, model.module"),
+                ], told=", ".join(start), shown=", ".join(names))  # fmt: skip
+    parameters, losses = numbers_in(result)
+    yield Claim(where, None if parameters is None else len(parameters), len(flat(start)), as_given, told="lists of numbers",
+                shown=f"{str(result)[:60]} ...")  # fmt: skip
+
+    samples = len(data[1])
+    steps, share = epochs * samples // batch_size, samples // n
+    yield Claim(f"how many losses there are after {checked}, with {samples} samples", len(losses), steps,
+                "there is one loss per step, that of the batch of all ranks", [
+                    (epochs * math.ceil(share / batch_size), "batch_size is that of all ranks together: each rank takes its "
+                     "n-th part of it in each step"),
+                    (steps * n, "every rank goes through all samples, in parts of a batch: let a sampler divide them"),
+                    (steps // epochs, "the losses of all epochs belong in the file"),
+                ])  # fmt: skip
+    right = list(orders(samples, epochs))
+    ended, truth = trained(data, start, steps_of(right, batch_size))
+    yield Claim(f"the parameters after {checked}, compared with one process", parameters, ended, "does DistributedSampler, "
+                "with its own seed, divide the samples; does the sampler know the epoch; do all ranks start from start.pt; "
+                "and does the loop call the wrapped model?", partial(mistakes, n, data, start, batch_size, right),
+                digits=8)  # fmt: skip
+    _, of_rank_0 = trained(data, start, steps_of(right, batch_size), every=n)
+    yield Claim(f"the losses after {checked}, compared with one process", losses, truth, "the loss of a step is the mean "
+                "over the batch of all ranks", [
+                    (of_rank_0, "these are the losses of rank 0's own samples: average the losses over the ranks"),
+                    (n * truth, "this is the sum over the ranks: divide by their number"),
+                    (truth / n, "divided by the number of ranks once too often"),
+                ], DIGITS_OF_LOSSES)  # fmt: skip
+
+
+def numbers_in(result):
+    """The parameters and the losses in result.json, two vectors, or None and None."""
     try:
-        vector = flat(found)
-        losses = [float(loss) for loss in losses]
-    except (TypeError, ValueError, RuntimeError):
-        vector, losses = torch.zeros(0), []
-    if len(vector) != len(flat(start)):
-        raise Wrong(where, expected="lists of numbers", got=f"{str(result)[:60]} ...",
-                    cause="rank 0 writes the file as the given program does")  # fmt: skip
-    return vector, losses
+        return flat(result["parameters"]), torch.tensor([float(loss) for loss in result["losses"]], dtype=torch.double)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None, None
 
 
-def judge_steps(checked, n, data, start, epochs, batch_size, losses):
-    steps = epochs * len(data[1]) // batch_size
-    if len(losses) == steps:
-        return
-    share = len(data[1]) // n
-    with_whole_batches = epochs * math.ceil(share / batch_size)
-    looks = {
-        with_whole_batches: "batch_size is that of all ranks together: each rank takes its n-th part of it in each "
-        "step",
-        steps * n: "every rank goes through all samples, in parts of a batch: let a sampler divide them",
-        steps // epochs: "the losses of all epochs belong in the file",
-    }  # fmt: skip
-    raise Wrong(f"how many losses there are after {checked}, with {len(data[1])} samples", expected=steps,
-                got=len(losses), cause=looks.get(len(losses), "there is one loss per step, that of the batch of all "
-                "ranks"))  # fmt: skip
-
-
-def judge_parameters(checked, n, data, start, epochs, batch_size, got):
-    right = list(orders(len(data[1]), epochs))
-    truth, _ = trained(data, start, steps_of(right, batch_size))
-    if close(got, truth):
-        return
-    own = [order[0::n] for order in right]
-    looks = [
-        (steps_of([right[0]] * epochs, batch_size), 1, "every epoch has the same order: tell the sampler which epoch it "
-         "is"),
+def mistakes(n, data, start, batch_size, right):
+    """Of the orders of the epochs, or of the steps: the parameters at the end, and the cause."""
+    epochs, samples = len(right), len(data[1])
+    every, own = steps_of(right, batch_size), [order[0::n] for order in right]
+    found = [
+        (steps_of([right[0]] * epochs, batch_size), 1, "every epoch has the same order: tell the sampler which epoch it is"),
+        (steps_of([right[0], *right[:-1]], batch_size), 1, "each epoch has the order of the one before: tell the sampler "
+         "which epoch it is before the loop over its samples begins"),
         (steps_of(own, batch_size // n), 1, "this is what rank 0 ends with if it trains on its own share alone: is the "
          "wrapped model called, and has each rank another share?"),
-        (steps_of([range(len(data[1]))] * epochs, batch_size), 1, "nothing is shuffled: the samples come in the order of "
-         "the data set"),
-        (steps_of(right, batch_size), n, "every step is too long by a factor of the number of ranks: leave the learning "
-         "rate as it is, and do not sum"),
-        (steps_of(right, batch_size), 1 / n, "every step is too short by a factor of the number of ranks: DDP already "
-         "averages the gradients"),
+        (steps_of([range(samples)] * epochs, batch_size), 1, "nothing is shuffled: the samples come in the order of the "
+         "data set"),
+        (every, n, "every step is too long by a factor of the number of ranks: leave the learning rate as it is, and do not "
+         "sum"),
+        (every, 1 / n, "every step is too short by a factor of the number of ranks: DDP already averages the gradients"),
         ([], 1, "the parameters are still those of start.pt: has the optimizer the parameters of the model that is "
          "trained?"),
     ]  # fmt: skip
-    otherwise = ("does DistributedSampler, with its own seed, divide the samples; does the sampler know the epoch; do all "
-                 "ranks start from start.pt; and does the loop call the wrapped model?")  # fmt: skip
-    causes = [
-        cause for steps, factor, cause in looks if close(got, trained(data, start, steps, LEARNING_RATE * factor)[0])
-    ]
-    raise Wrong(f"the parameters after {checked}, compared with one process", expected=truth, got=got,
-                cause=causes[0] if causes else otherwise)  # fmt: skip
-
-
-def judge_losses(checked, n, data, start, epochs, batch_size, got):
-    steps = steps_of(orders(len(data[1]), epochs), batch_size)
-    _, truth = trained(data, start, steps)
-    truth, got = torch.tensor(truth), torch.tensor(got)
-    if close(got, truth, 1e-4):  # those who add them in 32 bits are right, too
-        return
-    _, of_rank_0 = trained(data, start, steps, every=n)
-    cause = "the loss of a step is the mean over the batch of all ranks"
-    if close(got, torch.tensor(of_rank_0), 1e-4):
-        cause = "these are the losses of rank 0's own samples: average the losses over the ranks"
-    elif close(got, n * truth, 1e-4):
-        cause = "this is the sum over the ranks: divide by their number"
-    elif close(got, truth / n, 1e-4):
-        cause = "divided by the number of ranks once too often"
-    [first, *_] = (step for step in range(len(truth)) if not close(got[step], truth[step], 1e-4))
-    raise Wrong(f"the loss of step {first + 1} after {checked}, compared with one process",
-                expected=truth[first].item(), got=got[first].item(), cause=cause)  # fmt: skip
-
-
-def close(one, other, tolerance=1e-8):
-    return bool(torch.allclose(one.double(), other.double(), tolerance, tolerance))
+    return [(trained(data, start, steps, LEARNING_RATE * factor)[0], cause) for steps, factor, cause in found]
