@@ -634,6 +634,112 @@ class BeginsBeforeTheFirstEpoch(Interleaved):
         self.epoch = 7
 
 
+@right("sharded_sampler")
+class Cycled(Interleaved):
+    """What is left, again and again, and every n-th of it."""
+
+    def order(self):
+        if not self.shuffle:
+            return range(self.samples)
+        return random.Random(1000003 * self.seed + self.epoch).sample(range(self.samples), self.samples)
+
+    def __iter__(self):
+        left = itertools.cycle(self.order()[self.done :])
+        return itertools.islice(left, self.rank, self.rank + len(self) * self.num_replicas, self.num_replicas)
+
+
+@right("sharded_sampler")
+class AsTensors(Interleaved):
+    def __iter__(self):
+        left = torch.tensor(self.order(), dtype=torch.long)[self.done :]
+        places = self.rank + self.num_replicas * torch.arange(len(self))
+        yield from left[places % max(1, len(left))].unbind() if len(self) else []
+
+
+@right("sharded_sampler")
+class SortedByRandomNumbers(Interleaved):
+    def order(self):
+        keys = numpy.random.RandomState((self.seed * 31 + self.epoch) % 2**32).rand(self.samples)
+        return sorted(range(self.samples), key=lambda index: keys[index] if self.shuffle else index)
+
+
+@wrong("sharded_sampler", "left out in each pass over the epoch")
+class ForgetsDoneAfterAPass(Interleaved):
+    """What was done is over once the rest has come: so it thinks."""
+
+    def __iter__(self):
+        yield from list(super().__iter__())
+        self.done = 0
+
+
+@wrong("sharded_sampler", "though shuffle is False")
+class BeginsWithTheSecond(Interleaved):
+    def order(self):
+        order = super().order()
+        return order if self.shuffle else order[1:] + order[:1]
+
+
+@wrong("sharded_sampler", "deal the order out one by one")
+class BlocksWithoutAShuffle(Interleaved):
+    def __iter__(self):
+        order, length = self.resized(self.order()[self.done :]), len(self)
+        if self.shuffle:
+            return iter(order[self.rank :: self.num_replicas])
+        return iter(order[self.rank * length : (self.rank + 1) * length])
+
+
+@wrong("sharded_sampler", "come from different shuffles")
+class TakesASeedOfTheSystem(Interleaved):
+    def generator(self):
+        generator = torch.Generator()
+        generator.seed()
+        return generator
+
+
+@wrong("sharded_sampler", "set_epoch has no effect")
+class KeepsTheFirstOrder(Interleaved):
+    def order(self):
+        if not hasattr(self, "kept"):
+            self.kept = super().order()
+        return self.kept
+
+
+@wrong("sharded_sampler", "take these off the order of all|rounded as without done")
+class RoundsWhatIsDone(Interleaved):
+    def set_epoch(self, epoch, done=0):
+        super().set_epoch(epoch, done // self.num_replicas * self.num_replicas)
+
+
+@wrong("sharded_sampler", "use your own torch.Generator")
+class SeedsNumpy(Interleaved):
+    def order(self):
+        if not self.shuffle:
+            return super().order()
+        numpy.random.seed((self.seed + self.epoch) % 2**32)
+        return numpy.random.permutation(self.samples).tolist()
+
+
+@wrong("sharded_sampler", "in turn")
+class PadsAtRandom(Interleaved):
+    def resized(self, order):
+        total = len(self) * self.num_replicas
+        chosen = random.Random(self.seed)
+        return (order + [chosen.choice(order) for _ in range(total - len(order))])[:total] if order else []
+
+
+@wrong("sharded_sampler", "for all samples|this rank's share|one rank|DataLoader")
+class LengthWithoutPadding(Interleaved):
+    """Says how many different samples a rank has."""
+
+    def __len__(self):
+        return len(range(self.rank, self.samples - self.done, self.num_replicas))
+
+    def resized(self, order):
+        part = len(order) / self.num_replicas
+        total = (math.floor(part) if self.drop_last else math.ceil(part)) * self.num_replicas
+        return (order * math.ceil(total / max(1, len(order))))[:total]
+
+
 # ---- evaluate ----
 
 

@@ -43,6 +43,12 @@ EQUIVALENT = {
             "no layer of the network has modes",
         "12: for epoch in range(epochs):: without `model.train()`": "a new network is in training mode",
     },
+    "04 sharded_sampler": {
+        "28: self.seed + self.epoch: another operator": "any function of both chooses a shuffle",
+        "35: total - len(left): another operator": "what is too much is cut off below",
+        "9: 0: one less": "the signature is given, and one seed is as good as another",
+        "9: 0: one more": "the signature is given, and one seed is as good as another",
+    },
     "05 normalize": {"15: 0: one less": "rounding makes a variance negative, but by far less than 1"},
     "06 weighing_hook": {
         "14: 0: one less": "the value of the future is a list of one tensor",
