@@ -85,9 +85,31 @@ for place, name, pattern, number in [
     (2, "micro_batches", "several of them make an update", lambda *c: c[4] * in_batches(c)[1]),
     (3, "one_step_per_update", "one step for each process|is not prepared", lambda *c: our_plan(*c)[2]),
     (3, "as_if_always_prepared", "is not prepared", lambda *c: our_plan(*c)[2] * c[2]),
+    (0, "always_one_batch_more", "whole batches, the same number", lambda *c: in_batches(c)[0] // c[2] + 1),
+    (1, "always_fills_up", "all of them full", lambda *c: c[1] * c[2] - c[0] % (c[1] * c[2])),
+    (1, "counts_all_that_are_given", "how many of them are repeated", lambda *c: c[0] + our_plan(*c)[1]),
+    (2, "always_one_update_more", "every epoch ends with an update", lambda *c: c[4] * (in_batches(c)[1] // c[3] + 1)),
+    (2, "at_least_one_update", "the short one makes an update", lambda *c: c[4] * max(1, in_batches(c)[1] // c[3])),
+    (2, "updates_of_one_process", "divided among the processes first", lambda *c: c[4] * up(in_batches(c)[0], c[3])),
+    (3, "for_each_process_and_batch", "waits for the last|steps whenever", lambda *c: c[4] * in_batches(c)[1] * c[2]),
+    (3, "steps_of_one_epoch", "steps with the updates, once for each", lambda *c: our_plan(*c)[3] // c[4]),
     (3, "as_if_never_prepared", "waits for the last micro-batch", lambda *c: our_plan(*c[:5], False)[3]),
 ]:  # fmt: skip
     wrong_plan(name, pattern, place, number)
+
+
+@right("plan")
+def deals_out_and_counts(samples, batch_size, processes, accumulation, epochs, prepared):
+    batches = [range(begin, begin + batch_size) for begin in range(0, samples, batch_size)]
+    mine = batches[::processes]
+    windows = [mine[begin : begin + accumulation] for begin in range(0, len(mine), accumulation)] * epochs
+    steps = len(windows) * processes if prepared else sum(map(len, windows))
+    return len(mine), len(mine) * processes * batch_size - samples, len(windows), steps
+
+
+@right("plan")
+def as_an_array(*case):
+    return np.array(our_plan(*case))
 
 
 @wrong("plan", "not in this order")

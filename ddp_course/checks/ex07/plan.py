@@ -4,23 +4,18 @@ then counted in a real loop.
 
 import math
 import warnings
+from functools import partial
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from ddp_course.checks.claims import Claim, on_every_rank
 from ddp_course.checks.ex07.networks import PRELOADED
+from ddp_course.checks.predictions import numbers
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.launch import start_server
-
-NAMES = [
-    "batches per process and epoch",
-    "repeated samples per epoch",
-    "updates of the whole run",
-    "steps of the scheduler in the whole run",
-]
 
 
 def predictions(plan, cases, n):
@@ -29,7 +24,7 @@ def predictions(plan, cases, n):
     for samples, batch_size, accumulation, epochs, prepared in cases:
         with trying(in_words((samples, batch_size, accumulation, epochs, prepared), n)):
             returned = plan(samples, batch_size, n, accumulation, epochs, prepared)
-        found.append(numbers(returned))
+        found.append(numbers(returned, 4))
     return found
 
 
@@ -72,16 +67,6 @@ def a_run(accelerator, samples, batch_size, accumulation, epochs, prepared):
     return {"batches": batches, "updates": updates, "steps": steps}
 
 
-def numbers(returned):
-    """What plan returned, as numbers, or in words if it is something else."""
-    if not isinstance(returned, tuple | list) or len(returned) != len(NAMES):
-        return "nothing (None)" if returned is None else str(returned)[:80]
-    try:
-        return [float(number) for number in returned]
-    except (TypeError, ValueError):
-        return str(returned)[:80]
-
-
 def in_words(case, n):
     samples, batch_size, accumulation, epochs, prepared = case
     return f"plan({samples}, {batch_size}, {n}, {accumulation}, {epochs}, {prepared})"
@@ -102,12 +87,17 @@ def check_plan(answer, draw):
     start_server(*PRELOADED)  # where none runs yet
     for n in (2, 3):
         cases = [a_case(draw, n, prepared) for prepared in (True, False)]
-        cases.append((4 * n * draw.randint(2, 3), 4, 1, 1, True))  # nothing is left over
+        batch_size, more = draw.randint(3, 5), draw.randint(2, 3)
+        joined = n * batch_size
+        cases.append((joined * more, batch_size, 1, 1, True))  # nothing is left over
+        cases.append((joined * 2 * more - 1, batch_size, more, 2, False))  # only in the last batch
+        cases.append(
+            (joined * more - batch_size, batch_size, more + 1, 2, True)
+        )  # an update never gets all its batches
         predicted = answer.on_ranks(predictions, cases, n, nproc=n, timeout=20)
-        seen = answer.without(counted, cases, nproc=n, timeout=20)
-        for place, case in enumerate(cases):
-            answers = [of_rank[place] for of_rank in predicted]
-            judge_plan(answers, [of_rank[place] for of_rank in seen], case)
+        of_ranks = answer.without(counted, cases, nproc=n, timeout=20)
+        for case, got, seen in zip(cases, zip(*predicted), zip(*of_ranks)):
+            on_every_rank(partial(claims, case, truth(case, seen)), list(got))
 
 
 def a_case(draw, n, prepared):
@@ -125,7 +115,7 @@ def a_case(draw, n, prepared):
 
 def told_apart(case, n):
     """Whether no two mistakes lead to the same number."""
-    for mistakes in looks(case, n):
+    for *mistakes, _ in mistakes_in(case, n).values():
         causes = {}
         for number, cause in mistakes:
             if causes.setdefault(number, cause) != cause:
@@ -133,82 +123,80 @@ def told_apart(case, n):
     return True
 
 
-def judge_plan(answers, of_ranks, case):
-    n, (samples, _, _, epochs, _) = len(of_ranks), case
+def truth(case, of_ranks):
+    """The four numbers, of what real loops have counted."""
+    samples, epochs, first = case[0], case[3], of_ranks[0]
     seen = sum(len(batch) for one in of_ranks for batch in one["batches"])
-    first = of_ranks[0]
-    truth = [len(first["batches"]) // epochs, seen // epochs - samples, first["updates"], first["steps"]]
-    for rank, got in enumerate(answers):
-        where = f"{rank} of {n}"
-        if isinstance(got, str):
-            raise Wrong(f"what {in_words(case, n)} returns", rank=where, expected="four numbers", got=got,
-                        cause="return four numbers, in the order of the list above")  # fmt: skip
-        for place, (name, number) in enumerate(zip(NAMES, truth)):
-            if not abs(got[place] - number) <= 1e-6:  # NaN, too
-                raise Wrong(f"{name}, in {in_words(case, n)}, compared with a real loop", rank=where,
-                            expected=number, got=f"{got[place]:g}",
-                            cause=cause_of(place, got, truth, case, n))  # fmt: skip
+    return [len(first["batches"]) // epochs, seen // epochs - samples, first["updates"], first["steps"]]
 
 
-def cause_of(place, got, truth, case, n):
-    """Why a number may be wrong: the first mistake that leads to it."""
-    if sorted(got) == sorted(truth):
-        return "the four numbers are right, but not in this order"
-    for wrong, cause in looks(case, n)[place]:
-        if abs(got[place] - wrong) < 1e-6:
-            return cause
-    return [
-        "prepare deals out whole batches, the same number to each process",
-        "each process gets equally many batches, and all of them full: what is missing is taken from the beginning",
-        "each update takes the given number of batches of each process, and every epoch ends with an update",
-        "a prepared scheduler steps with the updates, once for each process; one that is not prepared steps "
-        "whenever it is called",
-    ][place]
+# ---- what is claimed ----
 
 
-def looks(case, n):
-    """For each of the four numbers, what mistakes make of it, and their causes."""
+def claims(case, truth, rank, of_ranks):
+    n, got = len(of_ranks), of_ranks[rank]
+    call = in_words(case, n)
+    yield Claim(f"what {call} returns", isinstance(got, list), True, "return four numbers, in the order of the list above",
+                told="four numbers", shown=got)  # fmt: skip
+    yield Claim(f"what {call} returns", got != truth and sorted(got) == sorted(truth), False, "the four numbers are right, "
+                "but not in this order", told=truth, shown=got)  # fmt: skip
+    for one, number, (what, [*mistakes, otherwise]) in zip(got, truth, mistakes_in(case, n).items()):
+        yield Claim(f"{what}, in {call}, compared with a real loop", one, float(number), otherwise,
+                    [(float(value), cause) for value, cause in mistakes], told=number, shown=f"{one:g}")  # fmt: skip
+
+
+def mistakes_in(case, n):
+    """For each of the four numbers, what mistakes make of it and their causes, and the cause
+    of all others.
+    """
     samples, batch_size, accumulation, epochs, prepared = case
     batches = math.ceil(samples / batch_size)
     of_each = math.ceil(batches / n)
     updates = epochs * math.ceil(of_each / accumulation)
-    given = of_each * n * batch_size
-    prepared_too_few = "a prepared scheduler takes one step for each process at every update"
-    too_few = "prepare repeats samples until every process has equally many batches, and all of them are full: these "
-    too_few += "are more than one sample, or one batch, per process"
+    too_few = (
+        "prepare repeats samples until every process has equally many batches, and all of them are full: these are more "
+        "than one sample, or one batch, per process"
+    )
+    waits = "a prepared scheduler waits for the last micro-batch of an update"
     unprepared = "this scheduler is not prepared: it steps whenever it is called, in every micro-batch"
+    of_scheduler = [(updates, unprepared), (updates * n, unprepared)]
     if prepared:
-        steps = [
-            (updates, prepared_too_few),
-            (epochs * of_each, "a prepared scheduler waits for the last micro-batch of an update"),
-            (epochs * of_each * n, "a prepared scheduler waits for the last micro-batch of an update"),
+        of_scheduler = [
+            (updates, "a prepared scheduler takes one step for each process at every update"),
+            (epochs * of_each, waits),
+            (epochs * of_each * n, waits),
         ]
-    else:
-        steps = [(updates, unprepared), (updates * n, unprepared)]
-    return [
-        [
+    return {
+        "batches per process and epoch": [
             (batches, "the batches are divided among the processes"),
-            (batches // n, "where the batches do not divide evenly, none is left out: every process gets the same "
-             "number, rounded up"),
+            (batches // n, "where the batches do not divide evenly, none is left out: every process gets the same number, "
+             "rounded up"),
+            "prepare deals out whole batches, the same number to each process",
         ],
-        [
+        "repeated samples per epoch": [
             (0, "where the samples do not fill all batches of all processes, prepare repeats some"),
-            (batches * batch_size - samples, "that fills up the last batch, but some processes would then have a "
-             "batch less than others: prepare repeats whole batches, too"),
-            ((of_each * n - batches) * batch_size, "these are the batches that are repeated; the last batch of the "
-             "data is filled up, too"),
+            (batches * batch_size - samples, "that fills up the last batch, but some processes would then have a batch less "
+             "than others: prepare repeats whole batches, too"),
+            ((of_each * n - batches) * batch_size, "these are the batches that are repeated; the last batch of the data is "
+             "filled up, too"),
             (of_each * n - batches, too_few),
-            (given, "these are all samples that the processes get; how many of them are repeated?"),
+            (of_each * n * batch_size, "these are all samples that the processes get; how many of them are repeated?"),
             (-samples % n, too_few),
+            "each process gets equally many batches, and all of them full: what is missing is taken from the beginning",
         ],
-        [
+        "updates of the whole run": [
             (updates // epochs, "that is one epoch"),
-            (epochs * (of_each // accumulation), "accumulate ends the last update at the end of the loader, so the "
-             "short one makes an update, too"),
-            (math.ceil(epochs * of_each / accumulation), "every epoch ends with an update, so an update never goes on "
-             "into the next epoch: round up in each epoch"),
+            (epochs * (of_each // accumulation), "accumulate ends the last update at the end of the loader, so the short "
+             "one makes an update, too"),
+            (math.ceil(epochs * of_each / accumulation), "every epoch ends with an update, so an update never goes on into "
+             "the next epoch: round up in each epoch"),
             (epochs * of_each, "these are micro-batches, and several of them make an update"),
             (epochs * math.ceil(batches / accumulation), "the batches are divided among the processes first"),
+            "each update takes the given number of batches of each process, and every epoch ends with an update",
         ],
-        steps,
-    ]  # fmt: skip
+        "steps of the scheduler in the whole run": [
+            *of_scheduler,
+            "a prepared scheduler steps with the updates, once for each process; one that is not prepared steps whenever it "
+            "is called",
+        ],
+    }  # fmt: skip
