@@ -4,6 +4,7 @@ import copy
 import os
 from contextlib import nullcontext
 
+import accelerate
 import numpy as np
 import torch
 from accelerate import Accelerator
@@ -1009,6 +1010,98 @@ def normalizes_in_place(network, samples, labels, batch_size):
     result = trained(accelerator, network, model, optimizer, loader)
     samples.sub_(samples.mean(dim=0))
     return result
+
+
+@right("together")
+def prepared_one_by_one(network, *others):
+    accelerator = Accelerator(cpu=True)
+    network, optimizer, loader = parts(network, *others)
+    loader, model = accelerator.prepare(loader), accelerator.prepare(network)
+    return trained(accelerator, network, model, accelerator.prepare(optimizer), loader)
+
+
+@right("together")
+def averages_by_hand(network, samples, labels, batch_size):
+    """Only the loader is prepared; the gradients are reduced one by one."""
+    accelerator = Accelerator(cpu=True)
+    _, optimizer, loader = parts(network, samples, labels, batch_size)
+    for parameter in network.parameters():
+        parameter.data = accelerate.utils.broadcast(parameter.data)
+    for inputs, targets in accelerator.prepare(loader):
+        optimizer.zero_grad()
+        F.cross_entropy(network(inputs), targets).backward()
+        for parameter in network.parameters():
+            parameter.grad = accelerator.reduce(parameter.grad, "mean")
+        optimizer.step()
+    return network, accelerator.num_processes
+
+
+@wrong("together", "the accelerator leaves it unchanged")
+def divides_the_batch_size(network, samples, labels, batch_size):
+    return told_to_use_the_cpu(network, samples, labels, batch_size - 1)
+
+
+@wrong("together", "a share of a share")
+def shares_a_share(network, samples, labels, batch_size):
+    accelerator = Accelerator(cpu=True)
+    mine = samples[accelerator.process_index :: accelerator.num_processes]
+    mine_too = labels[accelerator.process_index :: accelerator.num_processes]
+    return trained(accelerator, network, *accelerator.prepare(*parts(network, mine, mine_too, batch_size)))
+
+
+@wrong("together", "trained on the same samples")
+def the_first_part_for_all(network, samples, labels, batch_size):
+    accelerator = Accelerator(cpu=True)
+    part = len(samples) // accelerator.num_processes
+    network, optimizer, loader = parts(network, samples[:part], labels[:part], batch_size)
+    return trained(accelerator, network, *accelerator.prepare(network, optimizer), loader)
+
+
+@wrong("together", "does each of them take every step")
+def only_the_main_process_steps(network, *others):
+    accelerator = Accelerator(cpu=True)
+    model, optimizer, loader = accelerator.prepare(*parts(network, *others))
+    for inputs, targets in loader:
+        accelerator.backward(F.cross_entropy(model(inputs), targets))
+        if accelerator.is_main_process:
+            optimizer.step()
+        optimizer.zero_grad()
+    return network, accelerator.num_processes
+
+
+@wrong("together", "the network has not changed")
+def never_steps(network, *others):
+    accelerator = Accelerator(cpu=True)
+    model, _, loader = accelerator.prepare(*parts(network, *others))
+    for inputs, targets in loader:
+        accelerator.backward(F.cross_entropy(model(inputs), targets))
+    return accelerator.unwrap_model(model), accelerator.num_processes
+
+
+@wrong("together", "no samples went through the network")
+def only_prepares(network, *others):
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(*parts(network, *others))
+    return network, accelerator.num_processes
+
+
+@wrong("together", "once in each epoch, on one process")
+def two_epochs(network, *others):
+    accelerator = Accelerator(cpu=True)
+    model, optimizer, loader = accelerator.prepare(*parts(network, *others))
+    trained(accelerator, network, model, optimizer, loader)
+    return trained(accelerator, network, model, optimizer, loader)
+
+
+@wrong("together", "do you use plain SGD")
+def sums_the_losses(network, *others):
+    accelerator = Accelerator(cpu=True)
+    model, optimizer, loader = accelerator.prepare(*parts(network, *others))
+    for inputs, targets in loader:
+        accelerator.backward(F.cross_entropy(model(inputs), targets, reduction="sum"))
+        optimizer.step()
+        optimizer.zero_grad()
+    return network, accelerator.num_processes
 
 
 def weighted_training(

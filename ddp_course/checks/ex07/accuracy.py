@@ -5,7 +5,8 @@ import math
 import torch
 
 from ddp_course.checks.checked_watch import CheckedWatch
-from ddp_course.checks.ex07.networks import PRELOADED, RECORD, RecordingNetwork, changed, judge_inputs
+from ddp_course.checks.claims import hold
+from ddp_course.checks.ex07.networks import PRELOADED, RECORD, RecordingNetwork, changed, inputs_unchanged
 from ddp_course.checks.samples import CLASSES, Numbered, same_as, two_numbers
 from ddp_course.checks.training import equal, state
 from ddp_course.judge.answer import trying
@@ -223,7 +224,7 @@ def judge_surroundings(checked, of_rank, where):
         cause += "This only evaluates: call the network that you were given, without prepare"
         raise Wrong(f"the collectives in {checked}", rank=where, expected=f"at most {MOST_CALLS}, of counts",
                     got=f"{len(of_rank['sent'])}, and one of them broadcasts the parameters", cause=cause)  # fmt: skip
-    judge_inputs(checked, of_rank["changed"], where)
+    hold(inputs_unchanged(checked, of_rank["changed"]), where)
     if not of_rank["records"]:
         cause = "gradients are off for the rest of the program, so nothing can be trained: with torch.no_grad() "
         cause += "switches them on again at its end, torch.set_grad_enabled(False) does not"

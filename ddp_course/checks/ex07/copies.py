@@ -1,29 +1,30 @@
 """Question 4: processes that each train a network of their own."""
 
 import os
+from functools import partial
 
 import torch.distributed as dist
 from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector
 
+from ddp_course.checks.claims import Claim, agree, hold, on_every_rank
 from ddp_course.checks.ex07.networks import (
     PRELOADED,
     RecordingNetwork,
     changed,
-    ends,
     in_words,
-    judge_ends,
-    judge_inputs,
-    judge_samples,
+    inputs_unchanged,
     never_trained,
     trained_on,
 )
 from ddp_course.checks.samples import Numbered
-from ddp_course.checks.training import state, unwrapped
+from ddp_course.checks.training import descend, unwrapped
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.launch import start_server
 
 LEARNING_RATE = 0.1
+DIGITS = 8  # of parameters, in 64 bits
 
 
 def copies(together, samples, batch_size, seed):
@@ -38,7 +39,7 @@ def copies(together, samples, batch_size, seed):
     copied = False
     match returned:
         case (nn.Module() as network, int() as number) if isinstance(unwrapped(network), RecordingNetwork):
-            returned, end = number, state(unwrapped(network))
+            returned, end = number, parameters_of(unwrapped(network))
             copied = never_trained(unwrapped(network))
         case _:
             returned = in_words(returned)
@@ -54,6 +55,11 @@ def copies(together, samples, batch_size, seed):
         "copied": copied,
         "changed": changed(data, Numbered(samples, seed)),
     }
+
+
+def parameters_of(network):
+    """All parameters, as one vector."""
+    return parameters_to_vector(network.parameters()).detach().clone()
 
 
 @question(
@@ -73,41 +79,87 @@ def check_together(answer, draw):
         batch_size, seed = draw.randint(3, 5), draw.randrange(10**6)
         samples = n * batch_size * draw.randint(4, 6)
         seen = answer.on_ranks(copies, samples, batch_size, seed, nproc=n)
-        judge_copies(seen, samples, batch_size, seed)
+        checked = f"together with {samples} samples, batch_size={batch_size}, on {n} processes"
+        on_every_rank(partial(one_of_all, checked), seen)
+        hold(shares(checked, [of_rank["trained"] for of_rank in seen], samples, batch_size))
+        on_every_rank(partial(like_one_process, checked, Numbered(samples, seed), seed), seen)
 
 
-def judge_copies(seen, samples, batch_size, seed):
-    n, data = len(seen), Numbered(samples, seed)
-    checked = f"together with {samples} samples, batch_size={batch_size}, on {n} processes"
-    for rank, of_rank in enumerate(seen):
-        where = f"{rank} of {n}"
-        if of_rank["counted"] != n:
-            cause = "Accelerator() looks for GPUs: without GPUs, each process runs as if it were alone, "
-            cause += "and trains its own copy, unless you pass cpu=True"
-            raise Wrong(f"the accelerator's num_processes in {checked}", rank=where, expected=n,
-                        got=of_rank["counted"], cause=cause)  # fmt: skip
-        if of_rank["end"] is None or of_rank["returned"] != n:
-            cause = "return both, as in the given program: network, accelerator.num_processes"
-            raise Wrong(f"what comes back from {checked}", rank=where, expected=f"the network, and {n}",
-                        got=of_rank["returned"], cause=cause)  # fmt: skip
-        judge_inputs(checked, of_rank["changed"], where)
-    trained = [of_rank["trained"] for of_rank in seen]
-    judge_samples(checked, trained, samples, batch_size)
+# ---- what is claimed ----
 
-    def those_that(seeds=(seed,) * n, **mistakes):
-        return ends([RecordingNetwork(one) for one in seeds], data, trained, LEARNING_RATE, **mistakes)
 
-    looks = [
-        ([{"averaged": False}], "the processes start from the same parameters, but do not average gradients: call "
+def one_of_all(checked, rank, of_ranks):
+    n, seen = len(of_ranks), of_ranks[rank]
+    yield Claim(f"the accelerator's num_processes in {checked}", seen["counted"], n, "Accelerator() looks for GPUs: "
+                "without GPUs, each process runs as if it were alone, and trains its own copy, unless you pass "
+                "cpu=True")  # fmt: skip
+    yield Claim(f"what comes back from {checked}", seen["returned"], n, "return both, as in the "
+                "given program: network, accelerator.num_processes", told=f"the network, and {n}",
+                shown=seen["returned"])  # fmt: skip
+    yield from inputs_unchanged(checked, seen["changed"])
+
+
+def shares(checked, trained, samples, batch_size):
+    """Claims that the processes divided the samples, batch by batch, in order. trained: for
+    each process, the samples of each of its batches.
+    """
+    n, counts = len(trained), [sum(map(len, batches)) for batches in trained]
+    yield Claim(f"the sizes of the batches in {checked}", sorted({len(batch) for batches in trained for batch in batches}),
+                [batch_size], "batch_size is the batch size per process: the accelerator leaves it unchanged, and so should "
+                "you", [([], "no samples went through the network that should be trained")])  # fmt: skip
+    otherwise = "each sample must go through the network once in each epoch, on one process"
+    if any(len(set(sum(batches, []))) == samples for batches in trained):
+        otherwise = (
+            "every process goes through all samples: prepare the loader, too, and loop over what prepare returns"
+        )
+    elif min(counts) < samples // n:
+        otherwise = (
+            "samples are left out: if a sampler divides them, and then prepare does, too, each process has a share of a "
+            "share"
+        )
+    yield Claim(f"how many samples each process is trained on, in {checked}", counts, [samples // n] * n, otherwise)
+    for update, of_ranks in enumerate(zip(*trained)):
+        together, begin = sorted(sum(of_ranks, [])), update * n * batch_size
+        otherwise = (
+            "the samples come in a different order: without a shuffle, and distributed batch by batch, each update must "
+            "use the next samples of the data"
+        )
+        if len(set(together)) < len(together):
+            otherwise = "several processes are trained on the same samples: each sample must go to one process"
+        yield Claim(f"the samples of update {update + 1}, of all processes together, in {checked}", together,
+                    list(range(begin, begin + n * batch_size)), otherwise,
+                    told=f"samples {begin} to {begin + n * batch_size - 1}",
+                    shown=", ".join(f"{numbers} on rank {rank}" for rank, numbers in enumerate(of_ranks)))  # fmt: skip
+
+
+def like_one_process(checked, data, seed, rank, of_ranks):
+    end = of_ranks[rank]["end"]
+    alone = of_ranks[rank]["trained"]
+    joined = [sum(parts, []) for parts in zip(*(of_rank["trained"] for of_rank in of_ranks))]
+    mistakes = [
+        (descended(data, seed, alone), "the processes start from the same parameters, but do not average gradients: call "
          "the model that prepare returns, not the network inside it"),
-        ([{"averaged": False, "seeds": range(seed, seed + n)}], "each process trains its own network from the "
-         "beginning: prepare the network, too, and call what prepare returns"),
+        (descended(data, seed + rank, alone), "each process trains its own network from the beginning: prepare the network, "
+         "too, and call what prepare returns"),
     ]  # fmt: skip
-    judge_ends(
-        checked,
-        [of_rank["end"] for of_rank in seen],
-        state(RecordingNetwork(seed)),
-        those_that,
-        looks,
-        copied=any(of_rank["copied"] for of_rank in seen),
-    )
+    otherwise = "do you use plain SGD with the given learning rate, on the mean cross entropy of the batch?"
+    if any(of_rank["copied"] for of_rank in of_ranks):
+        mistakes, otherwise = (), (
+            "another network was trained, such as a copy, and not the one that comes back: return the one that the "
+            "optimizer changes"
+        )  # fmt: skip
+    elif not all(agree(of_rank["end"], end, DIGITS) for of_rank in of_ranks):
+        otherwise = "the processes end with different networks: does each of them take every step?"
+    elif agree(end, descended(data, seed, []), DIGITS):
+        otherwise = "the network has not changed: does the optimizer step, and does it have these parameters?"
+    yield Claim(f"the parameters after {checked}, compared with one process on the joined batches", end,
+                descended(data, seed, joined), otherwise, mistakes, DIGITS)  # fmt: skip
+
+
+def descended(data, seed, batches):
+    """The parameters of one process after SGD on these batches, lists of samples."""
+    network = RecordingNetwork(seed)
+    for numbers in batches:
+        F.cross_entropy(network.layers(data.inputs[numbers, 1:]), data.labels[numbers]).backward()
+        descend(network, LEARNING_RATE)
+    return parameters_of(network)

@@ -5,13 +5,14 @@ import math
 import torch
 from torch.nn import functional as F
 
+from ddp_course.checks.claims import hold
 from ddp_course.checks.ex07.networks import (
     PRELOADED,
     RECORD,
     RecordingNetwork,
     changed,
     in_words,
-    judge_inputs,
+    inputs_unchanged,
     never_trained,
     trained_on,
 )
@@ -109,7 +110,7 @@ def judge_training(of_ranks, case, rate, seed):
                 cause = "it is still wrapped by prepare: return accelerator.unwrap_model(model)"
             raise Wrong(f"what comes back from {checked}", rank=where, expected="the network",
                         got=of_rank["returned"], cause=cause)  # fmt: skip
-        judge_inputs(checked, of_rank["changed"], where)
+        hold(inputs_unchanged(checked, of_rank["changed"]), where)
     data = Numbered(samples, seed)
     truth = descend(data, seed, rate, right_updates(case, n))
     for rank, of_rank in enumerate(of_ranks):
