@@ -904,3 +904,83 @@ def reduces_the_loss_too(logits, tokens, questions, lengths):
     shared = total.detach().clone()
     dist.all_reduce(shared)
     return total / number + (shared - total.detach()) / number
+
+
+@wrong("answer_loss", "a loss without a graph: .* DDP waits")
+def a_new_zero_where_nothing_counts(logits, tokens, questions, lengths):
+    """A zero that requires a gradient, and yet belongs to no graph."""
+    labels = labels_of(tokens, questions, lengths)
+    loss = with_labels(logits, labels)
+    return loss if (labels != -100).any() else torch.zeros((), requires_grad=True)
+
+
+@wrong("answer_loss", "a loss without a graph")
+def a_number_where_nothing_counts(logits, tokens, questions, lengths):
+    loss = with_labels(logits, labels_of(tokens, questions, lengths))
+    return loss if loss.item() else 0.0
+
+
+@wrong("answer_loss", "a loss without a graph")
+def detached(logits, tokens, questions, lengths):
+    return with_labels(logits.detach(), labels_of(tokens, questions, lengths))
+
+
+@wrong("answer_loss", "a mean of 0/0")
+def sum_of_means_per_text(logits, tokens, questions, lengths):
+    """A mean for each text, which is nan where the answer was cut off."""
+    means = [
+        F.cross_entropy(logits[row, begin - 1 : end - 1], tokens[row, begin:end])
+        for row, (begin, end) in enumerate(zip(questions, lengths))
+    ]
+    numbers = lengths - questions
+    return over_all_ranks((torch.stack(means) * numbers).sum(), numbers.sum())
+
+
+@wrong("answer_loss", "IndexError", "your code raised")
+def token_by_token_up_to_the_length(logits, tokens, questions, lengths):
+    """Takes one more place, which the longest text does not have."""
+    total, number = logits.sum() * 0, torch.zeros(())
+    for row, (begin, end) in enumerate(zip(questions.tolist(), lengths.tolist())):
+        for place in range(begin, end + 1):
+            loss = F.cross_entropy(logits[row, place - 1], tokens[row, place])
+            total, number = total + loss * (place < end), number + (place < end)
+    return over_all_ranks(total, number)
+
+
+@wrong("answer_loss", "n times too large")
+def counts_the_ranks_twice(logits, tokens, questions, lengths):
+    return with_labels(logits, labels_of(tokens, questions, lengths)) * dist.get_world_size()
+
+
+@wrong("answer_loss", "divided by the number of these tokens")
+def the_largest_number_of_a_rank(logits, tokens, questions, lengths):
+    labels = labels_of(tokens, questions, lengths)
+    number = (labels != -100).sum()
+    dist.all_reduce(number, op=dist.ReduceOp.MAX)
+    return sum_of(logits, labels) / number
+
+
+@wrong("answer_loss", "divided by the number of these tokens|a mean of 0/0|own mean")
+def broadcast_instead_of_a_sum(logits, tokens, questions, lengths):
+    labels = labels_of(tokens, questions, lengths)
+    number = (labels != -100).sum()
+    dist.broadcast(number, src=0)
+    return sum_of(logits, labels) / number.clamp(min=1)
+
+
+@right("answer_loss")
+def over_a_flat_mask(logits, tokens, questions, lengths):
+    """Picks logits and tokens by a mask; what is picked may be nothing."""
+    places = torch.arange(tokens.shape[1])
+    mask = (places >= questions[:, None]) & (places < lengths[:, None])
+    picked = logits[:, :-1][mask[:, 1:]]
+    losses = F.nll_loss(picked.log_softmax(-1), tokens[mask], reduction="none")
+    return over_all_ranks(losses.sum(), mask.sum())
+
+
+@right("answer_loss")
+def by_gathered_objects(logits, tokens, questions, lengths):
+    """Counts from the lengths alone, and gathers Python numbers."""
+    numbers = [None] * dist.get_world_size()
+    dist.all_gather_object(numbers, int((lengths - questions).sum()))
+    return sum_of(logits, labels_of(tokens, questions, lengths)) / (sum(numbers) / len(numbers))
