@@ -645,7 +645,7 @@ def by_the_state_dict(model, parts):
     return counts(model)
 
 
-@wrong("train_only", "return two integers|first the number that trains")
+@wrong("train_only", "that of all parameters, and not of the frozen")
 def what_trains_and_what_does_not(model, parts):
     trained, total = freeze_all_then_thaw(model, parts)
     return trained, total - trained
@@ -698,6 +698,88 @@ def as_peft_names_them(model, parts):
     for name, value in model.named_parameters():
         value.requires_grad_("lora_" in name)
     return counts(model)
+
+
+@wrong("train_only", "packed into integers never trains: do not count it")
+def packed_ones_counted(model, parts):
+    """Counts all that is chosen, and not all that trains."""
+    total = freeze_all_then_thaw(model, parts)[1]
+    named = model.named_parameters(remove_duplicate=False)
+    chosen = {id(value): value.numel() for name, value in named if set(name.split(".")) & set(parts)}
+    return sum(chosen.values()), total
+
+
+@wrong("train_only", "but the number of all has it, too")
+def packed_ones_left_out(model, parts):
+    trained = freeze_all_then_thaw(model, parts)[0]
+    return trained, sum(value.numel() for value in model.parameters() if value.is_floating_point())
+
+
+@wrong("train_only", "in bf16 can train as well")
+def single_precision_only(model, parts):
+    model.requires_grad_(False)
+    for name, value in model.named_parameters(remove_duplicate=False):
+        if set(name.split(".")) & set(parts) and value.dtype == torch.float32:
+            value.requires_grad_(True)
+    return counts(model)
+
+
+@wrong("train_only", "packed into integers", "your code raised")
+def all_but_bytes(model, parts):
+    """Knows one kind of integers."""
+    model.requires_grad_(False)
+    for name, value in model.named_parameters(remove_duplicate=False):
+        if set(name.split(".")) & set(parts) and value.dtype != torch.uint8:
+            value.requires_grad_(True)
+    return counts(model)
+
+
+@wrong("train_only", "packed into integers", "your code raised")
+def all_but_what_was_frozen(model, parts):
+    """Tells integers by their names."""
+    model.requires_grad_(False)
+    for name, value in model.named_parameters(remove_duplicate=False):
+        if set(name.split(".")) & set(parts) and "attention.weight" not in name or "attention" in parts:
+            value.requires_grad_(True)
+    return counts(model)
+
+
+@wrong("train_only", "any of the words")
+def without_the_last_word(model, parts):
+    """Words of modules only, and the adapters by their names."""
+    model.requires_grad_(False)
+    for name, value in model.named_parameters(remove_duplicate=False):
+        words = name.split(".")
+        if set(words[:-1] + [word for word in words[-1:] if word in "AB"]) & set(parts) and value.is_floating_point():
+            value.requires_grad_(True)
+    return counts(model)
+
+
+@wrong("train_only", "one parameter with two names")
+def counts_by_the_state_dict(model, parts):
+    trained = freeze_all_then_thaw(model, parts)[0]
+    return trained, sum(value.numel() for value in model.state_dict().values())
+
+
+@wrong("train_only", "return two integers")
+def a_share(model, parts):
+    trained, total = freeze_all_then_thaw(model, parts)
+    return trained / total, total
+
+
+@right("train_only")
+def by_a_set_of_parameters(model, parts):
+    """Keeps parameters, not ids; sums in NumPy."""
+    wanted = set()
+    for name, value in model.named_parameters(remove_duplicate=False):
+        value.requires_grad_(False)
+        if any(word == part for word in name.split(".") for part in parts):
+            wanted.add(value)
+    for value in wanted:
+        if torch.is_floating_point(value):
+            value.requires_grad_()
+    sizes = numpy.array([[value.numel() * value.requires_grad, value.numel()] for value in model.parameters()])
+    return sizes.sum(axis=0)
 
 
 # ---- answer_loss ----

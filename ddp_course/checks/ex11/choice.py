@@ -3,18 +3,19 @@
 import torch
 from torch import nn
 
+from ddp_course.checks.claims import Claim, OneOf, hold
+from ddp_course.checks.predictions import numbers
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 
 
 class Packed(nn.Module):
     """A linear layer with integer weights, as in bitsandbytes, and adapters beside it."""
 
-    def __init__(self):
+    def __init__(self, packed, adapters):
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(18, 1, dtype=torch.uint8), requires_grad=False)
-        self.A, self.B = (nn.Parameter(torch.randn(2, 6)), nn.Parameter(torch.zeros(6, 2)))
+        self.weight = nn.Parameter(torch.zeros(18, 1, dtype=packed), requires_grad=False)
+        self.A, self.B = (nn.Parameter(torch.randn(size, dtype=adapters)) for size in [(2, 6), (6, 2)])
 
 
 class Adapted(nn.Module):
@@ -27,9 +28,14 @@ class Adapted(nn.Module):
         self.embedding = nn.Embedding(9, 6)
         self.blocks = nn.ModuleList(
             nn.ModuleDict(
-                {"attention": Packed(), "norm": nn.LayerNorm(6), "overhead": nn.Linear(6, 3), "heads": nn.Linear(6, 2)}
+                {
+                    "attention": Packed(*dtypes),
+                    "norm": nn.LayerNorm(6),
+                    "overhead": nn.Linear(6, 3),
+                    "heads": nn.Linear(6, 2),
+                }
             )
-            for _ in range(2)
+            for dtypes in [(torch.uint8, torch.float32), (torch.int8, torch.bfloat16)]
         )
         self.norm = nn.LayerNorm(6).requires_grad_(False)
         self.head = nn.Linear(6, 9, bias=False)
@@ -44,6 +50,7 @@ CHOICES = {
     "all of attention": ["attention"],
     "nothing": [],
     "one block": ["0"],
+    "all weights": ["weight"],
 }
 
 
@@ -63,19 +70,9 @@ def observe_choices(train_only):
         untouched = given == parts and all(
             torch.equal(value, state[name]) for name, value in network.state_dict().items()
         )
-        of_choice = {"names": names, "same": same, "counts": counts}
+        of_choice = {"names": names, "same": same, "counts": numbers(counts, 2)}
         seen.append(of_choice | {"untouched": untouched})
     return seen
-
-
-def truth_of(parts):
-    """(names of the trained parameters, (the number that trains, the number of all))."""
-    network = Adapted()
-    named = list(network.named_parameters(remove_duplicate=False))
-    chosen = {id(value) for name, value in named if set(parts) & set(name.split(".")) and value.is_floating_point()}
-    names = [name for name, value in named if id(value) in chosen]
-    trained = sum(value.numel() for value in network.parameters() if id(value) in chosen)
-    return names, (trained, sum(value.numel() for value in network.parameters()))
 
 
 @question(
@@ -96,54 +93,74 @@ def check_train_only(answer, draw):
     """
     [seen] = answer.on_ranks(observe_choices)
     for (words, parts), of_choice in zip(CHOICES.items(), seen):
-        judge_choice(words, parts, of_choice)
+        hold(claims(f"{words}: train_only(network, {parts})", parts, of_choice))
 
 
-def judge_choice(words, parts, seen):
-    checked = f"{words}: train_only(network, {parts})"
-    names, counts = truth_of(parts)
-    got, values = (seen["names"], dict(Adapted().named_parameters(remove_duplicate=False)))
-    if not seen["untouched"]:
-        cause = "set requires_grad, and leave the numbers and the list of parts as they are"
-        raise Wrong(checked, expected="weights and parts as before", got="changed", cause=cause)
-    if not seen["same"]:
-        cause = "freeze the model's own parameters instead of replacing them with new ones"
-        raise Wrong(checked, expected="the same parameters", got="others", cause=cause)
-    for name in got:
-        if name not in names:
-            cause = "a parameter that is not chosen must be frozen: requires_grad_(False)"
-            if any(part in name for part in parts):
-                cause = (
-                    "compare whole words: 'head' matches neither 'overhead' nor 'heads', and 'A' matches no other "
-                    "word; split at dots"
-                )
-            raise Wrong(checked, expected=f"{name} frozen", got="it trains", cause=cause)
-    for name in names:
-        if name not in got:
-            cause = (
-                "one of the words between the dots of its name is chosen, so it must train: any of the words, and "
-                "even if "
-            )
-            cause += "it was frozen before"
-            if name in ("embedding.weight", "head.weight"):
-                cause = (
-                    "the head's weight is the embedding's, and one of its two names is chosen: named_parameters() "
-                    "returns it under the first name only; with remove_duplicate=False it comes twice, and the "
-                    "second name must not undo the first"
-                )
-            elif name.startswith("norm."):
-                cause = "the norm at the end was frozen before, but is chosen now: requires_grad_(True)"
-            raise Wrong(checked, expected=f"{name} trains", got="it is frozen", cause=cause)
-    returned = seen["counts"]
-    if not (isinstance(returned, list) and len(returned) == 2 and tuple(returned) == counts):
-        cause = "return two integers: how many numbers train, and how many there are in total; numel() counts them"
-        if isinstance(returned, list) and len(returned) == 2:
-            twice = sum(value.numel() for value in values.values())
-            trained_twice = sum(values[name].numel() for name in names)
-            if returned[1] == twice or returned[0] == trained_twice != counts[0]:
-                cause = "the tied weight is one parameter with two names: count it once"
-            elif tuple(returned) == (len(names), len(list(Adapted().parameters()))):
-                cause = "you counted tensors: count their elements with numel()"
-            elif tuple(returned) == counts[::-1]:
-                cause = "the two are swapped: first the number that trains, then all"
-        raise Wrong(checked, expected=counts, got=returned, cause=cause)
+# ---- what is claimed ----
+
+TIED = {"embedding.weight", "head.weight"}
+WHOLE_WORDS = (
+    "compare whole words: 'head' matches neither 'overhead' nor 'heads', and 'A' matches no other word; split at dots"
+)
+
+
+def claims(call, parts, seen):
+    yield Claim(call, seen["untouched"], True, "set requires_grad, and leave the numbers and the list of parts as they are",
+                told="weights and parts as before", shown="changed")  # fmt: skip
+    yield Claim(call, seen["same"], True, "freeze the model's own parameters instead of replacing them with new ones",
+                told="the same parameters", shown="others")  # fmt: skip
+    named = dict(Adapted().named_parameters(remove_duplicate=False))
+    words = {name for name in named if set(parts) & set(name.split("."))}
+    words |= TIED if words & TIED else set()
+    chosen = [name for name, value in named.items() if name in words and value.is_floating_point()]
+    for name in seen["names"]:
+        part_of_it = any(part in name for part in parts)
+        yield Claim(call, name in chosen, True,
+                    WHOLE_WORDS if part_of_it else "a parameter that is not chosen must be frozen: requires_grad_(False)",
+                    told=f"{name} frozen", shown="it trains")  # fmt: skip
+    for name in sorted(chosen, key=TIED.__contains__):
+        yield Claim(call, name in seen["names"], True, cause_of_frozen(name, named[name]),
+                    told=f"{name} trains", shown="it is frozen")  # fmt: skip
+    yield from counted(call, seen["counts"], named, words, chosen)
+
+
+def cause_of_frozen(name, value):
+    if name in TIED:
+        return (
+            "the head's weight is the embedding's, and one of its two names is chosen: named_parameters() returns it under "
+            "the first name only; with remove_duplicate=False it comes twice, and the second name must not undo the first"
+        )
+    if name.startswith("norm."):
+        return "the norm at the end was frozen before, but is chosen now: requires_grad_(True)"
+    if value.dtype is torch.bfloat16:
+        return "a parameter in bf16 can train as well: only integers cannot, so check value.is_floating_point()"
+    return (
+        "one of the words between the dots of its name is chosen, so it must train: any of the words, and even if it "
+        "was frozen before"
+    )
+
+
+def counted(call, returned, named, words, chosen):
+    """Claims about the two numbers. words: the names that were chosen, integers among them."""
+    twice, trained_twice = size(named, named), size(named, chosen)
+    total, trained = (number - size(named, {"head.weight"} & set(names))
+                      for number, names in [(twice, named), (trained_twice, chosen)])  # fmt: skip
+    packed = [name for name, value in named.items() if not value.is_floating_point()]
+    yield Claim(
+        call, returned, [float(trained), float(total)],
+        "return two integers: how many numbers train, and how many there are in total; numel() counts them", [
+            (OneOf([[float(first), float(second)] for first in {trained, trained_twice} for second in {total, twice}]),
+             "the tied weight is one parameter with two names: count it once"),
+            ([float(len(chosen)), len(named) - 1.0], "you counted tensors: count their elements with numel()"),
+            ([float(total), float(trained)], "the two are swapped: first the number that trains, then all"),
+            ([float(trained), float(total - trained)], "the second number is that of all parameters, and not of the frozen"),
+            ([float(trained + size(named, words & set(packed))), float(total)],
+             "what is packed into integers never trains: do not count it with what does, even if its name is chosen"),
+            ([float(trained), float(total - size(named, packed))],
+             "what is packed into integers does not train, but the number of all has it, too"),
+        ], told=(trained, total),
+    )  # fmt: skip
+
+
+def size(named, names):
+    return sum(named[name].numel() for name in names)
