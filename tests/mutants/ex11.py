@@ -159,6 +159,68 @@ def budget_of_all_ranks(layers, ranks, budget):
     return r, 2 * (ranks - 1) / ranks * 4 * r * sum(map(sum, layers))
 
 
+@wrong("plan", "exactly the budget: that still fits")
+def below_the_budget(layers, ranks, budget):
+    """Leaves at least a byte."""
+    return planned(layers, ranks, budget - 1)
+
+
+@wrong("plan", "just above the budget: round down")
+def to_the_nearest(layers, ranks, budget):
+    base, each = bytes_of(layers, 2, 16)
+    r = round((budget - base) / each)
+    return r, 2 * (ranks - 1) / ranks * 4 * r * sum(map(sum, layers))
+
+
+@wrong("plan", "2 bytes per frozen weight|just above the budget|trained number")
+def each_shape_once(layers, ranks, budget):
+    """Layers that are alike get lost in a dict."""
+    return planned(list(dict.fromkeys(layers)), ranks, budget)
+
+
+@wrong("plan", "return two numbers")
+def with_the_rest(layers, ranks, budget):
+    """Says what is left of the budget, too."""
+    r, sent = planned(layers, ranks, budget)
+    return r, sent, budget - sum(bytes_of(layers, 2, 16 * r))
+
+
+@wrong("plan", "only the gradients of the trained numbers|only gradients are sent|in a ring")
+def sends_b_only(layers, ranks, budget):
+    r, _ = planned(layers, ranks, budget)
+    return r, 8 * (ranks - 1) / ranks * r * sum(o for _, o in layers)
+
+
+@wrong("plan", "only the gradients of the trained numbers")
+def sends_what_all_weights_have(layers, ranks, budget):
+    r, _ = planned(layers, ranks, budget)
+    return r, 8 * (ranks - 1) / ranks * sum(i * o for i, o in layers)
+
+
+@wrong("plan", "your|is in fp32|trained number|just above|2 bytes per frozen", "failed")
+def shards_over_the_ranks(layers, ranks, budget):
+    """As if the optimizer's state were sharded."""
+    base, each = bytes_of(layers, 2, 1)
+    r = int((budget - base) // (each * (8 + 8 / ranks)))
+    return r, 8 * (ranks - 1) / ranks * r * each
+
+
+@wrong("plan", "TypeError|AttributeError", "your code raised")
+def takes_modules(layers, ranks, budget):
+    base = sum(2 * layer.weight.numel() for layer in layers)
+    return (budget - base) // 16, 0
+
+
+@right("plan")
+def from_above(layers, ranks, budget):
+    """Tries r from a large one on, downwards; bytes per layer."""
+    frozen = sum(2 * i * o for i, o in layers)
+    ends = [i + o for i, o in layers]
+    r = next(r for r in range(budget, -1, -1) if frozen + sum(16 * r * end for end in ends) <= budget)
+    message = sum(4 * r * end for end in ends)
+    return torch.tensor([r, message - message / ranks + message * (ranks - 1) / ranks], dtype=torch.float64)
+
+
 # ---- lora_layer ----
 
 

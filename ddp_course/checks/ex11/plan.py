@@ -7,11 +7,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_course.checks.checked_watch import CheckedWatch
+from ddp_course.checks.claims import Between, Claim, hold
 from ddp_course.checks.ex11.drawn import some, trained_of
-from ddp_course.checks.samples import two_numbers
+from ddp_course.checks.predictions import numbers
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 from ddp_course.models.lora import LoRALinear
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.watch import sent_in_a_ring
@@ -24,15 +24,15 @@ class Plan(NamedTuple):
     ranks: int
     budget: int
 
+    def in_words(self):
+        return f"plan({self.layers}, {self.ranks}, {self.budget})"
 
-def observe_plans(plan, cases):
+
+def predictions(plan, cases):
     seen = []
     for case in cases:
-        case = Plan(*case)
-        with trying(f"plan({case.layers}, {case.ranks}, {case.budget})"):
-            pair = plan(list(map(tuple, case.layers)), case.ranks, case.budget)
-            numbers = two_numbers(pair)
-            seen.append(pair if numbers is None else numbers)
+        with trying(case.in_words()):
+            seen.append(numbers(plan(*case), 2))
     return seen
 
 
@@ -72,24 +72,30 @@ def measured(layers, r, n):
 )
 def check_plan(answer, draw):
     """The r that just fits, and what a step sends: as bytes are measured on real ranks."""
-    cases = [a_plan(draw, ranks) for ranks in (3, 2, draw.choice([8, 64]))]
-    [seen] = answer.on_ranks(observe_plans, list(map(list, cases)))
-    pairs = [numbers_of(case, got) for case, got in zip(cases, seen)]
-    for case, pair in zip(cases, pairs):
-        truth = None
+    # the whole budget; all but a byte of what one more would take; and something in between
+    cases = [a_plan(draw, ranks, rest) for ranks, rest in [(3, 0), (2, -1), (draw.choice([8, 64]), None)]]
+    [seen] = answer.on_ranks(predictions, cases)
+    for case, pair in zip(cases, seen):
+        hold([Claim(case.in_words(), isinstance(pair, list), True,
+                    "return two numbers: r, and the bytes that each rank sends per step",
+                    told="(r, bytes)", shown=pair)])  # fmt: skip
+    for case, pair in zip(cases, seen):
         if case.ranks <= 3:
-            sizes = [true_plan(case)[0], true_plan(case)[0] + 1]
-            measured = answer.without(measure, case.layers, sizes, nproc=case.ranks, timeout=30)
-            truth = measured[0]
-        judge_plan(case, pair, truth, list(zip(cases, pairs)))
+            has_been_measured(case, answer)
+        hold(claims(case, *pair, list(zip(cases, seen))))
 
 
-def a_plan(draw, ranks):
-    """A chain of layers, and a budget between two values of r."""
-    widths = [draw.randrange(20, 120) for _ in range(draw.randrange(3, 6))]
+def a_plan(draw, ranks, rest):
+    """A chain of layers, two of them alike, and a budget between two values of r.
+
+    rest: what is left of it; -1 is one byte less than another r takes.
+    """
+    widths = [draw.randrange(20, 120) for _ in range(draw.randrange(2, 5))]
+    widths += widths[:2]
     layers, r = list(zip(widths, widths[1:])), draw.randrange(5, 13)
-    rest = draw.randrange(16 * sum(map(sum, layers)))
-    return Plan(layers, ranks, kept_with(layers, r) + draw.choice([0, rest]))
+    another = 16 * sum(map(sum, layers))
+    rest = draw.randrange(another) if rest is None else rest % another
+    return Plan(layers, ranks, kept_with(layers, r) + rest)
 
 
 def kept_with(layers, r, frozen=2, trained=16):
@@ -104,36 +110,27 @@ def true_plan(case, frozen=2, trained=16):
     return r, 2 * (case.ranks - 1) / case.ranks * 4 * r * ends
 
 
-def in_words(case):
-    return f"plan({case.layers}, {case.ranks}, {case.budget})"
+def has_been_measured(case, answer):
+    """What counts is what ranks really keep and send: so do the formulas, with this r and one more."""
+    r, sent = true_plan(case)
+    fits, more = answer.without(measure, case.layers, [r, r + 1], nproc=case.ranks, timeout=30)[0]
+    assert fits["kept"] <= case.budget < more["kept"], (fits, case.budget, more)
+    assert abs(fits["sent"] - sent) < 1e-6, (fits, sent)
 
 
-def numbers_of(case, got):
-    """The two numbers of an answer."""
-    pair = two_numbers(got)
-    if pair is None:
-        cause = "return two numbers: r, and the bytes that each rank sends per step"
-        raise Wrong(in_words(case), expected="(r, bytes)", got=got, cause=cause)
-    return pair.tolist()
+# ---- what is claimed ----
 
 
-def judge_plan(case, pair, truth, answers):
-    """truth: what was measured with the right r, and with one more; or None. answers:
-    those to all cases.
-    """
-    (r, sent), (right, bytes_sent) = pair, true_plan(case)
-    if truth:  # what counts is what ranks have really kept and sent
-        fits, more = (one["kept"] for one in truth)
-        assert fits <= case.budget < more, (fits, case.budget, more)
-        assert abs(truth[0]["sent"] - bytes_sent) < 1e-6, (truth, bytes_sent)
-    as_seen = ", measured" if truth else ""
-    if r != right:
-        expected = f"r = {right}: {kept_with(case.layers, right):,} bytes{as_seen}"
-        raise Wrong(in_words(case), expected=expected, got=f"r = {r:g}",
-                    cause=cause_of_r(case, r, answers))  # fmt: skip
-    if not abs(sent - bytes_sent) <= 1:
-        raise Wrong(in_words(case), expected=f"{bytes_sent:,.0f} bytes sent{as_seen}",
-                    got=f"{sent:,.0f}", cause=cause_of_sent(sent / bytes_sent, case))  # fmt: skip
+def claims(case, r, sent, answers):
+    """answers: those to all cases, [(case, [r, sent]), ...]."""
+    right, bytes_sent = true_plan(case)
+    how = ", measured" if case.ranks <= 3 else ""
+    yield Claim(f"r of {case.in_words()}", r, float(right), cause_of_r(case, r, answers),
+                told=f"r = {right}: {kept_with(case.layers, right):,} bytes{how}", shown=f"r = {r:g}")  # fmt: skip
+    yield Claim(f"the bytes sent, of {case.in_words()}", sent, Between(bytes_sent - 1, bytes_sent + 1),
+                "only the gradients of the trained numbers are sent, 4 bytes each, 2 * (n - 1) / n times",
+                [(ratio * bytes_sent, cause) for cause, ratios in ratios_of_sent(case).items() for ratio in ratios],
+                told=f"{bytes_sent:,.0f} bytes sent{how}", shown=f"{sent:,.0f}")  # fmt: skip
 
 
 LOOKS_OF_R = {  # cause: bytes per frozen number, and per trained one
@@ -151,24 +148,25 @@ LOOKS_OF_R = {  # cause: bytes per frozen number, and per trained one
 
 def cause_of_r(case, r, answers):
     """The mistake that explains all answers; or the best guess for this one."""
-    if r != int(r):
+    if r % 1 != 0:
         return "r is a whole number: round down"
-    for cause, (frozen, trained) in LOOKS_OF_R.items():
-        guesses = [true_plan(case, frozen, trained)[0] for case, _ in answers]
-        if all(max(0, guess) == max(0, r) for guess, (_, (r, _)) in zip(guesses, answers)):
+    for cause, sizes in LOOKS_OF_R.items():
+        if all(max(0, true_plan(other, *sizes)[0]) == max(0, its_r) for other, (its_r, _) in answers):
             return cause
-    if r == true_plan(case)[0] + 1:
+    right = true_plan(case)[0]
+    if r == right + 1:
         return "with this r, the bytes are just above the budget: round down"
-    if r == true_plan(case)[0] - 1 and kept_with(case.layers, r + 1) == case.budget:
+    if r == right - 1 and kept_with(case.layers, right) == case.budget:
         return "with one more, the bytes are exactly the budget: that still fits"
     if r < 0:
         return "r cannot be negative: the frozen weights alone fit into the budget, so fewer bytes are needed than this"
     return "2 bytes per frozen weight, and 4 + 4 + 8 for each of the r * (inputs + outputs) trained numbers"
 
 
-def cause_of_sent(ratio, case):
+def ratios_of_sent(case):
+    """How many times the right number of bytes a mistake gives."""
     n = case.ranks
-    looks = {
+    return {
         "in a ring, each rank sends (n - 1) / n of the bytes twice: for the sums, and for handing them out": [
             n / (n - 1) / 2, n / (n - 1), n / 2 / (n - 1),
         ],
@@ -177,7 +175,3 @@ def cause_of_sent(ratio, case):
         "for the sums and as much for handing them out": [0.5],
         "only gradients are sent": [4, 2, 1 + kept_with(case.layers, 0) / 4],
     }  # fmt: skip
-    for cause, ratios in looks.items():
-        if any(abs(ratio - other) < 1e-6 for other in ratios):
-            return cause
-    return "only the gradients of the trained numbers are sent, 4 bytes each, 2 * (n - 1) / n times"
