@@ -558,6 +558,83 @@ class ByTheStateDict(Base):
         return layer
 
 
+@wrong("lora_layer", "share a weight or the bias")
+class SharesTheBias(Base):
+    @torch.no_grad()
+    def merged(self):
+        old = self.layer
+        layer = nn.Linear(old.in_features, old.out_features, old.bias is not None)
+        layer.weight.copy_(old.weight + self.scale * self.B @ self.A)
+        layer.bias = old.bias
+        return layer
+
+
+@wrong("lora_layer", "the added term has the wrong sign")
+class Subtracts(Base):
+    def forward(self, x):
+        return self.layer(x) - self.scale * (x @ self.A.T @ self.B.T)
+
+
+@wrong("lora_layer", "only the two new matrices may train")
+class LearnsItsScale(Base):
+    def __init__(self, layer, r, alpha):
+        super().__init__(layer, r, alpha)
+        self.scale = nn.Parameter(torch.tensor(alpha / math.sqrt(r)))
+
+
+@wrong("lora_layer", "RuntimeError|only the two new matrices may train", "failed|your code raised")
+class OfTheSmallerSide(Base):
+    """Both matrices have the shape of A."""
+
+    def __init__(self, layer, r, alpha):
+        super().__init__(layer, r, alpha)
+        self.B = nn.Parameter(torch.zeros(layer.in_features, r))
+
+    def forward(self, x):
+        return self.layer(x + self.scale * (x @ self.A.T @ self.B.T))
+
+
+@wrong("lora_layer", "W x \\+ alpha / sqrt\\(r\\) B A x|no gradient passes through A and B")
+class DetachesTheThinOutput(Base):
+    """Half of the path to x is cut."""
+
+    def forward(self, x):
+        mixed = (x + x.detach()) / 2
+        return self.layer(x) + self.scale * (mixed @ self.A.T @ self.B.T)
+
+
+@wrong("lora_layer", "its weight must be W \\+ alpha|RuntimeError", "failed|your code raised")
+class MergesTransposed(Base):
+    def merged(self):
+        layer = copy.deepcopy(self.layer)
+        layer.weight.data += self.scale * (self.A.data.T @ self.B.data.T)
+        return layer
+
+
+@wrong("lora_layer", "must compute W x|B A is zero at first")
+class ScalesAllOfIt(Base):
+    def forward(self, x):
+        return self.scale * (self.layer(x) + x @ self.A.T @ self.B.T)
+
+
+@right("lora_layer")
+class ByEinsum(Base):
+    """Adds in place, and merges by the columns of the identity."""
+
+    def forward(self, x):
+        thin = torch.einsum("...i,ri->...r", x, self.A)
+        return torch.einsum("...r,or->...o", thin, self.B).mul(self.scale).add(self.layer(x))
+
+    def merged(self):
+        old = self.layer
+        with torch.no_grad():
+            columns = self(torch.eye(old.in_features)) - (0 if old.bias is None else old.bias)
+        layer = nn.Linear(old.in_features, old.out_features, bias=old.bias is not None)
+        state = {"weight": columns.T} | ({} if old.bias is None else {"bias": old.bias})
+        layer.load_state_dict(state)
+        return layer
+
+
 # ---- train_only ----
 
 

@@ -1,17 +1,17 @@
 """A LoRA layer with the scale of rank-stabilised LoRA, and its merge."""
 
 import math
+from functools import partial
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_course.checks.differences import near
+from ddp_course.checks.claims import Claim, hold, on_every_rank
 from ddp_course.checks.ex11.drawn import some, trained_of
 from ddp_course.checks.training import LEARNING_RATE, descend, fill
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 
 
@@ -73,10 +73,16 @@ def observe_numbers(lora, layer, x, case):
     seen |= {"merged": merged(x), "afterwards": lora(x)}
     with torch.no_grad():
         last.mul_(2)  # training goes on
+    again = lora.merged()(x)
+    if type(merged) is nn.Linear:
+        with torch.no_grad():
+            for value in merged.parameters():
+                value.add_(1)  # training goes on there, too
     return seen | {
         "kind": "Linear" if type(merged) is nn.Linear else type(merged).__name__,
         "new": merged is not layer and merged is not lora,
-        "again": lora.merged()(x),
+        "again": again,
+        "apart": lora(x),
         "still": list(trained_of(lora)),
     }
 
@@ -115,29 +121,14 @@ def check_lora_layer(answer, draw):
         r, inputs, outputs = draw.sample(range(2, 9), 3)
         # no multiple of r, and smaller than r in the second case
         alpha = r * draw.randrange(2, 6) + 1 if bias else draw.randrange(1, r)
-        cases.append(
-            {
-                "inputs": inputs,
-                "outputs": outputs,
-                "r": r,
-                "alpha": alpha,
-                "bias": bias,
-                "rows": [5] if bias else [2, 3],
-                "seed": draw.randrange(10**6),
-            }
-        )
+        case = {"inputs": inputs, "outputs": outputs, "r": r, "alpha": alpha, "bias": bias}
+        cases.append(case | {"rows": [5] if bias else [2, 3], "seed": draw.randrange(10**6)})
     [seen] = answer.on_ranks(observe_layers, cases)
     for case, of_case in zip(cases, seen):
-        judge_layer(case, of_case)
+        hold(claims(case, of_case))
     steps, n = 2, draw.choice([2, 3])
     of_ranks = answer.on_ranks(observe_training, cases[0], steps, nproc=n)
-    expected = trained_by_hand(cases[0], of_ranks[0]["begin"], steps, n)
-    for rank, of_rank in enumerate(of_ranks):
-        if not near(of_rank["end"], expected):
-            cause = "after training with DDP, the merged layer is not that of one process on all batches"
-            raise Wrong(
-                f"{steps} steps with DDP", rank=f"{rank} of {n}", expected=expected, got=of_rank["end"], cause=cause
-            )
+    on_every_rank(partial(trained, cases[0], steps), of_ranks)
 
 
 def thin(values, case):
@@ -172,131 +163,114 @@ def trained_by_hand(case, begin, steps, n):
     return layer(x).detach() + scale_of(case) * x @ thin(values, case).T.detach()
 
 
-def judge_layer(case, seen):
+# ---- what is claimed ----
+
+
+def claims(case, seen):
     r, inputs, outputs, alpha = (case[name] for name in ("r", "inputs", "outputs", "alpha"))
-    checked = f"LoRALinear of {inputs} inputs, {outputs} outputs, bias {case['bias']}, r={r}, alpha={alpha}"
-    layer, x = a_layer(case).double(), inputs_of(case).double()
-    shapes = sorted(sorted(shape) for _, shape in seen["trained"])
-    if shapes != sorted([sorted([r, inputs]), sorted([outputs, r])]):
-        names = ", ".join(f"{name} {tuple(shape)}" for name, shape in seen["trained"]) or "none"
-        cause = "only the two new matrices may train"
-        if any(list(shape) in ([outputs, inputs], [outputs]) for _, shape in seen["trained"]):
-            cause = "the layer's own weight and bias are frozen: layer.requires_grad_(False)"
-        elif not seen["trained"]:
-            cause = "A and B must be nn.Parameters that require a gradient, stored as attributes of the module"
-        raise Wrong(
-            checked, expected=f"parameters that train: A {(r, inputs)} and B {(outputs, r)}", got=names, cause=cause
-        )
-    if not near(seen["begin"], layer(x)):
-        cause = "it must start with the output of the given layer: initialise B with zeros, so that B A is zero"
-        if not seen["begin"].any():
-            cause = "W x + b is missing: add the output of A and B to the output of the layer"
-        elif seen.get("some zeros"):
-            cause = "B A is zero at first, and yet the output is not the layer's: forward must add nothing else to it"
-        raise Wrong(checked, expected=layer(x), got=seen["begin"], cause=cause)
-    if seen["all zeros"]:
-        cause = (
-            "if A and B both start as zeros, the gradient of each is a product with the other, so it stays zero forever"
-        )
-        raise Wrong(checked, expected="a gradient in the first step", got="zeros", cause=cause)
+    call = f"LoRALinear of {inputs} inputs, {outputs} outputs, bias {case['bias']}, r={r}, alpha={alpha}"
+    yield only_two_train(call, case, seen["trained"])
+    layer, x, scale = a_layer(case).double(), inputs_of(case).double(), scale_of(case)
     change = thin([value.double() for value in seen["values"]], case)
-    scale = scale_of(case)
-    truth = layer(x) + scale * x @ change.T
-    if not near(seen["output"], truth):
-        looks = {
-            "this is plain LoRA's alpha / r: here the sum is scaled by alpha / sqrt(r)": [alpha / r],
-            "a whole-number division or root drops the fraction: the scale is alpha / sqrt(r)": [
-                alpha // r,
-                alpha // r**0.5,
-                alpha // math.isqrt(r),
-                alpha / math.isqrt(r),
-            ],
-            "the sum is scaled by alpha / sqrt(r)": [alpha, 1, 1 / r, r / alpha, r**-0.5, (alpha / r) ** 0.5],
-            "the added term has the wrong sign": [-scale],
-            "B A x is missing: the new matrices have no effect": [0],
-        }
-        cause = "the layer must compute W x + b + alpha / sqrt(r) B A x"
-        for likely, scales in looks.items():
-            if any(near(seen["output"], layer(x) + other * x @ change.T) for other in scales):
-                cause = likely
-        if near(seen["output"], scale * x @ change.T):
-            cause = "W x + b is missing: add the output of A and B to the output of the layer"
-        raise Wrong(checked, expected=truth, got=seen["output"], cause=cause)
-    if seen["seeded"]:
-        cause = (
-            "the constructor sets torch's seed, so all layers start with the same A, and "
-            "everything random that follows changes: leave the seed to the program"
-        )
-        raise Wrong(checked, expected="torch's seed as before", got="another", cause=cause)
-    if not seen["flows"]:
-        cause = "no gradient reaches A and B: forward detaches their output, or computes it under no_grad"
-        raise Wrong(checked, expected="a gradient in the first step", got="none, or zeros", cause=cause)
-    judge_gradient_of_inputs(checked, seen["of x"], layer, change, scale, x)
-    if seen["kind"] != "Linear" or not seen["new"]:
-        got = seen["kind"] if seen["kind"] != "Linear" else "the layer that it was given, changed"
-        cause = "merged() must return a new nn.Linear that does not need this class; the LoRALinear must not change"
-        raise Wrong(checked, expected="a new Linear", got=got, cause=cause)
-    later = layer(x) + 2 * scale * x @ change.T
-    for what in ("merged", "afterwards", "again"):
-        of_now = later if what == "again" else truth
-        if not near(seen[what], of_now):
-            raise Wrong(
-                f"{checked}: {MERGED[what]}", expected=of_now, got=seen[what], cause=cause_of_merge(what, seen, case)
-            )
-    if not seen["gradients on"]:
-        cause = "gradients are off for the whole program: use torch.no_grad() in a with block or as a decorator"
-        raise Wrong(f"{checked}: after merged()", expected="gradients on", got="off", cause=cause)
-    if len(seen["still"]) != 2:
-        cause = "merged() has frozen A and B: the LoRALinear must stay as it is"
-        raise Wrong(
-            f"{checked}: after merged()",
-            expected="A and B still train",
-            got=f"{len(seen['still'])} of the two",
-            cause=cause,
-        )
+    given, added = layer(x), x @ change.T
+    yield numbers(call, seen["begin"], given, [(0 * given, GIVEN_IS_MISSING)],
+        "B A is zero at first, and yet the output is not the layer's: forward must add nothing else to it"
+        if seen["some zeros"] else
+        "it must start with the output of the given layer: initialise B with zeros, so that B A is zero")  # fmt: skip
+    yield Claim(call, seen["all zeros"], False,
+        "if A and B both start as zeros, the gradient of each is a product with the other, so it stays zero forever",
+        told="a gradient in the first step", shown="zeros")  # fmt: skip
+    mistakes = [(given + other * added, cause) for cause, scales in wrong_scales(r, alpha) for other in scales]
+    yield numbers(call, seen["output"], given + scale * added, [(scale * added, GIVEN_IS_MISSING), *mistakes],
+                  "the layer must compute W x + b + alpha / sqrt(r) B A x")  # fmt: skip
+    yield Claim(call, seen["seeded"], False,
+        "the constructor sets torch's seed, so all layers start with the same A, and everything random that follows "
+        "changes: leave the seed to the program", told="torch's seed as before", shown="another")  # fmt: skip
+    yield Claim(call, seen["flows"], True,
+        "no gradient reaches A and B: forward detaches their output, or computes it under no_grad",
+        told="a gradient in the first step", shown="none, or zeros")  # fmt: skip
+    yield gradient_of_inputs(f"{call}: the gradient of x", seen["of x"], layer.weight, scale * change, x)
+    yield from merges(call, case, seen, layer, given, added)
 
 
-def judge_gradient_of_inputs(checked, got, layer, change, scale, x):
-    """Raise Wrong unless the layers before get the whole gradient."""
+def numbers(call, got, expected, mistakes, otherwise):
+    """A claim about numbers in 32 bits."""
+    return Claim(call, got, expected, otherwise, mistakes, digits=5, scale=1)
 
-    def gradient(weight):
+
+def only_two_train(call, case, trained):
+    r, inputs, outputs = (case[name] for name in ("r", "inputs", "outputs"))
+    cause = "only the two new matrices may train"
+    if any(shape in ([outputs, inputs], [outputs]) for _, shape in trained):
+        cause = "the layer's own weight and bias are frozen: layer.requires_grad_(False)"
+    elif not trained:
+        cause = "A and B must be nn.Parameters that require a gradient, stored as attributes of the module"
+    return Claim(call, sorted(sorted(shape) for _, shape in trained), sorted([sorted([r, inputs]), sorted([outputs, r])]),
+                 cause, told=f"parameters that train: A {(r, inputs)} and B {(outputs, r)}",
+                 shown=", ".join(f"{name} {tuple(shape)}" for name, shape in trained) or "none")  # fmt: skip
+
+
+GIVEN_IS_MISSING = "W x + b is missing: add the output of A and B to the output of the layer"
+
+
+def wrong_scales(r, alpha):
+    return [
+        ("B A x is missing: the new matrices have no effect", [0]),
+        ("the added term has the wrong sign", [-alpha / math.sqrt(r)]),
+        ("the sum is scaled by alpha / sqrt(r)", [alpha, 1, 1 / r, r / alpha, r**-0.5, (alpha / r) ** 0.5]),
+        ("a whole-number division or root drops the fraction: the scale is alpha / sqrt(r)",
+         [alpha // r, alpha // r**0.5, alpha // math.isqrt(r), alpha / math.isqrt(r)]),
+        ("this is plain LoRA's alpha / r: here the sum is scaled by alpha / sqrt(r)", [alpha / r]),
+    ]  # fmt: skip
+
+
+def gradient_of_inputs(call, got, weight, change, x):
+    """The claim that the layers before get the whole gradient."""
+
+    def through(weight):
         return weight.sum(0).expand(x.shape)
 
-    truth = gradient(layer.weight + scale * change)
-    if near(got, truth):
-        return
-    cause = "the gradient that reaches x must be that of W x + alpha / sqrt(r) B A x"
+    otherwise = "the gradient that reaches x must be that of W x + alpha / sqrt(r) B A x"
     if got is None:
-        got, cause = "none", "no gradient reaches x, so the layers before learn nothing"
-    elif near(got, gradient(scale * change)):
-        cause = (
-            "no gradient passes through the frozen layer to x, so the layers before learn "
-            "something else: freeze with requires_grad_(False), not with no_grad() or detach()"
-        )
-    elif near(got, gradient(layer.weight)):
-        cause = "no gradient passes through A and B to x, so the layers before learn something else: do not detach x"
-    raise Wrong(f"{checked}: the gradient of x", expected=truth, got=got, cause=cause)
+        otherwise = "no gradient reaches x, so the layers before learn nothing"
+    return numbers(call, got, through(weight + change), [
+        (through(change), "no gradient passes through the frozen layer to x, so the layers before learn something else: "
+         "freeze with requires_grad_(False), not with no_grad() or detach()"),
+        (through(weight), "no gradient passes through A and B to x, so the layers before learn something else: do not "
+         "detach x"),
+    ], otherwise)  # fmt: skip
 
 
-MERGED = {
-    "merged": "what the merged layer computes",
-    "afterwards": "its own output after merged()",
-    "again": "the result of calling merged() a second time, with B A twice as large",
-}
+def merges(call, case, seen, layer, given, added):
+    """Claims about the merged layer, and about its own layer afterwards."""
+    yield Claim(call, seen["kind"] == "Linear" and seen["new"], True,
+        "merged() must return a new nn.Linear that does not need this class; the LoRALinear must not change",
+        told="a new Linear",
+        shown=seen["kind"] if seen["kind"] != "Linear" else "the layer that it was given, changed")  # fmt: skip
+    whole, later = (given + times * scale_of(case) * added for times in (1, 2))
+    lost = [(whole - layer.bias, "the merged layer has lost the bias")] if case["bias"] else []
+    changes_itself = "merged() changes its own layer, so B A counts twice afterwards: work on a copy of the layer"
+    yield numbers(f"{call}: what the merged layer computes", seen["merged"], whole, [
+        *lost,
+        (given + added, "the merged layer has no alpha / sqrt(r): include it in the weight, too"),
+        (given, "the merged layer is the old one: B A is missing"),
+    ], "its weight must be W + alpha / sqrt(r) B A")  # fmt: skip
+    yield numbers(f"{call}: its own output after merged()", seen["afterwards"], whole, [], changes_itself)
+    yield numbers(f"{call}: the result of calling merged() a second time, with B A twice as large", seen["again"], later, [
+        (seen["merged"], "merged() returns its first result again: A and B have changed since, so merge them anew in each "
+         "call"),
+    ], changes_itself)  # fmt: skip
+    yield numbers(f"{call}: its own output after a change to the merged layer", seen["apart"], later, [],
+                  "the merged layer and the LoRALinear share a weight or the bias: give the merged one copies")  # fmt: skip
+    yield Claim(f"{call}: after merged()", seen["gradients on"], True,
+        "gradients are off for the whole program: use torch.no_grad() in a with block or as a decorator",
+        told="gradients on", shown="off")  # fmt: skip
+    still = len(seen["still"])
+    yield Claim(f"{call}: after merged()", still, 2, "merged() has frozen A and B: the LoRALinear must stay as it is",
+                told="A and B still train", shown=f"{still} of the two")  # fmt: skip
 
 
-def cause_of_merge(what, seen, case):
-    if what == "again" and near(seen["again"], seen["merged"]):
-        return "merged() returns its first result again: A and B have changed since, so merge them anew in each call"
-    if what != "merged":
-        return "merged() changes its own layer, so B A counts twice afterwards: work on a copy of the layer"
-    layer, x = a_layer(case).double(), inputs_of(case).double()
-    change = thin([value.double() for value in seen["values"]], case)
-    scale = scale_of(case)
-    if case["bias"] and near(seen["merged"], layer(x) - layer.bias + scale * x @ change.T):
-        return "the merged layer has lost the bias"
-    if near(seen["merged"], layer(x) + x @ change.T):
-        return "the merged layer has no alpha / sqrt(r): include it in the weight, too"
-    if near(seen["merged"], layer(x)):
-        return "the merged layer is the old one: B A is missing"
-    return "its weight must be W + alpha / sqrt(r) B A"
+def trained(case, steps, rank, of_ranks):
+    expected = trained_by_hand(case, of_ranks[0]["begin"], steps, len(of_ranks))
+    yield numbers(f"{steps} steps with DDP", of_ranks[rank]["end"], expected, [],
+                  "after training with DDP, the merged layer is not that of one process on all batches")  # fmt: skip
