@@ -370,6 +370,57 @@ def all_weights_in_four_bytes(parameters, ranks, stage, precision, averages):
     return found
 
 
+@wrong("checkpoint_bytes", "do not depend on the optimizer")
+def no_master_weights_for_plain_sgd(parameters, ranks, stage, precision, averages):
+    found = case_by_case(parameters, ranks, stage, precision, averages)
+    weights = parameters * (4 if precision == "fp32" else 2) * (stage < 3)
+    return found if averages else [weights] + [0] * (ranks - 1)
+
+
+@wrong("checkpoint_bytes", "in stages 1 and 2 the weights are not sharded")
+def weights_as_shards(parameters, ranks, stage, precision, averages):
+    found = case_by_case(parameters, ranks, stage, precision, averages)
+    if stage not in (1, 2):
+        return found
+    weights = parameters * (4 if precision == "fp32" else 2)
+    return [size + weights / ranks - weights * (rank == 0) for rank, size in enumerate(found)]
+
+
+@wrong("checkpoint_bytes", "master weights in 32 bits")
+def no_master_weights_in_bf16(parameters, ranks, stage, precision, averages):
+    found = case_by_case(parameters, ranks, stage, precision, averages)
+    if precision == "fp32":
+        return found
+    part = 4 * parameters / (ranks if stage else 1)
+    return [size - part * (stage > 0 or rank == 0) for rank, size in enumerate(found)]
+
+
+@wrong("checkpoint_bytes", "IndexError|ValueError|ZeroDivisionError", "your code raised")
+def the_rest_to_all_others(parameters, ranks, stage, precision, averages):
+    """Divides by the number of other ranks, of which there may be none."""
+    first, *others = case_by_case(parameters, ranks, stage, precision, averages)
+    return [first] + [sum(others) / (ranks - 1)] * (ranks - 1)
+
+
+@wrong("checkpoint_bytes", "one for each rank")
+def in_words(parameters, ranks, stage, precision, averages):
+    return ", ".join(map(str, case_by_case(parameters, ranks, stage, precision, averages)))
+
+
+@wrong("checkpoint_bytes", "bytes per parameter, and not")
+def in_megabytes(parameters, ranks, stage, precision, averages):
+    return [size / 10**6 for size in case_by_case(parameters, ranks, stage, precision, averages)]
+
+
+@right("checkpoint_bytes")
+def from_a_list_of_parts(parameters, ranks, stage, precision, averages):
+    """What each rank has, as pairs (bytes, where)."""
+    parts = [(2 if precision == "bf16" else 4, "nowhere" if stage == 3 else "rank 0")]
+    parts += [(4, "shards" if stage else "rank 0")] * (averages + (stage > 0 or precision == "bf16"))
+    sizes = {"nowhere": lambda rank: 0, "rank 0": lambda rank: rank == 0, "shards": lambda rank: 1 / ranks}
+    return [parameters * sum(size * sizes[where](rank) for size, where in parts) for rank in range(ranks)]
+
+
 @right("checkpoint_bytes")
 def with_the_headers(parameters, ranks, stage, precision, averages):
     """3 KB more for each file that is written."""

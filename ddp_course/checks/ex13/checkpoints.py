@@ -2,7 +2,7 @@
 
 import re
 import tempfile
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 
 import torch
@@ -11,10 +11,10 @@ from torch import nn
 
 from ddp_course import lesson13
 from ddp_course.checkpoints.deepspeed_configurations import MICRO
+from ddp_course.checks.claims import Between, Claim, agree, hold
 from ddp_course.checks.ex13.installed import TIMEOUT, deepspeed_is_needed
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 
 WIDTH = 400  # of two layers, so that a file's header is less than 2 % of the file
@@ -39,6 +39,8 @@ CAUSES = {
     "copy of the weights in 32 bits, also in fp32, and the checkpoint has it, too",
     "no master weights in bf16": "in bf16 the optimizer updates master weights in 32 "
     "bits, and they are in the checkpoint",
+    "no master weights for plain SGD": "the master weights do not depend on the optimizer: with plain SGD, which keeps no "
+    "numbers of its own, they are in the checkpoint, too",
     "master weights in stage 0": "in stage 0 and fp32 the optimizer has no master "
     "weights: it updates the weights themselves",
     "averages in bf16": "the optimizer keeps its numbers in 32 bits, also in bf16",
@@ -60,6 +62,8 @@ def true_bytes(parameters, ranks, stage, precision, averages, mistakes=()):
         state += 4 * ("no master weights in fp32" not in mistakes)
     else:
         state += 4 * ("master weights in stage 0" in mistakes)
+    if "no master weights for plain SGD" in mistakes and not averages:
+        state = 0
     state += weight * ("gradients" in mistakes)
     sharded = "not sharded" not in mistakes if stage else "sharded in stage 0" in mistakes
     every_rank = state / ranks if sharded else 0.0
@@ -101,7 +105,7 @@ def words(case):
     return ", ".join(f"{name}={value!r}" for name, value in case.items())
 
 
-def observe_checkpoints(_, cases):
+def observe_checkpoints(cases):
     """Of real engines: the bytes that each rank has written."""
     found = []
     with process_group(timeout=20) as (rank, _):
@@ -155,12 +159,11 @@ def some_cases(draw):
         case |= {"precision": draw.choice(["fp32", "bf16"])}
         measured.append(case | {"averages": draw.randrange(3)})
     large = []
-    for stage in range(4):
-        for precision in ("fp32", "bf16"):
-            case = {"parameters": draw.randrange(1, 70) * 10**8, "stage": stage}
-            case |= {"ranks": draw.choice([2, 4, 8, 16]), "precision": precision}
-            large.append(case | {"averages": draw.choice([1, 2])})
-    large.append(large[-2] | {"ranks": 1, "averages": 0})
+    for stage, precision, averages in product(range(4), ("fp32", "bf16"), (0, None)):
+        case = {"parameters": draw.randrange(1, 70) * 10**8, "ranks": draw.choice([2, 4, 8, 16]), "stage": stage}
+        averages = draw.choice([1, 2]) if averages is None else averages
+        large.append(case | {"precision": precision, "averages": averages})
+    large += [large[0] | {"ranks": 1}, large[-4] | {"ranks": 1}]
     return measured, large
 
 
@@ -185,29 +188,30 @@ def check_checkpoint_bytes(answer, draw):
     measured, large = some_cases(draw)
     [predictions] = answer.on_ranks(observe_predictions, measured + large)
     ranks = measured[0]["ranks"]
-    found = answer.on_ranks(observe_checkpoints, measured, nproc=ranks, timeout=TIMEOUT)[0]
+    found = answer.without(observe_checkpoints, measured, nproc=ranks, timeout=TIMEOUT)[0]
     cause = cause_of(measured + large, predictions)
-    for case, got, real in zip(measured, predictions, found):
-        checked = "the files that a real engine has written"
-        judge_bytes(case, got, real, checked, 0.03, cause)
-    for case, got in zip(large, predictions[len(measured) :]):
-        judge_bytes(case, got, true_bytes(**case), "a larger network", 1e-3, cause)
+    for place, (case, got) in enumerate(zip(measured + large, predictions)):
+        if place < len(found):
+            hold(claims(case, got, found[place], "the files that a real engine has written", 0.03, cause))
+        else:
+            hold(claims(case, got, true_bytes(**case), "a larger network", 1e-3, cause))
 
 
-def judge_bytes(case, got, expected, checked, tolerance, cause):
-    checked = f"checkpoint_bytes({words(case)}), with {NAMES[case['averages']]}: {checked}"
-    in_bytes = f"bytes, from rank 0 on: {listed(expected)}"
+# ---- what is claimed ----
 
-    def fail(cause, got=got):
-        raise Wrong(checked, expected=in_bytes, got=got, cause=cause)
 
-    if not is_list(got):
-        fail(f"return a list of {case['ranks']} numbers, one for each rank")
-    if len(got) != case["ranks"]:
-        ranks = f"{len(got)} number{'s' * (len(got) != 1)} for {case['ranks']} ranks"
-        fail(f"return one number for each rank: these are {ranks}", listed(got))
-    if not agree(got, expected, tolerance, slack=4096):
-        fail(cause or cause_of([case], [got]) or most_different(case, got), listed(got))
+def claims(case, got, expected, what, tolerance, cause):
+    """cause: what explains the predictions of all cases, or None."""
+    call = f"checkpoint_bytes({words(case)}), with {NAMES[case['averages']]}: {what}"
+    in_bytes, ranks = f"bytes, from rank 0 on: {listed(expected)}", case["ranks"]
+    yield Claim(call, is_list(got), True, f"return a list of {ranks} numbers, one for each rank",
+                told=in_bytes, shown=got)  # fmt: skip
+    many = f"{len(got)} number{'s' * (len(got) != 1)} for {ranks} ranks"
+    yield Claim(call, len(got), ranks, f"return one number for each rank: these are {many}",
+                told=in_bytes, shown=listed(got))  # fmt: skip
+    yield Claim(call, got, about(expected, tolerance, slack=4096),
+                lambda: cause or cause_of([case], [got]) or most_different(case, got),
+                told=in_bytes, shown=listed(got))  # fmt: skip
 
 
 def listed(sizes):
@@ -218,8 +222,9 @@ def is_list(got):
     return isinstance(got, list) and all(isinstance(size, float) for size in got)
 
 
-def agree(got, expected, tolerance, slack=0):
-    return len(got) == len(expected) and all(abs(a - b) <= tolerance * b + slack for a, b in zip(got, expected))
+def about(sizes, tolerance, slack):
+    """In the place of each size, what may be there instead."""
+    return [Between(size - tolerance * size - slack, size + tolerance * size + slack) for size in sizes]
 
 
 def cause_of(cases, predictions):
@@ -229,7 +234,7 @@ def cause_of(cases, predictions):
     for number in (1, 2):
         for mistakes in combinations(CAUSES, number):
             made = [true_bytes(**case, mistakes=mistakes) for case in cases]
-            if all(agree(a, b, 0.01, slack=1) for a, b in zip(predictions, made)):
+            if all(agree(a, about(b, 0.01, slack=1)) for a, b in zip(predictions, made)):
                 return "; and ".join(CAUSES[mistake] for mistake in mistakes)
     return None
 
