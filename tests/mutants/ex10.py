@@ -844,3 +844,136 @@ def all_rounds_of_a_document(documents, context, rank, ranks, start):
 @wrong("predict_update", "nan")
 def predicts_nan(*_, **__):
     return [float("nan")] * 3
+
+
+@right("predict_update")
+def list_of_shapes(vocabulary, context, layers, width, heads, kv_heads, hidden, windows, ranks):
+    """All matrices and vectors as a list of shapes; forward and backward as three products."""
+    size = width // heads
+    shapes = [(width, heads * size), (width, kv_heads * size), (width, kv_heads * size), (heads * size, width)]
+    shapes += [(width, hidden), (width, hidden), (hidden, width)]
+    matrices = layers * shapes + [(width, vocabulary)]
+    weights = sum(map(math.prod, matrices))
+    vectors = (1 + 2 * layers) * width
+    parameters = weights + vectors + vocabulary * width
+    products = weights * windows * context + layers * windows * heads * 2 * context**2 * size
+    return parameters, 3 * 2 * products, parameters * torch.float32.itemsize * 2 * (ranks - 1) / ranks
+
+
+@right("predict_update")
+def as_a_tensor(vocabulary, context, layers, width, heads, kv_heads, hidden, windows, ranks):
+    block = 2 * width * width + 2 * width * width * kv_heads // heads + 3 * width * hidden + 2 * width
+    total = 2 * vocabulary * width + layers * block + width
+    multiplied = total - vocabulary * width - (2 * layers + 1) * width
+    of_token = 6 * multiplied + 12 * layers * width * context
+    sent = 8 * total - 8 * total / ranks
+    return torch.tensor([total, windows * context * of_token, sent], dtype=torch.float64)
+
+
+@right("predict_update")
+def step_by_step_of_the_ring(vocabulary, context, layers, width, heads, kv_heads, hidden, windows, ranks):
+    """Adds up the pieces that the ring sends; a dict's values."""
+    narrow = width * kv_heads // heads
+    weights = layers * (width * (width + narrow + narrow + width) + hidden * 3 * width) + vocabulary * width
+    costs = {"parameters": weights + vocabulary * width + width * (layers + layers + 1)}
+    forward = 2 * weights * context + layers * 2 * (2 * context * context * width)
+    costs["flops"] = windows * (forward + 2 * forward)
+    costs["sent"] = sum(4 * costs["parameters"] / ranks for _ in range(2 * (ranks - 1)))
+    return costs.values()
+
+
+@wrong("predict_update", "norms have parameters, too", several=True)
+def without_norms():
+    def predict_update(**case):
+        parameters, flops, _ = costs()[0](**case)
+        parameters -= (2 * case["layers"] + 1) * case["width"]
+        return parameters, flops, 8 * parameters * (case["ranks"] - 1) / case["ranks"]
+
+    return [predict_update]
+
+
+@wrong("predict_update", "there is one more norm, before the head", several=True)
+def without_the_last_norm():
+    def predict_update(**case):
+        parameters, flops, sent = costs()[0](**case)
+        return parameters - case["width"], flops, sent
+
+    return [predict_update]
+
+
+@wrong("predict_update", "each layer has two norms, and there is one more", several=True)
+def one_norm_per_layer_only():
+    def predict_update(**case):
+        parameters, flops, sent = costs()[0](**case)
+        return parameters - (case["layers"] + 1) * case["width"], flops, sent
+
+    return [predict_update]
+
+
+@wrong("predict_update", "a factor for each number, and no bias", several=True)
+def norms_with_a_bias():
+    def predict_update(**case):
+        parameters, flops, sent = costs()[0](**case)
+        return parameters + (2 * case["layers"] + 1) * case["width"], flops, sent
+
+    return [predict_update]
+
+
+@wrong("predict_update", "positions have no parameters here", several=True)
+def learns_positions():
+    def predict_update(**case):
+        parameters, flops, sent = costs()[0](**case)
+        return parameters + case["context"] * case["width"], flops, sent
+
+    return [predict_update]
+
+
+@wrong("predict_update", "the head is a matrix that is multiplied with each token", several=True)
+def forgets_the_head():
+    return costs(flops=lambda c: c.tokens * (6 * c.layers * c.layer + c.attention))
+
+
+@wrong("predict_update", "a multiplication and an addition are two operations", several=True)
+def multiply_adds():
+    return costs(flops=lambda c: c.tokens * (3 * c.matrices + c.attention / 2))
+
+
+@wrong("predict_update", "that is for one window", several=True)
+def of_one_window():
+    return costs(flops=lambda c: c.context * (6 * c.matrices + c.attention))
+
+
+@wrong("predict_update", "do not divide them by the ranks again", several=True)
+def divides_the_windows():
+    return costs(flops=lambda c: c.tokens * (6 * c.matrices + c.attention) / c.ranks)
+
+
+@wrong("predict_update", "6 per parameter of each matrix that is multiplied", several=True)
+def norms_are_multiplied_too():
+    return costs(flops=lambda c: c.tokens * (6 * (c.parameters - c.table) + c.attention))
+
+
+@wrong("predict_update", "6 per parameter of each matrix that is multiplied|attention", several=True)
+def attention_of_one_layer():
+    return costs(flops=lambda c: c.tokens * (6 * c.matrices + c.attention / c.layers))
+
+
+@wrong("predict_update", "a ring sends 2", several=True)
+def twice_the_gradient():
+    return costs(sent=lambda c: 8 * c.parameters)
+
+
+@wrong("predict_update", "of 4 bytes for each parameter", several=True)
+def one_way_of_all_others():
+    return costs(sent=lambda c: 8 * c.parameters * c.ranks / (c.ranks + 1))
+
+
+@wrong("predict_update", "that is half", several=True)
+def gradients_in_half_precision():
+    return costs(sent=lambda c: 4 * c.parameters * (c.ranks - 1) / c.ranks)
+
+
+@wrong("predict_update", "return three numbers")
+def as_a_dict_of_names(**case):
+    parameters, flops, sent = costs()[0](**case)
+    return {"parameters": parameters, "flops": flops, "sent": sent}

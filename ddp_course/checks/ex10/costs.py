@@ -1,14 +1,17 @@
 """What an update of a larger kind of model costs, predicted and then measured."""
 
+from types import SimpleNamespace
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ddp_course.checks.claims import Claim, hold
+from ddp_course.checks.predictions import likely, numbers
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 from ddp_course.lesson02 import ring_all_reduce
 from ddp_course.ranks.environment import process_group
 
@@ -80,7 +83,7 @@ def predictions(predict_update, cases):
     predicted = []
     for case in cases:
         with trying(in_words(case)):
-            predicted.append(numbers(predict_update(**case)))
+            predicted.append(numbers(predict_update(**case), 3))
     return predicted
 
 
@@ -113,13 +116,91 @@ def measure(case, n):
 SHAPE = ["vocabulary", "layers", "width", "heads", "kv_heads", "hidden"]
 
 
-def numbers(returned):
-    """Three numbers as float, or what was returned instead."""
-    try:
-        parameters, flops, sent = returned
-        return [float(parameters), float(flops), float(sent)]
-    except (TypeError, ValueError):
-        return repr(returned)
+# ---- what is claimed ----
+
+
+def costs(vocabulary, layers, width, heads, kv_heads, hidden, **others):
+    """All sizes, and what follows from them, as a namespace."""
+    u = SimpleNamespace(layers=layers, width=width, heads=heads, kv_heads=kv_heads, hidden=hidden, **others)
+    u.table, u.narrow, u.tokens = vocabulary * width, kv_heads * (width // heads), u.windows * u.context
+    u.multiplied = u.table + layers * (2 * width**2 + 2 * width * u.narrow + 3 * width * hidden)
+    u.norms, u.attention = (2 * layers + 1) * width, 12 * layers * width * u.context
+    u.parameters = u.table + u.multiplied + u.norms
+    u.flops = u.tokens * (6 * u.multiplied + u.attention)
+    u.gradient = 4 * u.parameters  # its bytes
+    u.sent = 2 * (u.ranks - 1) / u.ranks * u.gradient
+    return u
+
+
+LOOKED_UP = "the embedding is a table: a token's row is looked up, and nothing is multiplied"
+RING = "a ring sends 2 * (ranks - 1) / ranks of the gradient's bytes, see lesson 2"
+# of each number: its name, to how many digits it must agree, the cause if no mistake gives it, mistakes
+NUMBERS = [
+    ("parameters", 12, "add up the matrices and vectors of the list: one of them is missing or too large", [
+        (lambda u: u.parameters - u.table, "the head is not tied: it is a matrix of its own, as large as the embedding"),
+        (lambda u: u.parameters + 2 * u.layers * u.width * (u.width - u.narrow), "key and value have fewer heads: their "
+         "matrices are only kv_heads * (width // heads) wide"),
+        (lambda u: u.parameters - u.layers * u.width * u.hidden, "the MLP has three matrices: gate, up and down"),
+        (lambda u: u.parameters - u.norms, "norms have parameters, too: a factor for each of the `width` numbers"),
+        (lambda u: u.parameters - u.width, "there is one more norm, before the head"),
+        (lambda u: u.parameters - u.layers * u.width, "each layer has two norms"),
+        (lambda u: u.parameters - u.layers * u.width - u.width, "each layer has two norms, and there is one more before "
+         "the head"),
+        (lambda u: u.parameters + u.norms, "an RMSNorm has a factor for each number, and no bias"),
+        (lambda u: u.parameters + u.context * u.width, "positions have no parameters here"),
+        (lambda u: u.parameters + u.layers * 3 * u.width * (4 * u.width - u.hidden), "the MLP is `hidden` wide, not 4 * "
+         "width"),
+    ]),
+    ("floating-point operations", 6,
+     "6 per parameter of each matrix that is multiplied, and 12 * layers * width * context, for each token", [
+        (lambda u: u.flops + u.tokens * 6 * u.table, LOOKED_UP),
+        (lambda u: u.flops + u.tokens * 6 * (u.table + u.norms), LOOKED_UP),
+        (lambda u: u.flops - u.tokens * 6 * u.table, "the head is a matrix that is multiplied with each token, unlike the "
+         "embedding"),
+        (lambda u: u.flops - u.tokens * u.attention, "attention is missing: each token is multiplied with all tokens of "
+         "its window"),
+        (lambda u: u.flops - u.tokens * u.attention / 2, "half of attention is missing: it is two products, query with key "
+         "and weights with value, both over the whole square, although half of it is masked"),
+        (lambda u: 6 * u.tokens * u.parameters, "that is 6 per parameter and token: but the embedding is only looked up, "
+         "and attention, which has no parameters of its own, is missing"),
+        (lambda u: u.flops - u.tokens * u.attention * (1 - u.heads / u.width), "in attention, all `width` numbers of a "
+         "token are multiplied, not one for each head"),
+        (lambda u: u.flops - u.tokens * u.attention * (1 - u.kv_heads / u.heads), "every head of the query attends, "
+         "whatever kv_heads is: the shared keys save memory, not operations"),
+        (lambda u: u.flops * 4 / 3, "nothing is recomputed here: forward takes 2 per parameter and token, and backward 4"),
+        (lambda u: u.flops / 3, "backward takes twice as many operations as forward: 6 per parameter and token in all"),
+        (lambda u: u.flops / 2, "a multiplication and an addition are two operations"),
+        (lambda u: u.flops / u.tokens, "that is for one token: an update has windows * context of them on each rank"),
+        (lambda u: u.flops / u.windows, "that is for one window: a rank has several in an update"),
+        (lambda u: u.flops * u.ranks, "that is for all ranks together: each rank computes its own windows only"),
+        (lambda u: u.flops / u.ranks, "`windows` are those of one rank: do not divide them by the ranks again"),
+    ]),
+    # a ring's pieces are not equally long: what is measured is a few bytes off
+    ("bytes sent by this rank", 4, "2 * (ranks - 1) / ranks of 4 bytes for each parameter", [
+        (lambda u: u.gradient, RING), (lambda u: 2 * u.gradient, RING),
+        (lambda u: u.sent / 2, "that is half: an all-reduce goes around the ring twice, once to add up, once to "
+         "distribute, and a gradient in float32 has 4 bytes per number"),
+        (lambda u: u.sent / 4, "these are numbers, not bytes: a gradient in float32 has 4 bytes per number"),
+        (lambda u: u.sent * u.ranks, "that is what all ranks send together"),
+    ]),
+]  # fmt: skip
+
+
+def claims(cases, predicted, here, truth):
+    """That the three numbers predicted for one case, cases[here], are the true ones."""
+    words, got, of_cases = in_words(cases[here]), predicted[here], [costs(**case) for case in cases]
+    yield Claim(
+        words, isinstance(got, list), True, "return three numbers: (parameters, flops, sent)",
+        told="three numbers", shown=got,
+    )  # fmt: skip
+    for place, (name, digits, otherwise, mistakes) in enumerate(NUMBERS):
+        if truth[place] == 0:
+            otherwise, mistakes = "a single rank has nobody to send to", []
+        seen = [each[place] if isinstance(each, list) else None for each in predicted]
+        yield Claim(
+            f"{name}: {words}", got[place], float(truth[place]), otherwise, likely(mistakes, of_cases, seen, here, digits),
+            digits, told=f"{truth[place]:,.0f}", shown=f"{got[place]:,.0f}",
+        )  # fmt: skip
 
 
 def in_words(case):
@@ -128,9 +209,6 @@ def in_words(case):
 
 LLAMA_3_8B = {"vocabulary": 128256, "context": 8192, "layers": 32, "width": 4096, "heads": 32, "kv_heads": 8,
               "hidden": 14336, "windows": 2, "ranks": 64}  # fmt: skip
-
-
-# ---- the question ----
 
 
 @question(
@@ -149,13 +227,13 @@ def check_predict_update(answer, draw):
     the published size of a large model.
     """
     n = 3
-    small, large = a_case(draw, n), [LLAMA_3_8B, LLAMA_3_8B | {"ranks": 1}]
-    [[got, *others]] = answer.on_ranks(predictions, [small, *large])
-    really = answer.without(measured, small, nproc=n, timeout=12)
-    for rank, of_rank in enumerate(really):
-        judge_prediction(small, got, of_rank, f"{rank} of {n}")
-    for case, got in zip(large, others):
-        judge_prediction(case, got, truth(**case))
+    cases = [a_case(draw, n), LLAMA_3_8B, LLAMA_3_8B | {"ranks": 1}]
+    [predicted] = answer.on_ranks(predictions, cases)
+    for rank, truth in enumerate(answer.without(measured, cases[0], nproc=n, timeout=12)):
+        hold(claims(cases, predicted, 0, truth), f"{rank} of {n}")
+    for here in (1, 2):
+        u = costs(**cases[here])
+        hold(claims(cases, predicted, here, [u.parameters, u.flops, u.sent]))
 
 
 def a_case(draw, ranks):
@@ -164,103 +242,3 @@ def a_case(draw, ranks):
     case |= {"layers": draw.randrange(2, 4), "width": 16 * heads, "heads": heads}
     case |= {"kv_heads": kv_heads, "hidden": draw.randrange(90, 150)}
     return case | {"windows": draw.randrange(2, 5), "ranks": ranks}
-
-
-def truth(vocabulary, context, layers, width, heads, kv_heads, hidden, windows, ranks):
-    """[parameters, floating-point operations, bytes sent], by the formulas."""
-    table = vocabulary * width
-    layer = 2 * width**2 + 2 * width * kv_heads * width // heads + 3 * width * hidden
-    parameters = 2 * table + layers * (layer + 2 * width) + width
-    per_token = 6 * (table + layers * layer) + 12 * layers * width * context
-    sent = 2 * (ranks - 1) / ranks * 4 * parameters
-    return [parameters, windows * context * per_token, sent]
-
-
-WHAT = ["parameters", "floating-point operations", "bytes sent by this rank"]
-
-
-def judge_prediction(case, predicted, really, rank=...):
-    """Raise Wrong unless the three numbers are right; the first one exactly."""
-    if isinstance(predicted, str):
-        cause = "return three numbers: (parameters, flops, sent)"
-        raise Wrong(in_words(case), expected="three numbers", got=predicted, cause=cause)
-    causes = [cause_of_parameters, cause_of_flops, cause_of_sent]
-    for what, got, true, cause_of in zip(WHAT, predicted, really, causes):
-        close = 0 if what == "parameters" else 0.002
-        if not abs(got - true) <= close * true:  # NaN, too
-            raise Wrong(
-                f"{what}: {in_words(case)}",
-                rank=rank,
-                expected=f"{true:,.0f}",
-                got=f"{got:,.0f}",
-                cause=cause_of(got, true, **case),
-            )
-
-
-def first_like(got, looks, otherwise, close):
-    for value, cause in looks:
-        if abs(got - value) <= close * abs(value):
-            return cause
-    return otherwise
-
-
-def cause_of_parameters(got, true, vocabulary, context, layers, width, heads, kv_heads, hidden, **_):
-    table, narrow = vocabulary * width, kv_heads * width // heads
-    looks = [
-        (true - table, "the head is not tied: it is a matrix of its own, as large as the embedding"),
-        (true + 2 * layers * width * (width - narrow), "key and value have fewer heads: their matrices are only "
-         "kv_heads * (width // heads) wide"),
-        (true - layers * width * hidden, "the MLP has three matrices: gate, up and down"),
-        (true - layers * 2 * width - width, "norms have parameters, too: a factor for each of the `width` numbers"),
-        (true - width, "there is one more norm, before the head"),
-        (true - layers * width, "each layer has two norms"),
-        (true - layers * width - width, "each layer has two norms, and there is one more before the head"),
-        (true + layers * 2 * width + width, "an RMSNorm has a factor for each number, and no bias"),
-        (true + context * width, "positions have no parameters here"),
-        (true + layers * 3 * width * (4 * width - hidden), "the MLP is `hidden` wide, not 4 * width"),
-    ]  # fmt: skip
-    return first_like(got, looks, "add up the matrices and vectors of the list: one of them is missing or too large", 0)
-
-
-def cause_of_flops(got, true, vocabulary, context, layers, width, heads, kv_heads, windows, ranks, **_):
-    tokens, attention = windows * context, 12 * layers * width * context
-    norms = 6 * (2 * layers + 1) * width
-    table = 6 * vocabulary * width
-    looks = [
-        (true + tokens * table, "the embedding is a table: a token's row is looked up, and nothing is multiplied"),
-        (true + tokens * (table + norms), "the embedding is a table: a token's row is looked up, and nothing is multiplied"),
-        (true - tokens * table, "the head is a matrix that is multiplied with each token, unlike the embedding"),
-        (true - tokens * attention, "attention is missing: each token is multiplied with all tokens of its window"),
-        (true - tokens * attention / 2, "half of attention is missing: it is two products, query with key and weights with "
-         "value, both over the whole square, although half of it is masked"),
-        (true - tokens * (attention - table - norms), "that is 6 per parameter and token: but the embedding is only looked "
-         "up, and attention, which has no parameters of its own, is missing"),
-        (true - tokens * attention * (1 - heads / width), "in attention, all `width` numbers of a token are multiplied, not "
-         "one for each head"),
-        (true - tokens * attention * (1 - kv_heads / heads), "every head of the query attends, whatever kv_heads is: the "
-         "shared keys save memory, not operations"),
-        (true * 4 / 3, "nothing is recomputed here: forward takes 2 per parameter and token, and backward 4"),
-        (true / 3, "backward takes twice as many operations as forward: 6 per parameter and token in all"),
-        (true / 2, "a multiplication and an addition are two operations"),
-        (true / tokens, "that is for one token: an update has windows * context of them on each rank"),
-        (true / windows, "that is for one window: a rank has several in an update"),
-        (true * ranks, "that is for all ranks together: each rank computes its own windows only"),
-        (true / ranks, "`windows` are those of one rank: do not divide them by the ranks again"),
-    ]  # fmt: skip
-    otherwise = "6 per parameter of each matrix that is multiplied, and 12 * layers * width * context, for each token"
-    return first_like(got, looks, otherwise, 0.002)
-
-
-def cause_of_sent(got, true, ranks, **_):
-    if ranks == 1:
-        return "a single rank has nobody to send to"
-    gradient = true * ranks / (2 * (ranks - 1))
-    looks = [
-        (gradient, "a ring sends 2 * (ranks - 1) / ranks of the gradient's bytes, see lesson 2"),
-        (2 * gradient, "a ring sends 2 * (ranks - 1) / ranks of the gradient's bytes, see lesson 2"),
-        (true / 2, "that is half: an all-reduce goes around the ring twice, once to add up, once to distribute, "
-         "and a gradient in float32 has 4 bytes per number"),
-        (true / 4, "these are numbers, not bytes: a gradient in float32 has 4 bytes per number"),
-        (true * ranks, "that is what all ranks send together"),
-    ]  # fmt: skip
-    return first_like(got, looks, "2 * (ranks - 1) / ranks of 4 bytes for each parameter", 0.002)
