@@ -977,3 +977,101 @@ def gradients_in_half_precision():
 def as_a_dict_of_names(**case):
     parameters, flops, sent = costs()[0](**case)
     return {"parameters": parameters, "flops": flops, "sent": sent}
+
+
+@right("parameter_groups")
+def with_a_set(model, weight_decay):
+    tables = {m.weight for m in model.modules() if issubclass(type(m), torch.nn.Embedding)}
+    groups = {True: [], False: []}
+    for parameter in filter(lambda p: p.requires_grad, model.parameters()):
+        groups[parameter.ndim > 1 and parameter not in tables].append(parameter)
+    return [dict(params=groups[yes], weight_decay=weight_decay if yes else 0) for yes in (False, True)]
+
+
+@right("parameter_groups")
+def without_empty_groups(model, weight_decay):
+    groups = two_groups(trained(model), rightly(model), weight_decay)
+    return tuple(group for group in groups if group["params"])
+
+
+@right("parameter_groups")
+def as_a_generator(model, weight_decay):
+    """A generator of groups, with other options in them."""
+    decays = rightly(model)
+    yield {"params": [p for p in trained(model) if not decays(p)], "weight_decay": 0.0, "name": "others"}
+    yield {"params": (p for p in trained(model) if decays(p)), "weight_decay": weight_decay, "lr": 1e-4}
+
+
+@wrong("parameter_groups", "this is the weight of an nn.Embedding")
+def by_the_name_of_the_class(model, weight_decay):
+    """Finds embeddings by their class's name."""
+    tables = {id(m.weight) for m in model.modules() if type(m).__name__ == "Embedding"}
+    return two_groups(trained(model), lambda p: p.dim() >= 2 and id(p) not in tables, weight_decay)
+
+
+@wrong("parameter_groups", "a weight with two or more dimensions must be decayed")
+def linears_only(model, weight_decay):
+    weights = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Linear)} - tables_of(model)
+    return two_groups(trained(model), lambda p: id(p) in weights, weight_decay)
+
+
+@wrong("parameter_groups", "this is the weight of an nn.Embedding")
+def a_tied_head_decays(model, weight_decay):
+    """It is a Linear's weight, after all."""
+    linears = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Linear)}
+    tables = tables_of(model) - linears
+    return two_groups(trained(model), lambda p: p.dim() >= 2 and id(p) not in tables, weight_decay)
+
+
+@wrong("parameter_groups", "a bias, a norm's factor or a single number")
+def by_the_name_bias(model, weight_decay):
+    tables, named = tables_of(model), {id(p): name for name, p in model.named_parameters()}
+    keeps = lambda p: not named[id(p)].endswith("bias") and id(p) not in tables
+    return two_groups(trained(model), keeps, weight_decay)
+
+
+@wrong("parameter_groups", "a bias, a norm's factor or a single number")
+def more_than_one_number(model, weight_decay):
+    tables = tables_of(model)
+    return two_groups(trained(model), lambda p: p.numel() > 1 and id(p) not in tables, weight_decay)
+
+
+@wrong("parameter_groups", "this parameter is in no group")
+def leaves_the_embeddings_out(model, weight_decay):
+    tables = tables_of(model)
+    others = [p for p in trained(model) if id(p) not in tables]
+    return two_groups(others, lambda p: p.dim() >= 2, weight_decay)
+
+
+@wrong("parameter_groups", "in two groups, or twice in one")
+def module_by_module_and_twice(model, weight_decay):
+    """Two layers that share a weight put it into the list twice."""
+    tables, decays, others, seen = tables_of(model), [], [], set()
+    for module in model.modules():
+        for value in module.parameters(recurse=False):
+            if not value.requires_grad or id(value) in tables & seen:
+                continue
+            seen.add(id(value))
+            (decays if value.dim() >= 2 and id(value) not in tables else others).append(value)
+    return [{"params": decays, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+
+
+@wrong("parameter_groups", "this parameter is in no group|must be decayed")
+def drops_what_is_shared(model, weight_decay):
+    """Takes only those that one layer has."""
+    named = [id(p) for _, p in model.named_parameters(remove_duplicate=False)]
+    decays, tables = rightly(model), tables_of(model)
+    once = [p for p in trained(model) if named.count(id(p)) == 1 or id(p) in tables]
+    return two_groups(once, decays, weight_decay)
+
+
+@wrong("parameter_groups", "weight of an nn.Embedding|must be decayed")
+def the_wrong_way_round(model, weight_decay):
+    decays = rightly(model)
+    return two_groups(trained(model), lambda p: not decays(p), weight_decay)
+
+
+@wrong("parameter_groups", "AttributeError|TypeError|has no attribute", "your code raised")
+def by_name_and_parameter(model, weight_decay):
+    """named_parameters() gives pairs."""
+    return two_groups(model.named_parameters(), lambda p: p.dim() >= 2, weight_decay)
