@@ -1075,3 +1075,150 @@ def the_wrong_way_round(model, weight_decay):
 def by_name_and_parameter(model, weight_decay):
     """named_parameters() gives pairs."""
     return two_groups(model.named_parameters(), lambda p: p.dim() >= 2, weight_decay)
+
+
+@right("deal_out")
+def with_unfold(documents, context, rank, ranks, start):
+    """All windows of what is kept as rows of a view, of which this rank takes its own."""
+    kept = torch.tensor([], dtype=torch.long)
+    for document in documents:
+        skipped, start = document[:start], max(start - len(document), 0)
+        kept = torch.cat((kept, document[len(skipped) :]))
+        whole = max(0, (len(kept) - 1) // (context * ranks)) * ranks
+        if not whole:
+            continue
+        rows = kept.unfold(0, context + 1, context)[:whole]
+        for row in rows[rank::ranks].clone():
+            yield row[:-1], row[1:]
+        kept = kept[whole * context :].clone()
+
+
+@right("deal_out")
+def as_a_class(documents, context, rank, ranks, start):
+    """An iterator with its own state."""
+
+    class Stream:
+        def __init__(self):
+            self.kept, self.skip = torch.zeros(0, dtype=torch.int64), start
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            while len(self.kept) <= ranks * context:
+                document = next(documents)
+                self.kept = torch.cat([self.kept, document[self.skip :]])
+                self.skip -= min(self.skip, len(document))
+            part = self.kept[rank * context : (rank + 1) * context + 1].clone()
+            self.kept = self.kept[ranks * context :].clone()
+            return part[:-1], part[1:]
+
+    return Stream()
+
+
+@right("deal_out")
+def by_a_queue(documents, context, rank, ranks, start):
+    from collections import deque
+
+    queue, seen = deque(), 0
+    for document in documents:
+        for token in document.tolist():
+            seen += 1
+            if seen <= start:
+                continue
+            queue.append(token)
+            if len(queue) == ranks * context + 1:
+                round_ = torch.tensor(queue)
+                tokens, targets = round_[:-1].view(ranks, context), round_[1:].view(ranks, context)
+                yield tokens[rank], targets[rank]
+                for _ in range(ranks * context):
+                    queue.popleft()
+
+
+@wrong("deal_out", "both of them `context` long")
+def pads_the_last_round(documents, context, rank, ranks, start):
+    stream = torch.cat([torch.empty(0, dtype=torch.int64), *documents])[start:]
+    for begin in range(rank * context, max(0, len(stream) - 1), ranks * context):
+        tokens, targets = pair(stream, begin, context)
+        yield tokens, targets
+
+
+@wrong(
+    "deal_out",
+    "first `start` tokens of the whole stream|`start` tokens of the whole stream, not windows|one more round",
+)
+def leaves_out_whole_documents(documents, context, rank, ranks, start):
+    """Drops each document in which the first `start` tokens end."""
+    following = iter(documents)
+    while start > 0 and (document := next(following, None)) is not None:
+        start -= len(document)
+    yield from a_window_at_a_time(following, context, rank, ranks, 0)
+
+
+@wrong("deal_out", "first `start` tokens of the whole stream")
+def start_of_each_rank(documents, context, rank, ranks, start):
+    yield from counts_places(documents, context, rank, ranks, start * ranks)
+
+
+@wrong("deal_out", "first `start` tokens of the whole stream")
+def one_token_more(documents, context, rank, ranks, start):
+    yield from counts_places(documents, context, rank, ranks, start + (start > 0))
+
+
+@wrong("deal_out", "the token after the window, and not the window's first")
+def targets_wrap_around(documents, context, rank, ranks, start):
+    """roll() puts the first token at the end."""
+    for tokens, _ in a_window_at_a_time(documents, context, rank, ranks, start):
+        yield tokens, tokens.roll(-1)
+
+
+@wrong("deal_out", "targets are the same text one place later|are adjacent")
+def two_places_later(documents, context, rank, ranks, start):
+    for round_ in rounds(documents, ranks * context, start, more=2):
+        yield pair(round_, rank * context, context)[0], round_[rank * context + 2 :][:context]
+
+
+@wrong("deal_out", "two ranks have the same window")
+def rank_from_one(documents, context, rank, ranks, start):
+    yield from a_window_at_a_time(documents, context, max(0, rank - 1), ranks, start)
+
+
+@wrong("deal_out", "not dealt in turn")
+def the_next_ranks_windows(documents, context, rank, ranks, start):
+    yield from a_window_at_a_time(documents, context, (rank + 1) % ranks, ranks, start)
+
+
+@wrong("deal_out", "more documents were read than this round needs")
+def two_documents_ahead(documents, context, rank, ranks, start):
+    def ahead():
+        waiting = list(itertools.islice(documents, 3))
+        while waiting:
+            yield waiting.pop(0)
+            waiting += itertools.islice(documents, 1)
+
+    yield from a_window_at_a_time(ahead(), context, rank, ranks, start)
+
+
+@wrong("deal_out", "a pair, tokens and targets")
+def as_a_row_of_a_batch(documents, context, rank, ranks, start):
+    for tokens, targets in a_window_at_a_time(documents, context, rank, ranks, start):
+        yield tokens[None], targets[None]
+
+
+@wrong("deal_out", "too small for a whole corpus")
+def joins_all_documents_so_far(documents, context, rank, ranks, start):
+    so_far, begin = [], start
+    for document in documents:
+        so_far.append(document)
+        while sum(map(len, so_far)) > begin + ranks * context:
+            yield pair(torch.cat(so_far), begin + rank * context, context)
+            begin += ranks * context
+
+
+@wrong("deal_out", "first `start` tokens of the whole stream|one more round|not of this stream|nothing is left")
+def counts_back_from_the_end(documents, context, rank, ranks, start):
+    """A stream shorter than `start` gives what is left from its end."""
+    stream = torch.cat([torch.empty(0, dtype=torch.int64), *documents])
+    stream = stream[-(len(stream) - start) :] if len(stream) != start else stream[:0]
+    for begin in range(0, (len(stream) - 1) // (ranks * context) * ranks * context, ranks * context):
+        yield pair(stream, begin + rank * context, context)

@@ -1,13 +1,14 @@
 """A stream of documents of unknown length, cut into windows and dealt to the ranks."""
 
 import tracemalloc
+from functools import partial
 from itertools import accumulate
 
 import torch
 
+from ddp_course.checks.claims import Claim, hold, on_every_rank
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.watch import memory_timeline
 
 # ---- what a rank does ----
@@ -99,6 +100,142 @@ def in_words(case):
     return words + f"context {case['context']}, {ranks}, start={case['start']}"
 
 
+# ---- what is claimed ----
+
+
+def windows(case, rank, of_ranks):
+    """Each window is a part of the stream, with its targets."""
+    checked, context, length = in_words(case), case["context"], sum(case["lengths"])
+    for pair in of_ranks[rank][0]:
+        yield Claim(
+            checked, isinstance(pair, list), True, "yield a pair, tokens and targets, both of them a tensor of int64 with "
+            "one dimension: an embedding looks up the tokens, and cross_entropy takes int64 only",
+            told="two tensors of int64", shown=pair,
+        )  # fmt: skip
+        tokens, targets = pair
+        yield Claim(
+            checked, [len(tokens), len(targets)], [context, context], "each window is a pair of tokens and targets, both of "
+            "them `context` long: the last target is the token after the window, so wait for it, too",
+            told=f"{context} tokens, {context} targets",
+        )  # fmt: skip
+        yield Claim(
+            checked, [place for place in tokens + targets if place not in range(length)], [], "these tokens are not of this "
+            "stream: does something remain from an earlier call, or of a buffer that was never filled?",
+            told=f"tokens of this stream, at places 0 to {length - 1}",
+            shown=f"{tokens}, {targets}, counted from its first token",
+        )  # fmt: skip
+        text = tokens + targets[-1:] if targets[:-1] == tokens[1:] else tokens
+        yield Claim(
+            checked, text, list(range(text[0], text[0] + len(text))), cause_of_a_gap(text, case["start"]),
+            [(tokens + tokens[:1], "the last target is the token after the window, and not the window's first")],
+        )  # fmt: skip
+        later = "targets are the same text one place later"
+        same = f"targets and tokens are the same, so there is nothing to predict: {later}"
+        yield Claim(checked, targets, [token + 1 for token in tokens], later, [(tokens, same)])
+
+
+def cause_of_a_gap(text, start):
+    if start and start in {now - before - 1 for before, now in zip(text, text[1:])}:
+        return "leave out the first `start` tokens of the whole stream, and not those of each document"
+    return (
+        "the tokens of a window are adjacent in the stream, also where one document ends and the next begins, and a "
+        "window that was yielded must not change"
+    )
+
+
+def places_of(of_rank):
+    return [tokens[0] for tokens, _ in of_rank[0]]
+
+
+def right_places(case):
+    context, ranks, start = case["context"], case["ranks"], case["start"]
+    rounds = max(0, sum(case["lengths"]) - start - 1) // (ranks * context)
+    return [start + number * context for number in range(rounds * ranks)]
+
+
+def places(case, of_ranks):
+    """Together, the windows of all ranks are adjacent, and as many on each rank."""
+    checked, context, start, right = in_words(case), case["context"], case["start"], right_places(case)
+    found = sorted(place for of_rank in of_ranks for place in places_of(of_rank))
+    overlap = [[before, now] for before, now in zip(found, found[1:]) if now - before < context][:1]
+    yield Claim(
+        checked, overlap, [],
+        "windows overlap, so some tokens are learnt twice: a window must begin where the last one ends",
+        [([pair], "two ranks have the same window, or one rank has it twice: rank r takes windows r, r + ranks, ...")
+         for pair in overlap if pair[0] == pair[1]],
+        told=f"windows that begin {context} apart", shown="".join(f"at {before} and {now}" for before, now in overlap),
+    )  # fmt: skip
+    yield Claim(
+        f"{checked}: where the first window begins", found[0] if found else start, start,
+        "the first `start` tokens of the whole stream are left out, not more and not fewer",
+    )  # fmt: skip
+    yield Claim(
+        checked, found, list(range(start, start + len(found) * context, context)), "tokens between two windows are lost: a "
+        "window begins at the last target of the one before it, also if that is in another document, and every window is "
+        "on some rank",
+        told=f"windows at {right}",
+    )  # fmt: skip
+    counts = [len(of_rank[0]) for of_rank in of_ranks]
+    checked = f"{checked}: how many windows each rank has"
+    yield Claim(
+        checked, counts, counts[:1] * len(counts), "a rank with one more window would wait for the others in its last "
+        "update: yield a window only when its round is complete",
+        told="as many on each rank",
+    )  # fmt: skip
+    nothing = "nothing is left: leave out `start` tokens of the whole stream, not windows, nor of each document"
+    yield Claim(
+        checked, counts[0], len(right) // len(counts), "there are tokens for one more round: it needs ranks * context + 1 "
+        "of them, and one document may have none of these, or enough for several rounds",
+        [(0, nothing)] if start else [],
+    )  # fmt: skip
+
+
+def dealing(case, rank, of_ranks):
+    """The windows are dealt in turn."""
+    got, right, ranks = places_of(of_ranks[rank]), right_places(case), len(of_ranks)
+    each, mine = len(right) // ranks, right[rank::ranks]
+    otherwise = "every window is on one rank, but they were not dealt in turn: rank r takes windows r, r + ranks, ..."
+    if sorted(got) == mine:
+        otherwise = "these are the right windows, but not in the order of the text"
+    block = (
+        "each rank has a block of neighbouring windows: deal them in turn, so that all ranks read the same part of the "
+        "text at a time"
+    )
+    yield Claim(
+        f"{in_words(case)}: where its windows begin", got, mine, otherwise, [(right[rank * each : (rank + 1) * each], block)]
+    )  # fmt: skip
+
+
+def reading(case, rank, of_ranks):
+    """Each window is yielded when its round is complete. To have read one document more
+    does no harm.
+    """
+    ends = list(accumulate(case["lengths"]))
+    for number, documents in enumerate(of_ranks[rank][1]):
+        needed = case["start"] + (number + 1) * case["ranks"] * case["context"] + 1
+        enough = next(place for place, end in enumerate(ends, 1) if end >= needed)
+        before = (
+            "it was yielded before its round was complete: if the stream had ended there, this rank would have had one "
+            "window more than others"
+        )
+        yield Claim(
+            in_words(case), documents, range(enough, enough + 2), "more documents were read than this round needs, and they "
+            "do not fit into memory: yield a window as soon as its round is complete",
+            [(range(enough), before)],
+            told=f"window {number} of this rank after {enough} documents", shown=f"after {documents}",
+        )  # fmt: skip
+
+
+def memory(case, kept):
+    """At most half of the stream is in memory at once."""
+    yield Claim(
+        in_words(case), kept, range(sum(case["lengths"]) // 2 + 1), "what all ranks have had stays in memory, which is too "
+        "small for a whole corpus: keep only the tokens that belong to the next round",
+        told=f"at most a round ({case['ranks'] * case['context']} tokens) and a document at once",
+        shown=f"the memory of {kept:,} tokens",
+    )  # fmt: skip
+
+
 # ---- the question ----
 
 
@@ -119,23 +256,16 @@ def check_deal_out(answer, draw):
     """
     cases = cases_of_streams(draw)
     [seen] = answer.on_ranks(dealt, cases)
-    for judge in (judge_windows, judge_places, judge_reading):
-        for case, of_ranks in zip(cases, seen):
-            judge(in_words(case), case, of_ranks)
-    lengths = [draw.randrange(300, 600) for _ in range(80)]
-    long = {"lengths": lengths, "context": 32, "ranks": 3, "start": 700}
+    for case, of_ranks in zip(cases, seen):
+        on_every_rank(partial(windows, case), of_ranks)
+    for case, of_ranks in zip(cases, seen):
+        hold(places(case, of_ranks))
+        on_every_rank(partial(dealing, case), of_ranks)
+    for case, of_ranks in zip(cases, seen):
+        on_every_rank(partial(reading, case), of_ranks)
+    long = {"lengths": [draw.randrange(300, 600) for _ in range(80)], "context": 32, "ranks": 3, "start": 700}
     [kept] = answer.on_ranks(tokens_kept, long)
-    if kept > sum(lengths) // 2:
-        cause = (
-            "what all ranks have had stays in memory, which is too small for a whole corpus: keep only the tokens that "
-            "belong to the next round"
-        )
-        raise Wrong(
-            in_words(long),
-            expected=f"at most a round ({32 * 3} tokens) and a document at once",
-            got=f"the memory of {kept:,} tokens",
-            cause=cause,
-        )
+    hold(memory(long, kept))
 
 
 def cases_of_streams(draw):
@@ -153,6 +283,7 @@ def cases_of_streams(draw):
     short = {"context": 5, "ranks": 2}
     cases.append({"lengths": [4, 0, 3], "start": 0} | short)
     cases.append({"lengths": [6, 5, 3], "start": 12} | short)
+    cases.append({"lengths": [6, 5, 3], "start": 15} | short)
     cases.append({"lengths": [], "start": 0} | short)
     return sorted(cases, key=lambda case: case["start"])  # the easier ones first
 
@@ -169,159 +300,3 @@ def documents_of(draw, length, start, round_):
     lengths = [end - begin for begin, end in zip(borders, borders[1:])]
     lengths.insert(draw.randrange(len(lengths)), 0)
     return lengths
-
-
-def judge_windows(checked, case, of_ranks):
-    """Raise Wrong unless each window is a part of the stream, with its targets."""
-    for rank, (pairs, _) in enumerate(of_ranks):
-        for pair in pairs:
-            judge_pair(checked, f"{rank} of {case['ranks']}", pair, case)
-
-
-def judge_pair(checked, where, pair, case):
-    """Raise Wrong unless a window's tokens are adjacent, and its targets follow them."""
-    context, length = case["context"], sum(case["lengths"])
-    if isinstance(pair, str):
-        cause = "yield a pair, tokens and targets, both of them a tensor of int64 with one dimension: an embedding looks up "
-        cause += "the tokens, and cross_entropy takes int64 only"
-        raise Wrong(checked, rank=where, expected="two tensors of int64", got=pair, cause=cause)  # fmt: skip
-    if len(pair[0]) != context or len(pair[1]) != context:
-        cause = (
-            "each window is a pair of tokens and targets, both of them `context` long: the last target is the token after "
-            "the window, so wait for it, too"
-        )
-        raise Wrong(
-            checked,
-            rank=where,
-            expected=f"{context} tokens, {context} targets",
-            got=[len(one) for one in pair],
-            cause=cause,
-        )
-    tokens, targets = pair
-    if any(not 0 <= place < length for place in tokens + targets):
-        cause = (
-            "these tokens are not of this stream: does something remain from an earlier call, or of a buffer that was "
-            "never filled?"
-        )
-        raise Wrong(
-            checked,
-            rank=where,
-            expected=f"tokens of this stream, at places 0 to {length - 1}",
-            got=f"{tokens}, {targets}, counted from its first token",
-            cause=cause,
-        )
-    text = tokens + targets[-1:] if targets[:-1] == tokens[1:] else tokens
-    adjacent = list(range(text[0], text[0] + len(text)))
-    if text != adjacent:
-        cause = (
-            "the tokens of a window are adjacent in the stream, also where one document ends and the next begins, and a "
-            "window that was yielded must not change"
-        )
-        gaps = {now - before - 1 for before, now in zip(text, text[1:])}
-        if case["start"] and case["start"] in gaps:
-            cause = "leave out the first `start` tokens of the whole stream, and not those of each document"
-        raise Wrong(checked, rank=where, expected=adjacent, got=text, cause=cause)
-    if (expected := [token + 1 for token in tokens]) != targets:
-        cause = "targets are the same text one place later"
-        if tokens == targets:
-            cause = f"targets and tokens are the same, so there is nothing to predict: {cause}"
-        raise Wrong(checked, rank=where, expected=expected, got=targets, cause=cause)
-
-
-def judge_places(checked, case, of_ranks):
-    """Raise Wrong unless the ranks' windows are adjacent and dealt in turn, as many to
-    each rank.
-    """
-    places = [[pair[0][0] for pair in pairs] for pairs, _ in of_ranks]
-    context, ranks, start = case["context"], case["ranks"], case["start"]
-    length, counts = sum(case["lengths"]), [len(of_rank) for of_rank in places]
-    each = max(0, length - start - 1) // (ranks * context)
-    wanted = f"{each} window{'s' * (each != 1)} on each rank"
-    expected = [start + number * context for number in range(each * ranks)]
-    everything = sorted(place for of_rank in places for place in of_rank)
-    for before, now in zip(everything, everything[1:]):
-        if now - before < context:
-            rank = next(rank for rank, of_rank in enumerate(places) if now in of_rank)
-            cause = "windows overlap, so some tokens are learnt twice: a window must begin where the last one ends"
-            if now == before:
-                cause = (
-                    "two ranks have the same window, or one rank has it twice: rank r takes windows r, r + ranks, ..."
-                )
-            raise Wrong(checked, rank=f"{rank} of {ranks}", expected=f"windows that begin {context} apart",
-                        got=f"at {before} and {now}", cause=cause)  # fmt: skip
-    if everything and everything[0] != start:
-        cause = "the first `start` tokens of the whole stream are left out, not more and not fewer"
-        raise Wrong(
-            checked, expected=f"the first window begins at {start}", got=f"it begins at {everything[0]}", cause=cause
-        )
-    if everything != list(range(start, start + len(everything) * context, context)):
-        cause = (
-            "tokens between two windows are lost: a window begins at the last target of the one before it, also if that "
-            "is in another document, and every window is on some rank"
-        )
-        raise Wrong(checked, expected=f"windows at {expected}", got=everything, cause=cause)  # fmt: skip
-    if len(set(counts)) > 1:
-        cause = (
-            "a rank with one more window would wait for the others in its last update: yield a window only when its "
-            "round is complete"
-        )
-        raise Wrong(checked, expected=wanted, got=counts, cause=cause)
-    if counts[0] != each:
-        cause = (
-            "there are tokens for one more round: it needs ranks * context + 1 of them, and one document may have none of "
-            "these, or enough for several rounds"
-        )
-        if start and not everything:
-            cause = "nothing is left: leave out `start` tokens of the whole stream, not windows, nor of each document"
-        raise Wrong(checked, expected=wanted, got=counts[0], cause=cause)
-    for rank, of_rank in enumerate(places):
-        if of_rank != expected[rank::ranks]:
-            raise Wrong(
-                checked,
-                rank=f"{rank} of {ranks}",
-                expected=f"windows at {expected[rank::ranks]}",
-                got=of_rank,
-                cause=cause_of_dealing(of_rank, expected, rank, ranks),
-            )
-
-
-def cause_of_dealing(of_rank, expected, rank, ranks):
-    each = len(expected) // ranks
-    if of_rank == expected[rank * each : (rank + 1) * each]:
-        return (
-            "each rank has a block of neighbouring windows: deal them in turn, so that all ranks read the same part of "
-            "the text at a time"
-        )
-    if sorted(of_rank) == expected[rank::ranks]:
-        return "these are the right windows, but not in the order of the text"
-    return "every window is on one rank, but they were not dealt in turn: rank r takes windows r, r + ranks, ..."
-
-
-def judge_reading(checked, case, of_ranks):
-    """Raise Wrong unless each window was yielded when its round was complete. To have
-    read one document more does no harm.
-    """
-    ends = list(accumulate(case["lengths"]))
-    round_ = case["ranks"] * case["context"]
-    for rank, (_, read) in enumerate(of_ranks):
-        for number, documents in enumerate(read):
-            needed = case["start"] + (number + 1) * round_ + 1
-            enough = next(place for place, end in enumerate(ends, 1) if end >= needed)
-            if enough <= documents <= enough + 1:
-                continue
-            cause = (
-                "more documents were read than this round needs, and they do not fit into memory: yield a window as soon "
-                "as its round is complete"
-            )
-            if documents < enough:
-                cause = (
-                    "it was yielded before its round was complete: if the stream had ended there, this rank would have "
-                    "had one window more than others"
-                )
-            raise Wrong(
-                checked,
-                rank=f"{rank} of {case['ranks']}",
-                expected=f"window {number} of this rank after {enough} documents",
-                got=f"after {documents}",
-                cause=cause,
-            )
