@@ -338,7 +338,7 @@ def a_random_port(slurm):
     return variables(slurm, MASTER_PORT=str(random.randrange(20000, 30000)))
 
 
-@wrong("rank_variables", r"hash\(\) of a text|differ by less than 10,000")
+@wrong("rank_variables", r"in four processes[^$]*hash\(\) of a text")
 def a_port_from_the_hash(slurm):
     return variables(slurm, MASTER_PORT=str(20000 + hash(slurm["SLURM_JOB_ID"]) % 10000))
 
@@ -1627,3 +1627,126 @@ class NeverRenames(Run):
         if self.rank == 0:
             torch.save(self.state(), self.path.with_suffix(".tmp"))
         dist.barrier()
+
+
+@right("rank_variables")
+def the_hash_of_a_number(slurm):
+    """hash() of an int is the int itself, in each process."""
+    return variables(slurm, MASTER_PORT=str(20000 + hash(int(slurm["SLURM_JOB_ID"])) % 10000))
+
+
+@right("rank_variables")
+def by_partition(slurm):
+    """The first name, a piece at a time."""
+    rest, name = slurm["SLURM_JOB_NODELIST"], ""
+    while True:
+        plain = re.match(r"[^\[,]*", rest)[0]
+        name, rest = name + plain, rest[len(plain) :]
+        if not rest.startswith("["):
+            return variables(slurm, MASTER_ADDR=name)
+        inside, _, rest = rest[1:].partition("]")
+        name += inside.replace("-", ",").split(",")[0]
+
+
+@right("rank_variables")
+def by_iterators(slurm):
+    text = slurm["SLURM_TASKS_PER_NODE"].replace(")", "")
+    runs = (part.split("(x") if "(x" in part else (part, 1) for part in text.split(","))
+    sizes = list(itertools.chain.from_iterable(itertools.repeat(int(size), int(times)) for size, times in runs))
+    node = int(slurm["SLURM_NODEID"])
+    return dict(variables(slurm), WORLD_SIZE=format(sum(sizes)), LOCAL_WORLD_SIZE=repr(sizes[node]))
+
+
+@wrong("rank_variables", "differ by less than 10,000 need different ports")
+def a_port_of_two_to_the_thirteenth(slurm):
+    return variables(slurm, MASTER_PORT=str(20000 + int(slurm["SLURM_JOB_ID"]) % 8192))
+
+
+@wrong("rank_variables", "differ by less than 10,000 need different ports")
+def a_port_from_a_checksum(slurm):
+    import zlib
+
+    return variables(slurm, MASTER_PORT=str(20000 + zlib.crc32(slurm["SLURM_JOB_ID"].encode()) % 10000))
+
+
+@wrong("rank_variables", "differ by less than 10,000 need different ports")
+def one_port_short(slurm):
+    return variables(slurm, MASTER_PORT=str(20000 + int(slurm["SLURM_JOB_ID"]) % 9999))
+
+
+@wrong("rank_variables", "this is a list of hosts")
+def splits_at_hyphens_only(slurm):
+    """Of n[2,4-6], it takes n2,4."""
+    name, bracket, rest = slurm["SLURM_JOB_NODELIST"].partition("[")
+    if not bracket or "," in name:
+        return variables(slurm, MASTER_ADDR=name.split(",")[0])
+    if "][" in rest or rest.count("[") or rest.split("]")[1][:1] == "-":
+        return variables(slurm)
+    return variables(slurm, MASTER_ADDR=name + rest.split("-")[0].split("]")[0])
+
+
+@wrong("rank_variables", "a part of the name is missing")
+def forgets_what_is_behind_two_brackets(slurm):
+    first = first_of(slurm)
+    twice = slurm["SLURM_JOB_NODELIST"].count("[") == 2
+    return variables(slurm, MASTER_ADDR=first.removesuffix("-ib") if twice else first)
+
+
+@wrong("rank_variables", "SLURM_TASKS_PER_NODE")
+def sizes_of_one_digit(slurm):
+    sizes = []
+    for size, times in re.findall(r"(\d)(?:\(x(\d+)\))?", slurm["SLURM_TASKS_PER_NODE"]):
+        sizes += [int(size)] * int(times or 1)
+    node = int(slurm["SLURM_NODEID"])
+    return variables(slurm, WORLD_SIZE=str(sum(sizes)), LOCAL_WORLD_SIZE=str(sizes[node]))
+
+
+@wrong("rank_variables", "SLURM_TASKS_PER_NODE")
+def times_of_one_digit(slurm):
+    sizes = []
+    for part in slurm["SLURM_TASKS_PER_NODE"].split(","):
+        size, _, times = part.partition("(x")
+        sizes += [int(size)] * int(times[:1] or 1)
+    return variables(slurm, WORLD_SIZE=str(sum(sizes)))
+
+
+@wrong("rank_variables", "machines are counted from 0")
+def machines_from_one(slurm):
+    return variables(slurm, GROUP_RANK=str(int(slurm["SLURM_NODEID"]) + 1))
+
+
+@wrong("rank_variables", "first GPU")
+def one_gpu_for_all(slurm):
+    return variables(slurm, LOCAL_RANK="0")
+
+
+@wrong("rank_variables", "not all machines have the largest number of tasks: add up")
+def machines_times_the_largest_size(slurm):
+    return variables(slurm, WORLD_SIZE=str(int(slurm["SLURM_NNODES"]) * max(sizes_of(slurm))))
+
+
+@wrong("rank_variables", "this is the last rank")
+def the_last_rank_as_world_size(slurm):
+    return variables(slurm, WORLD_SIZE=str(sum(sizes_of(slurm)) - 1))
+
+
+@wrong("rank_variables", "deals tasks over the machines. SLURM has counted already: SLURM_LOCALID")
+def the_rank_less_those_before(slurm):
+    before = sum(sizes_of(slurm)[: int(slurm["SLURM_NODEID"])])
+    return variables(slurm, LOCAL_RANK=str(int(slurm["SLURM_PROCID"]) - before))
+
+
+@wrong("rank_variables", "GROUP_RANK is the number of the machine")
+def the_local_number_as_group_rank(slurm):
+    return variables(slurm, GROUP_RANK=slurm["SLURM_LOCALID"])
+
+
+@wrong("rank_variables", "from 20000 to 29999")
+def a_port_as_a_sum(slurm):
+    return variables(slurm, MASTER_PORT=str(30000 + int(slurm["SLURM_JOB_ID"]) % 10000))
+
+
+@wrong("rank_variables", "a whole number")
+def numbers_with_a_point(slurm):
+    sizes = sizes_of(slurm)
+    return variables(slurm, WORLD_SIZE=str(sum(sizes) / 1))

@@ -3,15 +3,18 @@
 import builtins
 import os
 import socket
+from collections import defaultdict
 from contextlib import suppress
+from functools import partial
 from itertools import groupby
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from ddp_course.checks.claims import Between, Claim, hold, on_every_rank
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.environment import process_group
 
 SAME = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"]
@@ -60,22 +63,23 @@ def jobs_of(draw):
         ("gpu[03-05,11],login7", ["gpu03", "gpu04", "gpu05", "gpu11", "login7"]),
         ("node7", ["node7"]),
         ("login1,gpu[08-10]", ["login1", "gpu08", "gpu09", "gpu10"]),
-        ("r[1-2]n[098-099]", ["r1n098", "r1n099", "r2n098", "r2n099"]),
+        ("r[1-2]n[098-099]-ib", ["r1n098-ib", "r1n099-ib", "r2n098-ib", "r2n099-ib"]),
         ("c[9-11]-ib", ["c9-ib", "c10-ib", "c11-ib"]),
+        ("n[2,4-6],m1", ["n2", "n4", "n5", "n6", "m1"]),
     ]
-    uneven = [[2, 2, 2, 2, 1], [4], [1, 3, 2, 2], [2, 1, 3, 2], [3, 2, 3]]
+    uneven = [[2, 2, 2, 2, 1], [4], [1, 3, 2, 2], [2, 1, 3, 2], [3, 2, 3], [1, 1, 2, 2, 1]]
     jobs = [
-        (hosts, tasks, {"nodelist": nodelist, "asked": place == 0, "cyclic": place > 3})
+        (hosts, tasks, {"nodelist": nodelist, "asked": place == 0, "cyclic": place == 4})
         for place, ((nodelist, hosts), tasks) in enumerate(zip(planned, uneven))
     ]
-    for _ in range(4):
+    for fewest in (3, 3, 3, 11):
         name, first = draw.choice(["a", "dgx-", "node"]), draw.randrange(1, 90)
-        count, wide = draw.randrange(3, 12), draw.choice([3, 4])
+        count, wide = draw.randrange(fewest, 13), draw.choice([3, 4])
         hosts = [f"{name}{first + node:0{wide}}" for node in range(count)]
         nodelist = f"{name}[{first:0{wide}}-{first + count - 1:0{wide}}]"
-        tasks = [draw.randrange(1, 5)] * (count - 1) + [draw.randrange(5, 9)]
+        tasks = [draw.randrange(1, 5)] * (count - 1) + [draw.randrange(9, 17)]
         jobs.append((hosts, tasks, {"nodelist": nodelist}))
-    numbers = [number, *draw.sample(range(number + 1, number + 10_000), 7)]
+    numbers = [number, *draw.sample(range(number + 1, number + 10_000), 8)]
     numbers.append(draw.randrange(1, 100))  # on a new cluster
     return [
         (hosts, tasks, a_job(number, hosts=hosts, tasks=tasks, **options))
@@ -84,16 +88,18 @@ def jobs_of(draw):
 
 
 def neighbours(draw):
-    """Small jobs: the beginning, the middle and the end of 10,000 in a row."""
-    first = draw.randrange(20_000, 4_000_000)
-    numbers = [first + start + k for start in (0, 4900, 9800) for k in range(200)]
+    """Small jobs, whose numbers have all differences from 1 to 10,000, small ones more often;
+    some of them get the first port and the last one.
+    """
+    first = 10_000 * draw.randrange(2, 400) - 200
+    numbers = sorted({10_000, *range(first, first + 400), *range(first, first + 10_001, 100)})
     return [(["node7"], [1], a_job(n, "node7", ["node7"], [1])) for n in numbers]
 
 
 def meeting_jobs(draw):
     """Some jobs of four tasks that can really meet, each at a port of its own."""
     hosts, sizes = ["localhost", "node4", "node5"], [2, 1, 1]
-    numbers = draw.sample(range(10_000, 20_000), 20)
+    numbers = draw.sample(range(10_001, 20_000), 20)
     return [(hosts, sizes, a_job(number, "localhost,node[4-5]", hosts, sizes)) for number in numbers]
 
 
@@ -132,7 +138,7 @@ def answer_in_this_task(rank_variables, tasks):
     it does between the tasks of a job. The fork server gives all ranks the same.
     """
     original, rank = builtins.hash, int(os.environ["RANK"])
-    builtins.hash = lambda value: original((rank, original(value)))
+    builtins.hash = lambda value: original(value) if isinstance(value, int) else original((rank, original(value)))
     try:
         return rank_variables(dict(tasks[rank]))
     finally:
@@ -154,150 +160,122 @@ def join(rank_variables, tasks):
         return [rank, n, total.item()]
 
 
-# ---- the question ----
+# ---- what is claimed ----
 
 
-@question(
-    "SLURM says most of it directly: SLURM_PROCID is the task's number in the job, SLURM_LOCALID that on its machine, and "
-    "SLURM_NODEID that of the machine. Only the sizes, the first host's name and the port need some work. All values of an "
-    "environment are texts.",
-    "Write out SLURM_TASKS_PER_NODE as a list first: 2(x3),1 is [2, 2, 2, 1]. Its sum is WORLD_SIZE, and the entry of this "
-    "machine is LOCAL_WORLD_SIZE. For MASTER_ADDR you need the first host only: in each pair of brackets, its number ends "
-    "at the first - , or ], and it keeps its zeros. What is before and behind the brackets is part of the name.",
-    "for part in text.split(','): size, _, times = part.rstrip(')').partition('(x'); sizes += [int(size)] * int(times or "
-    "1). First host: replace each pair of brackets by its first number, re.sub(r'\\[(\\d+)[^\\]]*\\]', r'\\1', nodelist), "
-    "and then take .split(',')[0]. Port: 20000 + int(job) % 10000. Make every value a str.",
-)
-def check_rank_variables(answer, draw):
-    """For all tasks of several jobs, the variables that torchrun would set; then four
-    real processes meet with nothing but these.
-    """
-    meeting = meeting_jobs(draw)
-    jobs = [*jobs_of(draw), *neighbours(draw), *meeting]
-    tasks = [slurm for _, _, of_tasks in jobs for slurm in of_tasks]
-    [seen] = answer.on_ranks(answers_for, tasks, timeout=10)
-    expected = [expected_of(hosts, sizes, slurm) for hosts, sizes, of_tasks in jobs for slurm in of_tasks]
-    for slurm, got in zip(tasks, seen):
-        judge_form(slurm, got)
-    for name in [*SAME, "MASTER_ADDR"]:
-        judge_variable(name, tasks, expected, seen)
-    judge_neighbours(judge_ports(tasks, seen))
-    of_tasks, answers = at_a_free_port(meeting, tasks, seen)
-    judge_meeting(answer, of_tasks, answers)
+def form(slurm, got):
+    """It is a dict with all variables, and all of them are texts."""
+    words = in_words(slurm)
+    yield Claim(
+        words, type(got).__name__, "dict", "return a dict, {'RANK': '3', ...}",
+        [("NoneType", "the function ends without a return statement: return a dict")], told="a dict", shown=got,
+    )  # fmt: skip
+    missing = [name for name in NAMES if name not in got]
+    yield Claim(
+        words, missing, [], f"{', '.join(missing[:1])} is missing: init_process_group or the program needs it",
+        told=", ".join(NAMES), shown=", ".join(map(str, got)),
+    )  # fmt: skip
+    others = {name: value for name, value in got.items() if not isinstance(value, str)}
+    yield Claim(
+        words, others, {}, "the environment holds texts only: os.environ would raise a TypeError",
+        told=f"{', '.join(map(str, others))} as a text",
+    )  # fmt: skip
 
 
-def judge_form(slurm, got):
-    """Raise Wrong unless it is a dict with all variables, and all of them are texts."""
-    told = {"rank": slurm["SLURM_PROCID"]}
-    if not isinstance(got, dict):
-        cause = "return a dict, {'RANK': '3', ...}"
-        if got is None:
-            cause = "the function ends without a return statement: return a dict"
-        raise Wrong(in_words(slurm), **told, expected="a dict", got=got, cause=cause)
-    if missing := [name for name in NAMES if name not in got]:
-        cause = f"{missing[0]} is missing: init_process_group or the program needs it"
-        told |= {"expected": ", ".join(NAMES), "got": ", ".join(map(str, got))}
-        raise Wrong(in_words(slurm), **told, cause=cause)
-    for name, value in got.items():
-        if not isinstance(value, str):
-            cause = "the environment holds texts only: os.environ would raise a TypeError"
-            told |= {"expected": f"{name} as a text", "got": f"{value!r}"}
-            raise Wrong(in_words(slurm), **told, cause=cause)
+def variable(name, tasks, expected, seen, here):
+    """One variable of one of the tasks, tasks[here]."""
+    slurm, right, got = tasks[here], expected[here][name], seen[here][name]
+    cause = partial(cause_of_number, name, tasks, [each[name] for each in seen])
+    if name == "MASTER_ADDR":
+        cause = partial(cause_of_host, slurm, right, got)
+    yield Claim(f"{name} for {in_words(slurm)}", got, right, cause, shown=got or "an empty text")
 
 
-def judge_variable(name, tasks, expected, seen):
-    """Raise Wrong at the first task with another value."""
-    for slurm, right, got in zip(tasks, expected, seen):
-        if got[name] != right[name]:
-            cause = (
-                cause_of_host(slurm, right[name], got[name])
-                if name == "MASTER_ADDR"
-                else cause_of_number(name, tasks, [each[name] for each in seen])
-            )
-            raise Wrong(
-                f"{name} for {in_words(slurm)}",
-                rank=slurm["SLURM_PROCID"],
-                expected=right[name],
-                got=got[name] or "an empty text",
-                cause=cause,
-            )
+class Task(NamedTuple):
+    """A task's number in the job and on its machine, its machine, and the tasks of each."""
+
+    rank: int
+    local: int
+    node: int
+    sizes: list
 
 
-def sizes_of(slurm):
-    """SLURM_TASKS_PER_NODE as a list."""
+def task_of(slurm):
     sizes = []
     for part in slurm["SLURM_TASKS_PER_NODE"].split(","):
         size, _, times = part.rstrip(")").partition("(x")
         sizes += [int(size)] * int(times or 1)
-    return sizes
+    return Task(*(int(slurm[name]) for name in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")), sizes)
 
 
 FIRST = "all machines are taken to be like the first: SLURM_TASKS_PER_NODE has a number for each of them"
 WITHOUT_TIMES = "2(x3) in SLURM_TASKS_PER_NODE means three machines with 2 tasks each: here it is counted once"
-# {variable: [(formula, cause)]}; p: the task in the job, q: on its machine, k: the machine
+COUNTED = ". SLURM has counted already: "
+CYCLIC = f"this counts machine after machine, but srun --distribution=cyclic deals tasks over the machines{COUNTED}"
+
+
+def with_size(formula, name):
+    """A formula with one number of tasks for all machines. name: of what SLURM has counted."""
+    counted = COUNTED + name
+    return [
+        (lambda t: formula(t, t.sizes[0]), FIRST + counted),
+        (
+            lambda t: formula(t, t.sizes[t.node]),
+            "the machines before this one may have other numbers of tasks" + counted,
+        ),
+        (lambda t: formula(t, max(t.sizes)), "not all machines have the largest number of tasks" + counted),
+    ]
+
+
+# {variable: [(formula, cause)]}
 LOOKS = {
     "RANK": [
-        (lambda p, q, k, sizes: q, "this is the number on the task's machine: two tasks of a job would be the same rank"),
-        (lambda p, q, k, sizes: k, "this is the number of the machine: its tasks would all be the same rank"),
-        (lambda p, q, k, sizes: k * sizes[0] + q, FIRST + ". SLURM has counted already: SLURM_PROCID"),
-        (lambda p, q, k, sizes: k * sizes[k] + q, "the machines before this one may have other numbers of tasks. SLURM has "
-         "counted already: SLURM_PROCID"),
-        (lambda p, q, k, sizes: k * max(sizes) + q, "not all machines have the largest number of tasks. SLURM has counted "
-         "already: SLURM_PROCID"),
-        (lambda p, q, k, sizes: sum(sizes[:k]) + q, "this counts machine after machine, but srun --distribution=cyclic "
-         "deals tasks over the machines. SLURM has counted already: SLURM_PROCID"),
-        (lambda p, q, k, sizes: p + 1, "ranks are counted from 0, as SLURM_PROCID is"),
+        (lambda t: t.local, "this is the number on the task's machine: two tasks of a job would be the same rank"),
+        (lambda t: t.node, "this is the number of the machine: its tasks would all be the same rank"),
+        *with_size(lambda t, size: t.node * size + t.local, "SLURM_PROCID"),
+        (lambda t: sum(t.sizes[:t.node]) + t.local, CYCLIC + "SLURM_PROCID"),
+        (lambda t: t.rank + 1, "ranks are counted from 0, as SLURM_PROCID is"),
     ],
     "LOCAL_RANK": [
-        (lambda p, q, k, sizes: p, "this is the number in the whole job: with it, a rank would look for GPU 7 on a machine "
+        (lambda t: t.rank, "this is the number in the whole job: with it, a rank would look for GPU 7 on a machine "
          "with 4"),
-        (lambda p, q, k, sizes: k, "this is the number of the machine, not that of the task on it"),
-        (lambda p, q, k, sizes: p % sizes[0], FIRST + ". SLURM has counted already: SLURM_LOCALID"),
-        (lambda p, q, k, sizes: p % sizes[k], "the machines before this one may have other numbers of tasks. SLURM has "
-         "counted already: SLURM_LOCALID"),
-        (lambda p, q, k, sizes: p % max(sizes), "not all machines have the largest number of tasks. SLURM has counted "
-         "already: SLURM_LOCALID"),
-        (lambda p, q, k, sizes: p - sum(sizes[:k]), "this counts machine after machine, but srun --distribution=cyclic "
-         "deals tasks over the machines. SLURM has counted already: SLURM_LOCALID"),
-        (lambda p, q, k, sizes: 0, "it is 0 everywhere: all tasks of a machine would take its first GPU"),
+        (lambda t: t.node, "this is the number of the machine, not that of the task on it"),
+        *with_size(lambda t, size: t.rank % size, "SLURM_LOCALID"),
+        (lambda t: t.rank - sum(t.sizes[:t.node]), CYCLIC + "SLURM_LOCALID"),
+        (lambda t: 0, "it is 0 everywhere: all tasks of a machine would take its first GPU"),
     ],
     "WORLD_SIZE": [
-        (lambda p, q, k, sizes: len(sizes), "this is the number of machines: count their tasks"),
-        (lambda p, q, k, sizes: len(sizes) * sizes[0], FIRST),
-        (lambda p, q, k, sizes: len(sizes) * sizes[k], "all machines are taken to be like this one: SLURM_TASKS_PER_NODE "
+        (lambda t: len(t.sizes), "this is the number of machines: count their tasks"),
+        (lambda t: len(t.sizes) * t.sizes[0], FIRST),
+        (lambda t: len(t.sizes) * t.sizes[t.node], "all machines are taken to be like this one: SLURM_TASKS_PER_NODE "
          "has a number for each of them, and the world size is the same on all"),
-        (lambda p, q, k, sizes: len(sizes) * max(sizes), "not all machines have the largest number of tasks: add up "
+        (lambda t: len(t.sizes) * max(t.sizes), "not all machines have the largest number of tasks: add up "
          "SLURM_TASKS_PER_NODE"),
-        (lambda p, q, k, sizes: sizes[k], "these are the tasks of this machine only: add those of all machines"),
-        (lambda p, q, k, sizes: sizes[0], "these are the tasks of the first machine only: add those of all machines"),
-        (lambda p, q, k, sizes: sum(size for size, _ in groupby(sizes)), WITHOUT_TIMES),
-        (lambda p, q, k, sizes: sum(sizes) - 1, "this is the last rank: ranks are counted from 0, so there is one more"),
-        (lambda p, q, k, sizes: p + 1, "this grows with the rank, but the world size is the same for all"),
+        (lambda t: t.sizes[t.node], "these are the tasks of this machine only: add those of all machines"),
+        (lambda t: t.sizes[0], "these are the tasks of the first machine only: add those of all machines"),
+        (lambda t: sum(size for size, _ in groupby(t.sizes)), WITHOUT_TIMES),
+        (lambda t: sum(t.sizes) - 1, "this is the last rank: ranks are counted from 0, so there is one more"),
+        (lambda t: t.rank + 1, "this grows with the rank, but the world size is the same for all"),
     ],
     "LOCAL_WORLD_SIZE": [
-        (lambda p, q, k, sizes: sizes[0], FIRST),
-        (lambda p, q, k, sizes: max(sizes), "this is the largest number of tasks of any machine: take this machine's own, "
-         "at place SLURM_NODEID"),
-        (lambda p, q, k, sizes: sizes[-1], "this is the number of the last machine: take this machine's own, at place "
+        (lambda t: t.sizes[0], FIRST),
+        (lambda t: max(t.sizes), "this is the largest number of tasks of any machine: take this machine's own, at "
+         "place SLURM_NODEID"),
+        (lambda t: t.sizes[-1], "this is the number of the last machine: take this machine's own, at place "
          "SLURM_NODEID"),
-        (lambda p, q, k, sizes: sum(sizes), "these are the tasks of the whole job: take those of this machine"),
-        (lambda p, q, k, sizes: len(sizes), "this is the number of machines, not of the tasks on this one"),
-        (lambda p, q, k, sizes: sum(sizes) // len(sizes), "this is the mean: machines may have different numbers of tasks"),
-        (lambda p, q, k, sizes: -(-sum(sizes) // len(sizes)), "this is the mean: machines may have different numbers of "
-         "tasks"),
-        (lambda p, q, k, sizes: q + 1, "this is one more than the task's own number on its machine: count all tasks there"),
-        (lambda p, q, k, sizes: 1, "this machine may have several tasks: SLURM_TASKS_PER_NODE says how many"),
+        (lambda t: sum(t.sizes), "these are the tasks of the whole job: take those of this machine"),
+        (lambda t: len(t.sizes), "this is the number of machines, not of the tasks on this one"),
+        (lambda t: sum(t.sizes) // len(t.sizes), "this is the mean: machines may have different numbers of tasks"),
+        (lambda t: -(-sum(t.sizes) // len(t.sizes)), "this is the mean: machines may have different numbers of tasks"),
+        (lambda t: t.local + 1, "this is one more than the task's own number on its machine: count all tasks there"),
+        (lambda t: 1, "this machine may have several tasks: SLURM_TASKS_PER_NODE says how many"),
     ],
     "GROUP_RANK": [
-        (lambda p, q, k, sizes: p, "this is the rank: GROUP_RANK is the number of the machine"),
-        (lambda p, q, k, sizes: q, "this is the number on the machine: GROUP_RANK is the number of the machine"),
-        (lambda p, q, k, sizes: p // sizes[0], FIRST + ". SLURM has counted already: SLURM_NODEID"),
-        (lambda p, q, k, sizes: p // sizes[k], "the machines before this one may have other numbers of tasks. SLURM has "
-         "counted already: SLURM_NODEID"),
-        (lambda p, q, k, sizes: p // max(sizes), "not all machines have the largest number of tasks. SLURM has counted "
-         "already: SLURM_NODEID"),
-        (lambda p, q, k, sizes: k + 1, "machines are counted from 0, as SLURM_NODEID is"),
-        (lambda p, q, k, sizes: 0, "it is 0 everywhere: each machine has a number of its own, SLURM_NODEID"),
+        (lambda t: t.rank, "this is the rank: GROUP_RANK is the number of the machine"),
+        (lambda t: t.local, "this is the number on the machine: GROUP_RANK is the number of the machine"),
+        *with_size(lambda t, size: t.rank // size, "SLURM_NODEID"),
+        (lambda t: t.node + 1, "machines are counted from 0, as SLURM_NODEID is"),
+        (lambda t: 0, "it is 0 everywhere: each machine has a number of its own, SLURM_NODEID"),
     ],
 }  # fmt: skip
 OTHERWISE = {
@@ -312,16 +290,9 @@ OTHERWISE = {
 def cause_of_number(name, tasks, values):
     """The likely mistake: the formula that explains the values for all tasks."""
     for formula, cause in LOOKS[name]:
-        if all(value == str(formula(*numbers_of(slurm))) for slurm, value in zip(tasks, values)):
+        if all(value == str(formula(task_of(slurm))) for slurm, value in zip(tasks, values)):
             return cause
-    if any(not value.isdecimal() for value in values):
-        return f"{OTHERWISE[name]}, a whole number"
-    return OTHERWISE[name]
-
-
-def numbers_of(slurm):
-    names = ["SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"]
-    return *(int(slurm[name]) for name in names), sizes_of(slurm)
+    return OTHERWISE[name] + ", a whole number" * any(not value.isdecimal() for value in values)
 
 
 def cause_of_host(slurm, right, got):
@@ -347,76 +318,100 @@ def without_zeros(name):
     return [int(part) if part.isdecimal() else part for part in parts]
 
 
-def judge_ports(tasks, seen):
-    """Raise Wrong unless all tasks of a job have the same port; return {job: port}."""
-    found = {}  # {job: its port}
-    for slurm, got in zip(tasks, seen):
-        port, job = got["MASTER_PORT"], slurm["SLURM_JOB_ID"]
-        told = {"rank": slurm["SLURM_PROCID"], "got": port}
-        if not port.isdecimal() or int(port) not in PORTS:
-            cause = "MASTER_PORT has to be a whole number from 20000 to 29999"
-            if port.isdecimal() and int(port) > 65535:
-                cause += ". Ports end at 65535, and a job's number may be larger"
-            expected = "a port from 20000 to 29999"
-            checked = f"MASTER_PORT for {in_words(slurm)}"
-            raise Wrong(checked, expected=expected, **told, cause=cause)
-        if found.setdefault(job, port) != port:
-            cause = "the tasks of a job have to compute the same port: take it from the job's number alone"
-            expected = f"{found[job]}, as for rank 0 of this job"
-            checked = f"MASTER_PORT for {in_words(slurm)}"
-            raise Wrong(checked, expected=expected, **told, cause=cause)
-    return found
+def port(slurm, got, of_job):
+    """of_job: the port that the first task of this job has."""
+    checked, cause = f"MASTER_PORT for {in_words(slurm)}", "MASTER_PORT has to be a whole number from 20000 to 29999"
+    yield Claim(
+        checked, int(got) if got.isdecimal() else got, PORTS, cause,
+        [(Between(65536), f"{cause}. Ports end at 65535, and a job's number may be larger")],
+        told="a port from 20000 to 29999",
+    )  # fmt: skip
+    yield Claim(
+        checked, got, of_job, "the tasks of a job have to compute the same port: take it from the job's number alone",
+        told=f"{of_job}, as for rank 0 of this job",
+    )  # fmt: skip
 
 
-def judge_neighbours(found):
-    """Raise Wrong if jobs have the same port whose numbers are close to each other.
-
-    found: {job: its port}, texts.
+def different_ports(ports):
+    """Jobs whose numbers are close to each other have different ports. ports: {job: its
+    port}, texts.
     """
-    owners = {}
-    for job, port in found.items():
-        for other in owners.setdefault(port, []):
-            if abs(int(job) - int(other)) >= 10_000:
-                continue
-            cause = "two jobs may share a machine: those whose numbers differ by less than 10,000 need different ports"
-            if len(set(found.values())) == 1:
-                cause = (
-                    "all jobs have the same port, and two of them may share a machine: derive it from the job's number"
-                )
-            checked = f"MASTER_PORT for the jobs {other} and {job}"
-            got = f"{port} for both"
-            raise Wrong(checked, expected="two ports", got=got, cause=cause)
+    owners = defaultdict(list)
+    cause = "two jobs may share a machine: those whose numbers differ by less than 10,000 need different ports"
+    if len(set(ports.values())) == 1:
+        cause = "all jobs have the same port, and two of them may share a machine: derive it from the job's number"
+    for job, port in ports.items():
+        close = [other for other in owners[port] if abs(int(job) - int(other)) < 10_000]
+        yield Claim(
+            f"MASTER_PORT for the jobs {' and '.join([*close, job])}", close, [], cause,
+            told="different ports", shown=f"{port} for all of them",
+        )  # fmt: skip
         owners[port].append(job)
 
 
-def at_a_free_port(meeting, tasks, seen):
+def in_another_process(tasks, expected, rank, of_ranks):
+    yield Claim(
+        f"{in_words(tasks[rank])}, in four processes", of_ranks[rank], expected[rank], "the same variables give another "
+        "answer in another process: is it drawn at random, or from hash() of a text, which differs from process to process?",
+    )  # fmt: skip
+
+
+def meeting(rank, of_ranks):
+    yield Claim(
+        "rank, world size, and 1 + 2 + 3 + 4 of four processes that join with these variables", of_ranks[rank],
+        [rank, 4, 10.0], "does the function return the same for the same variables each time?",
+    )  # fmt: skip
+
+
+# ---- the question ----
+
+
+@question(
+    "SLURM says most of it directly: SLURM_PROCID is the task's number in the job, SLURM_LOCALID that on its machine, and "
+    "SLURM_NODEID that of the machine. Only the sizes, the first host's name and the port need some work. All values of an "
+    "environment are texts.",
+    "Write out SLURM_TASKS_PER_NODE as a list first: 2(x3),1 is [2, 2, 2, 1]. Its sum is WORLD_SIZE, and the entry of this "
+    "machine is LOCAL_WORLD_SIZE. For MASTER_ADDR you need the first host only: in each pair of brackets, its number ends "
+    "at the first - , or ], and it keeps its zeros. What is before and behind the brackets is part of the name.",
+    "for part in text.split(','): size, _, times = part.rstrip(')').partition('(x'); sizes += [int(size)] * int(times or "
+    "1). First host: replace each pair of brackets by its first number, re.sub(r'\\[(\\d+)[^\\]]*\\]', r'\\1', nodelist), "
+    "and then take .split(',')[0]. Port: 20000 + int(job) % 10000. Make every value a str.",
+)
+def check_rank_variables(answer, draw):
+    """For all tasks of several jobs, the variables that torchrun would set; then four
+    real processes meet with nothing but these.
+    """
+    jobs_that_meet = meeting_jobs(draw)
+    jobs = [*jobs_of(draw), *neighbours(draw), *jobs_that_meet]
+    tasks = [slurm for _, _, of_tasks in jobs for slurm in of_tasks]
+    [seen] = answer.on_ranks(answers_for, tasks, timeout=10)
+    expected = [expected_of(hosts, sizes, slurm) for hosts, sizes, of_tasks in jobs for slurm in of_tasks]
+    for slurm, got in zip(tasks, seen):
+        hold(form(slurm, got), slurm["SLURM_PROCID"])
+    for name in [*SAME, "MASTER_ADDR"]:
+        for here, slurm in enumerate(tasks):
+            hold(variable(name, tasks, expected, seen, here), slurm["SLURM_PROCID"])
+    ports = {}  # {job: its port}
+    for slurm, got in zip(tasks, seen):
+        of_job = ports.setdefault(slurm["SLURM_JOB_ID"], got["MASTER_PORT"])
+        hold(port(slurm, got["MASTER_PORT"], of_job), slurm["SLURM_PROCID"])
+    of_tasks, answers = at_a_free_port(jobs_that_meet, tasks, seen)
+    # before the ports of other jobs: a hash() gives some of them the same, which is not its main fault
+    on_every_rank(
+        partial(in_another_process, of_tasks, answers), answer.on_ranks(answer_in_this_task, of_tasks, nproc=4)
+    )
+    hold(different_ports(ports))
+    on_every_rank(meeting, answer.on_ranks(join, of_tasks, nproc=4, timeout=15))
+
+
+def at_a_free_port(jobs, tasks, seen):
     """The tasks of a job at whose port nobody listens here, and the answers for them."""
-    for _, _, of_tasks in meeting:
+    for _, _, of_tasks in jobs:
         start = tasks.index(of_tasks[0])
         answers = seen[start : start + len(of_tasks)]
         if is_free(int(answers[0]["MASTER_PORT"])):
             break
     return of_tasks, answers
-
-
-def judge_meeting(answer, tasks, expected):
-    """Raise Wrong unless four processes meet that have only these variables."""
-    for rank, got in enumerate(answer.on_ranks(answer_in_this_task, tasks, nproc=4)):
-        if got != expected[rank]:
-            cause = (
-                "the same variables give another answer in another process: is it drawn at random, or from hash() of a "
-                "text, which differs from process to process?"
-            )
-            checked = f"{in_words(tasks[rank])}, in four processes"
-            told = {"rank": f"{rank} of 4", "expected": expected[rank], "got": got}
-            raise Wrong(checked, **told, cause=cause)
-    of_ranks = answer.on_ranks(join, tasks, nproc=4, timeout=15)
-    for rank, got in enumerate(of_ranks):
-        if got != [rank, 4, 10.0]:
-            told = {"rank": f"{rank} of 4", "expected": [rank, 4, 10.0], "got": got}
-            checked = "rank, world size, and 1 + 2 + 3 + 4 of four processes that join with these variables"
-            cause = "does the function return the same for the same variables each time?"
-            raise Wrong(checked, **told, cause=cause)
 
 
 def is_free(port):
