@@ -1750,3 +1750,236 @@ def a_port_as_a_sum(slurm):
 def numbers_with_a_point(slurm):
     sizes = sizes_of(slurm)
     return variables(slurm, WORLD_SIZE=str(sum(sizes) / 1))
+
+
+@right("second_machine", several=True)
+def by_parts_of_the_batch():
+    def step_seconds(machines, sample, batch, gradient, delay, bandwidth):
+        parts = [batch // machines + (rank < batch % machines) for rank in range(machines)]
+        ring = sum(delay + gradient / machines / bandwidth for _ in range(2 * machines - 2))
+        return max(part * sample for part in parts) + ring
+
+    def bandwidth_that_pays(machines, sample, batch, gradient, delay):
+        """By the step with two bandwidths, which is a line in 1 / bandwidth."""
+        alone = step_seconds(1, sample, batch, gradient, delay, 1.0)
+        least = step_seconds(machines, sample, batch, 0, delay, 1.0)
+        if least >= alone:
+            return float("inf")
+        return 2 * (machines - 1) * gradient / (machines * (alone - least))
+
+    return step_seconds, bandwidth_that_pays
+
+
+@right("second_machine", several=True)
+def with_fractions():
+    from fractions import Fraction
+
+    def step_seconds(machines, sample, batch, gradient, delay, bandwidth):
+        message = Fraction(delay) + Fraction(gradient, machines) / Fraction(bandwidth)
+        return float(Fraction(sample) * -(-batch // machines) + (2 * machines - 2) * message)
+
+    def bandwidth_that_pays(machines, sample, batch, gradient, delay):
+        try:
+            seconds = sample * (batch + (-batch // machines)) / (2 * (machines - 1)) - delay
+            per_second = gradient / machines / seconds
+        except ZeroDivisionError:
+            return math.inf
+        return per_second if per_second > 0 else math.inf
+
+    return step_seconds, bandwidth_that_pays
+
+
+@right("second_machine", several=True)
+def with_numpy_and_its_ceil():
+    def step_seconds(machines, sample, batch, gradient, delay, bandwidth):
+        rounds = np.full(2 * (machines - 1), delay + gradient / machines / bandwidth)
+        return np.ceil(batch / machines) * sample + rounds.sum()
+
+    return step_seconds, pays
+
+
+@wrong("second_machine", "ZeroDivisionError", "your code raised", several=True)
+def does_not_think_of_nothing_saved():
+    def bandwidth_that_pays(machines, sample, batch, gradient, delay):
+        saved = sample * (batch - math.ceil(batch / machines)) - 2 * (machines - 1) * delay
+        return math.inf if saved < 0 else 2 * (machines - 1) / machines * gradient / saved
+
+    return step, bandwidth_that_pays
+
+
+@wrong("second_machine", "there is a bandwidth that is enough", several=True)
+def never_pays():
+    return step, lambda *_: math.inf
+
+
+@wrong("second_machine", "is 0 divided by 0", several=True)
+def not_a_number():
+    return step, lambda *_: math.nan
+
+
+@wrong("second_machine", "in bytes per second here, and the gradient in bytes", several=True)
+def bytes_as_bits_the_other_way():
+    return a_step(scale=1 / 8)
+
+
+@wrong("second_machine", "those of two rounds", several=True)
+def n_messages_of_bytes():
+    return a_step(messages=lambda n: n * (n > 1), times=lambda n: 2 * (n - 1))
+
+
+@wrong("second_machine", "return one number, the seconds", several=True)
+def as_a_text():
+    return (lambda *case: f"{step(*case):.3f} s"), pays
+
+
+@wrong("second_machine", "one sample too many where the batch is a multiple", several=True)
+def one_sample_more_on_all():
+    return a_step(computing=lambda batch, n: batch // n + 1)
+
+
+@wrong("second_machine", "the largest part of the batch, times sample", several=True)
+def rounded_to_milliseconds():
+    return (lambda *case: round(step(*case), 3)), pays
+
+
+@wrong("second_machine", "the rest of the batch is left out", several=True)
+def saves_too_much():
+    def bandwidth_that_pays(machines, sample, batch, gradient, delay):
+        left = sample * (batch - batch // machines) - 2 * (machines - 1) * delay
+        return 2 * (machines - 1) / machines * gradient / left if left > 0 else math.inf
+
+    return step, bandwidth_that_pays
+
+
+@wrong("second_machine", "each waits for the delay", several=True)
+def subtracts_two_delays():
+    return a_threshold(left=lambda n, alone, computing, delay: alone - computing - 2 * delay)
+
+
+@wrong("second_machine", "1 / n of it", several=True)
+def sends_all_of_it_each_time():
+    return a_threshold(total=lambda n: 2 * (n - 1))
+
+
+@wrong("second_machine", "this is the time that several machines compute", several=True)
+def in_all_the_time_of_computing():
+    return a_threshold(left=lambda n, alone, computing, delay: computing)
+
+
+@right("meeting_place")
+def with_grouped_pairs(hosts, ports):
+    """Sorts (network, host) pairs, and groups them; the port is the last good one."""
+    pairs = []
+    for number, host in enumerate(hosts):
+        for interface in filter(lambda i: i["up"], host["interfaces"]):
+            pairs.append((str(ip_interface(interface["address"]).network), number, interface))
+    best, speed = None, -1
+    for network, group in itertools.groupby(sorted(pairs, key=lambda pair: pair[:2]), key=lambda pair: pair[0]):
+        members = [interface for _, _, interface in group]
+        if network.startswith("127.") or len({i["address"] for i in members}) < len(hosts):
+            continue
+        if (least := min(i["speed"] for i in members)) > speed:
+            best, speed = members, least
+    for host, interface in zip(hosts, best or []):
+        for port in reversed(ports):
+            if port not in host["taken"] + host["blocked"]:
+                return bare(interface), port, tuple(i["name"] for i in best)
+    return None
+
+
+@right("meeting_place")
+def network_by_network(hosts, ports):
+    """Asks of each of the first host's networks what the others have in it."""
+    options = []
+    for first in hosts[0]["interfaces"]:
+        network = ip_interface(first["address"]).network
+        members = [
+            [i for i in host["interfaces"] if i["up"] and ip_interface(i["address"]).network == network][:1]
+            for host in hosts
+        ]
+        if not all(members) or network.is_loopback:
+            continue
+        members = [own for [own] in members]
+        if len({i["address"] for i in members}) == len(hosts):
+            options.append((min(i["speed"] for i in members), [i["name"] for i in members], members))
+    if not options:
+        return None
+    _, names, members = max(options, key=lambda option: option[0])
+    places = ((bare(i), port, names) for host, i in zip(hosts, members) for port in good(host, ports))
+    return next(places, None)
+
+
+@right("meeting_place")
+def as_a_list_of_strings(hosts, ports):
+    found = meet(hosts, ports, fitting(hosts))
+    return None if found is None else [str(found[0]), np.int64(found[1]), np.array(found[2]).tolist()]
+
+
+@wrong("meeting_place", "a ring is as slow as its slowest link")
+def adds_up_the_speeds(hosts, ports):
+    return meet(hosts, ports, fitting(hosts), speed=lambda best: sum(i["speed"] for i in best))
+
+
+@wrong("meeting_place", "a ring is as slow as its slowest link")
+def the_first_hosts_speed(hosts, ports):
+    speed = lambda best: max(best[0]["speed"], best[1]["speed"])
+    return meet(hosts, ports, fitting(hosts), speed=speed)
+
+
+@wrong("meeting_place", "somebody listens at this port already")
+def looks_at_the_first_host_only(hosts, ports):
+    """Its ports, but another host's address."""
+    found = meet(hosts, ports, fitting(hosts))
+    best = found and max(fitting(hosts), key=slowest)
+    free = [port for port in ports if port not in hosts[0]["blocked"]]
+    return found and (bare(best[-1]), free[0], found[2])
+
+
+@wrong("meeting_place", "the firewall of this host drops|has no good port|somebody listens")
+def the_first_host_always(hosts, ports):
+    found = meet(hosts, ports, fitting(hosts))
+    best = found and max(fitting(hosts), key=slowest)
+    return found and (bare(best[0]), found[1], found[2])
+
+
+@wrong("meeting_place", "each needs the name of its interface")
+def one_name(hosts, ports):
+    found = meet(hosts, ports, fitting(hosts))
+    return found and (*found[:2], found[2][:1])
+
+
+@wrong("meeting_place", "return three things")
+def names_in_a_text(hosts, ports):
+    found = meet(hosts, ports, fitting(hosts))
+    return found and (*found[:2], ",".join(found[2]))
+
+
+@wrong("meeting_place", "has no interface")
+def addresses_for_names(hosts, ports):
+    found, networks = meet(hosts, ports, fitting(hosts)), fitting(hosts)
+    return found and (*found[:2], [bare(i) for i in max(networks, key=slowest)])
+
+
+@wrong("meeting_place", "not one of those to choose from")
+def the_place_of_the_port(hosts, ports):
+    found = meet(hosts, ports, fitting(hosts))
+    return found and (found[0], ports.index(found[1]), found[2])
+
+
+@wrong("meeting_place", "return three things|no network joins|there is a way")
+def true_and_false(hosts, ports):
+    return meet(hosts, ports, fitting(hosts)) is not None
+
+
+@wrong("meeting_place", "is down on|several hosts have|there is a way|in different ones|lo leads")
+def the_most_frequent_network(hosts, ports):
+    """Of all interfaces, whether they are up or not."""
+    names = [ip_interface(i["address"]).network for host in hosts for i in host["interfaces"] if i["name"] != "lo"]
+    best = max(fitting(hosts, down=True), key=lambda own: (names.count(own[0]), slowest(own)), default=None)
+    return meet(hosts, ports, [best] if best else [])
+
+
+@wrong("meeting_place", "without its prefix|no host has this address")
+def a_url(hosts, ports):
+    found = meet(hosts, ports, fitting(hosts))
+    return found and (f"tcp://{found[0]}", *found[1:])

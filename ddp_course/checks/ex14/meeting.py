@@ -3,11 +3,12 @@
 import ipaddress
 import operator
 from contextlib import suppress
+from functools import partial
 
+from ddp_course.checks.claims import Claim, OneOf, hold
 from ddp_course.checks.ex14 import laboratory
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 
 # what may be wrong with a network that looks faster than the right one
 TRAPS = {
@@ -158,6 +159,139 @@ def in_words(hosts):
     )
 
 
+# ---- what is claimed ----
+
+
+def fastest(hosts):
+    """The fastest network that joins all hosts, or None."""
+    found = networks(hosts)
+    return max(found, key=found.get, default=None)
+
+
+def claims(hosts, ports, got):
+    """All hosts can meet there, and have no faster network."""
+    checked, network, (first, *_, last) = f"meeting_place(hosts, ports) for{in_words(hosts)}", fastest(hosts), hosts
+    hopeless = "no network joins all hosts: return None"
+    if network:
+        hopeless = "on all hosts, each of these ports is taken or blocked: return None"
+    if not network or not any(usable(host, ports) for host in hosts):
+        yield Claim(checked, got, None, hopeless, told="None")
+        return
+    there_is = f"there is a way, over {network}"
+    if not usable(first, ports):
+        there_is = f"{first['name']} has no good port, but {last['name']} has: the rendezvous may be on any host"
+    told = "an address, a port, and names of interfaces"
+    yield Claim(checked, got is None, False, there_is, told=told, shown="None")
+    yield Claim(
+        checked, isinstance(got, list) and len(got) == 3 and isinstance(got[2], list), True,
+        "return three things: MASTER_ADDR, MASTER_PORT, and a list with the name of an interface for each host",
+        told=told, shown=got,
+    )  # fmt: skip
+    address, port, names = got
+    right = [own(host, network)["name"] for host in hosts]
+    yield Claim(
+        checked, names, right, partial(cause_of_interfaces, hosts, names, network), told=f"{right}, in {network}"
+    )
+    place = host_of(address, hosts, network)
+    yield Claim(
+        checked, place is not None, True, partial(cause_of_address, address, hosts, network),
+        told=f"one of {addresses_in(network, hosts)}, or a name for it", shown=address,
+    )  # fmt: skip
+    host, good = hosts[place], usable(hosts[place], ports)
+    yield Claim(
+        checked, port, OneOf(good),
+        "this port is not one of those to choose from" if type(port) is int else "the port is a whole number",
+        mistakes_in_ports(host, ports, good),
+        told=f"one of {good} on {host['name']}" if good else f"another host than {host['name']}",
+        shown=f"port {port!r} on {host['name']}",
+    )  # fmt: skip
+
+
+def cause_of_interfaces(hosts, names, network):
+    """Why the interfaces with these names are not those of the fastest network."""
+    if len(names) != len(hosts):
+        return f"there are {len(hosts)} hosts, and each needs the name of its interface, in the hosts' order"
+    chosen = []
+    for host, name in zip(hosts, names):
+        matching = [i for i in host["interfaces"] if i["name"] == name]
+        if not matching:
+            return f"{host['name']} has no interface {name!r}: interfaces may have other names on other hosts"
+        chosen.append(matching[0])
+    for host, interface in zip(hosts, chosen):
+        if network_of(interface).is_loopback:
+            return "lo leads to the host itself: the other hosts cannot be reached over it"
+        if not interface["up"]:
+            return f"{interface['name']} is down on {host['name']}"
+    addresses = [interface["address"] for interface in chosen]
+    if len(set(addresses)) < len(addresses):
+        return (
+            f"several hosts have the address {addresses[0]}: this is a bridge inside each host, not a network between "
+            "them"
+        )
+    used = list(dict.fromkeys(map(network_of, chosen)))
+    if len(used) > 1:
+        cause = "an address and its prefix say which network it is in, and these are in different ones"
+        return f"{cause}: {', '.join(map(str, used[:3]))}"
+    slow, speed = min(interface["speed"] for interface in chosen), networks(hosts)[network]
+    cause = f"in {used[0]} the slowest interface has {slow} Mbit/s, and a ring is as slow as its slowest link"
+    return f"{cause}; {network} has {speed} everywhere"
+
+
+def own(host, network):
+    """A host's interface in a network."""
+    return next(i for i in host["interfaces"] if i["up"] and network_of(i) == network)
+
+
+def addresses_in(network, hosts):
+    return [bare(own(host, network)) for host in hosts]
+
+
+def bare(interface):
+    return interface["address"].split("/")[0]
+
+
+def host_of(text, hosts, network):
+    """The number of the host that all others reach by this text; None if there is none."""
+    for place, (host, address) in enumerate(zip(hosts, addresses_in(network, hosts))):
+        if text == address or text == host["name"] and not misled(text, address, hosts):
+            return place
+    return None
+
+
+def misled(name, address, hosts):
+    """The hosts on which a host's name leads elsewhere; it itself does not need its name."""
+    return [host for host in hosts if host["name"] != name and host["resolves"].get(name) != address]
+
+
+def cause_of_address(text, hosts, network):
+    """Why not all hosts reach one host by this text."""
+    addresses = dict(zip((host["name"] for host in hosts), addresses_in(network, hosts)))
+    if text in addresses:
+        host = misled(text, addresses[text], hosts)[0]
+        meant = host["resolves"].get(text)
+        cause = f"the /etc/hosts of {host['name']} says {meant} for {text}, which is not its address in {network}"
+        if meant is None:
+            cause = f"{host['name']} does not know the name {text}"
+        return f"{cause}: give the address"
+    if not isinstance(text, str) or not is_address(text):
+        return "MASTER_ADDR is an address, without its prefix, or a name that all hosts know"
+    if ipaddress.ip_address(text).is_loopback:
+        return "an address that begins with 127 means 'this host' on every host, also if /etc/hosts gives it for a name"
+    if text in [bare(interface) for host in hosts for interface in host["interfaces"]]:
+        return f"this address is not in {network}: the rendezvous has to be in the network that you chose"
+    return "no host has this address"
+
+
+def mistakes_in_ports(host, ports, good):
+    others = "" if good else ". This host has no good port: look at the others"
+    causes = {
+        "taken": "somebody listens at this port already: the job would end with EADDRINUSE, or talk to another job",
+        "blocked": "the firewall of this host drops what comes to this port: the other hosts would wait for their time "
+        "limit",
+    }
+    return [(OneOf([port for port in ports if port in host[kind]]), cause + others) for kind, cause in causes.items()]
+
+
 # ---- the question ----
 
 
@@ -180,132 +314,11 @@ def check_meeting_place(answer, draw):
     cases = cases_of(draw)
     [seen] = answer.on_ranks(observe_places, cases, timeout=10)
     for (hosts, ports), got in zip(cases, seen):
-        judge_place(hosts, ports, got)
+        hold(claims(hosts, ports, got))
     if obstacle := laboratory.obstacle():
         print(f"judged by tables alone, without machines: {obstacle}")
         return
     with laboratory.machines() as (machines, hosts, ports):
         [[got]] = answer.on_ranks(observe_places, [(hosts, ports)])
-        place = judge_place(hosts, ports, got)
-        laboratory.meet(machines, *got, place)
-
-
-def judge_place(hosts, ports, got):
-    """Raise Wrong unless all hosts can meet there; return the number of the host."""
-    found = networks(hosts)
-    best = max(found, key=found.get, default=None)
-    hopeless = not found or not any(usable(host, ports) for host in hosts)
-    checked = f"meeting_place(hosts, ports) for{in_words(hosts)}"
-
-    def fail(expected, got, cause):
-        raise Wrong(checked, expected=expected, got=got, cause=cause)
-
-    if hopeless:
-        if got is None:
-            return None
-        cause = "no network joins all hosts: return None"
-        if found:
-            cause = "on all hosts, each of these ports is taken or blocked: return None"
-        fail("None", got, cause)
-    if got is None:
-        cause = f"there is a way, over {best}"
-        if not usable(hosts[0], ports):
-            last = hosts[-1]["name"]
-            cause = f"{hosts[0]['name']} has no good port, but {last} has: the rendezvous may be on any host"
-        fail("an address, a port, and names of interfaces", "None", cause)
-    if not isinstance(got, list) or len(got) != 3 or not isinstance(got[2], list):
-        cause = "return three things: MASTER_ADDR, MASTER_PORT, and a list with the name of an interface for each host"
-        fail("an address, a port, and names of interfaces", got, cause)
-    judge_interfaces(fail, hosts, got[2], found, best)
-    place = judge_address(fail, hosts, got[0], best)
-    judge_port(fail, hosts[place], ports, got[1], got[0])
-    return place
-
-
-def judge_interfaces(fail, hosts, names, found, best):
-    """Raise Wrong unless these are the interfaces in the best network."""
-    right = [own(host, best)["name"] for host in hosts]
-    if names == right:
-        return
-    tell = lambda cause: fail(f"{right}, in {best}", names, cause)
-    if len(names) != len(hosts):
-        tell(f"there are {len(hosts)} hosts, and each needs the name of its interface, in the hosts' order")
-    chosen = []
-    for host, name in zip(hosts, names):
-        matching = [i for i in host["interfaces"] if i["name"] == name]
-        if not matching:
-            tell(f"{host['name']} has no interface {name!r}: interfaces may have other names on other hosts")
-        chosen.append(matching[0])
-    for host, interface in zip(hosts, chosen):
-        if network_of(interface).is_loopback:
-            tell("lo leads to the host itself: the other hosts cannot be reached over it")
-        if not interface["up"]:
-            tell(f"{interface['name']} is down on {host['name']}")
-    addresses = [interface["address"] for interface in chosen]
-    if len(set(addresses)) < len(addresses):
-        tell(
-            f"several hosts have the address {addresses[0]}: this is a bridge inside each host, not a network between them"
-        )
-    used = list(dict.fromkeys(map(network_of, chosen)))
-    if len(used) > 1:
-        cause = "an address and its prefix say which network it is in, and these are in different ones"
-        tell(f"{cause}: {', '.join(map(str, used[:3]))}")
-    slow = min(interface["speed"] for interface in chosen)
-    cause = f"in {used[0]} the slowest interface has {slow} Mbit/s, and a ring is as slow as its slowest link"
-    tell(f"{cause}; {best} has {found[best]} everywhere")
-
-
-def own(host, network):
-    """A host's interface in a network."""
-    return next(i for i in host["interfaces"] if i["up"] and network_of(i) == network)
-
-
-def judge_address(fail, hosts, text, network):
-    """Raise Wrong unless all hosts reach one host by this text; return its number."""
-    addresses = [own(host, network)["address"].split("/")[0] for host in hosts]
-    names = [host["name"] for host in hosts]
-    tell = lambda got, cause: fail(f"one of {addresses}, or a name for it", got, cause)
-    if text in addresses:
-        return addresses.index(text)
-    if text in names:
-        place = names.index(text)
-        for host in hosts:
-            meant = host["resolves"].get(text)
-            if meant == addresses[place] or host["name"] == text:
-                continue
-            cause = f"the /etc/hosts of {host['name']} says {meant} for {text}, which is not its address in {network}"
-            if meant is None:
-                cause = f"{host['name']} does not know the name {text}"
-            tell(text, f"{cause}: give the address")
-        return place
-    if not isinstance(text, str) or not is_address(text):
-        cause = "MASTER_ADDR is an address, without its prefix, or a name that all hosts know"
-        tell(text, cause)
-    if ipaddress.ip_address(text).is_loopback:
-        tell(
-            text,
-            "an address that begins with 127 means 'this host' on every host, also if /etc/hosts gives it for a name",
-        )
-    known = {i["address"].split("/")[0] for host in hosts for i in host["interfaces"]}
-    if text in known:
-        tell(text, f"this address is not in {network}: the rendezvous has to be in the network that you chose")
-    tell(text, "no host has this address")
-
-
-def judge_port(fail, host, ports, port, address):
-    """Raise Wrong unless the port is free and open on the host."""
-    good = usable(host, ports)
-    expected = f"one of {good} on {host['name']}" if good else f"another host than {host['name']}"
-    got = f"port {port!r} on {host['name']}"
-    if not isinstance(port, int) or isinstance(port, bool):
-        fail(expected, got, "the port is a whole number")
-    if port not in ports:
-        fail(expected, got, "this port is not one of those to choose from")
-    if port in host["taken"]:
-        cause = "somebody listens at this port already: the job would end with EADDRINUSE, or talk to another job"
-        fail(expected, got, f"{cause}" + ("" if good else ". This host has no good port: look at the others"))
-    if port in host["blocked"]:
-        cause = (
-            "the firewall of this host drops what comes to this port: the other hosts would wait for their time limit"
-        )
-        fail(expected, got, f"{cause}" + ("" if good else ". This host has no good port: look at the others"))
+        hold(claims(hosts, ports, got))
+        laboratory.meet(machines, *got, host_of(got[0], hosts, fastest(hosts)))
