@@ -4,7 +4,9 @@ numbers of ranks.
 
 import signal
 from collections import Counter
+from functools import partial
 
+from ddp_course.checks.claims import Claim, OneOf, hold, on_every_rank
 from ddp_course.checks.ex14 import causes
 from ddp_course.checks.ex14.preempted import OneProcess, data_of, near, train_once
 from ddp_course.checks.training import a_look, equal
@@ -96,12 +98,12 @@ class Trial:
         of_ranks = self.train(checked, n, told, only_rank_0=True)
         stopped = self.judge_stop(checked, of_ranks, update_in(told))
         self.judge(checked, of_ranks, stopped)
-        if self.saved() is None:
-            cause = "nothing was saved: all of it is lost when the job is started again"
-            if any(self.path.stem in name for name in self.answer.files(self.path.parent)):
-                cause = "the checkpoint has another name: rename it to `path`"
-            expected = f"a file {self.path.name}"
-            raise Wrong(checked, expected=expected, got="no such file", cause=cause)
+        cause = "nothing was saved: all of it is lost when the job is started again"
+        if any(self.path.stem in name for name in self.answer.files(self.path.parent)):
+            cause = "the checkpoint has another name: rename it to `path`"
+        hold(
+            [Claim(checked, self.saved() is None, False, cause, told=f"a file {self.path.name}", shown="no such file")]
+        )
         self.done, self.killed = stopped, False
 
     def kill(self, n, told, limit):
@@ -112,19 +114,18 @@ class Trial:
         except RankError as error:
             if not killed_while_writing(error):
                 raise
-            self.killed = True
-            size = self.saved()
-            if size is None:
-                cause = "for a moment there was no file at `path`: leave the old one there until os.replace"
-                checked = f"{checked}; rank 0 is killed in the middle of the new file"
-                got = "no file"
-                raise Wrong(checked, expected="the old file", got=got, cause=cause) from None
-            self.torn = size if size <= limit else None
-            return
-        self.judge(checked, of_ranks, self.judge_stop(checked, of_ranks, update_in(told)))
-        cause = "no checkpoint was written at this signal: each preemption needs one"
-        got = f"no rank has written more than {limit:,} bytes to a file"
-        raise Wrong(checked, expected="a new checkpoint", got=got, cause=cause)
+        else:
+            self.judge(checked, of_ranks, self.judge_stop(checked, of_ranks, update_in(told)))
+            cause = "no checkpoint was written at this signal: each preemption needs one"
+            got = f"no rank has written more than {limit:,} bytes to a file"
+            raise Wrong(checked, expected="a new checkpoint", got=got, cause=cause)
+        self.killed, size = True, self.saved()
+        hold([Claim(
+            f"{checked}; rank 0 is killed in the middle of the new file", size is None, False,
+            "for a moment there was no file at `path`: leave the old one there until os.replace",
+            told="the old file", shown="no file",
+        )])  # fmt: skip
+        self.torn = size if size <= limit else None
 
     def saved(self):
         """The size of the checkpoint in bytes; None if there is no file at `path`."""
@@ -142,55 +143,29 @@ class Trial:
         return {self.update_of.get(n, -1) for call in seen["seen"] for n in call}
 
     def judge_stop(self, checked, of_ranks, update):
-        """Raise Wrong unless all ranks have stopped after the update of the signal, or
-        the next one; return how many updates are done then.
+        """All ranks stop after the update of the signal, or the next one; return how many
+        updates are done then.
         """
-        judge_form(checked, of_ranks)
+        on_every_rank(partial(form, checked), of_ranks)
         last = [max(self.updates_of(seen), default=-1) + 1 for seen in of_ranks]
-        for rank, computed in enumerate(last):
-            if computed in (update + 1, update + 2):
-                continue
-            cause = "the system kills the job some seconds after the signal: save and return after that update"
-            if computed == UPDATES:
-                cause = (
-                    "the training went on to the end, as if there was no signal: the rank that has it must tell the others, "
-                    "and all return"
-                )
-            if computed <= update:
-                cause = "the update in which the signal came was not computed: finish it"
-            told = {"rank": f"{rank} of {len(of_ranks)}", "got": f"{computed} updates"}
-            expected = f"{update + 1} updates, with that of the signal"
-            raise Wrong(checked, expected=expected, **told, cause=cause)
-        if len(set(last)) > 1:
-            cause = "the ranks have stopped after different updates: decide together"
-            expected = "the same number of updates on all ranks"
-            raise Wrong(checked, expected=expected, got=last, cause=cause)
+        on_every_rank(partial(stop, checked, update), last)
+        decide = "the ranks have stopped after different updates: decide together"
+        hold([Claim(checked, last, last[:1] * len(last), decide, told="the same number of updates on all ranks")])
         return last[0]
 
     def judge(self, checked, of_ranks, end):
-        """Raise Wrong unless the updates from `done` to `end` were computed, once, and
-        losses and parameters are those of one process.
+        """The updates from `done` to `end` were computed, once, and losses and parameters
+        are those of one process.
         """
-        judge_form(checked, of_ranks)
-        start = self.judge_start(checked, of_ranks, end)
-        self.judge_samples(checked, of_ranks, start, end)
-        for rank, seen in enumerate(of_ranks):
-            self.judge_losses(checked, of_ranks, rank, start, end)
-            if not equal(seen["end"], self.truth.ends[end]):
-                raise Wrong(
-                    f"the parameters after {end} updates, compared with one process: {checked}",
-                    rank=f"{rank} of {len(of_ranks)}",
-                    expected=a_look(self.truth.ends[end]),
-                    got=a_look(seen["end"]),
-                    cause=causes.of_parameters(self, of_ranks, rank),
-                )
-
-    def judge_start(self, checked, of_ranks, end):
-        """Raise Wrong unless it goes on where it was; return the first update."""
+        on_every_rank(partial(form, checked), of_ranks)
         start = min(set().union(*map(self.updates_of, of_ranks)), default=UPDATES)
+        hold([self.goes_on(checked, start, end), *self.takes_each_sample(checked, of_ranks, start, end)])
+        on_every_rank(partial(self.as_one_process, checked, start, end), of_ranks)
+
+    def goes_on(self, checked, start, end):
+        """The claim that update `start` is the first one that is not saved."""
         # a checkpoint after each update is fine, too: then more is saved than we know
-        if self.done <= start <= (end - 1 if self.killed else self.done):
-            return start
+        possible = range(self.done, end) if self.killed else [self.done]
         cause = "updates have been left out, with all their samples"
         if start < self.done:
             cause = "an update that was saved is computed again: go on behind the last loss"
@@ -198,45 +173,45 @@ class Trial:
             cause = "the training begins anew, and what was saved is not used: load the file if it exists"
         if start == 0 and self.torn is not None:
             cause = causes.of_torn(self)
-        expected = f"update {self.done + 1} comes first"
-        raise Wrong(checked, expected=expected, got=f"update {start + 1}", cause=cause)
+        return Claim(
+            checked, start, OneOf([*possible]), cause,
+            told=f"update {self.done + 1} comes first", shown=f"update {start + 1}",
+        )  # fmt: skip
 
-    def judge_samples(self, checked, of_ranks, start, end):
-        """Raise Wrong unless all ranks together had each sample of these updates once."""
+    def takes_each_sample(self, checked, of_ranks, start, end):
+        """Claims that all ranks together had each sample of these updates once."""
         counts = Counter(n for seen in of_ranks for call in seen["seen"] for n in call)
         for update in range(start, end):
             batch = self.batches[update]
-            times = Counter(counts[number] for number in batch)
-            if times == {1: len(batch)}:
-                continue
-            cause = (
+            times = dict(Counter(counts[number] for number in batch))
+            everything = {len(of_ranks): len(batch)}, "each rank computes all samples of the update: divide them"
+            yield Claim(
+                f"the samples of update {update + 1}, all ranks together: {checked}", times, {1: len(batch)},
                 "together, the ranks there are now must take each sample of an update once, also where their number does "
-                "not divide it"
-            )
-            if times == {len(of_ranks): len(batch)}:
-                cause = "each rank computes all samples of the update: divide them"
-            groups = sorted(times.items())
-            got = ", ".join(f"{many} samples {often} times" for often, many in groups)
-            raise Wrong(
-                f"the samples of update {update + 1}, all ranks together: {checked}",
-                expected=f"{len(batch)} samples once",
-                got=got,
-                cause=cause,
-            )
+                "not divide it", [everything],
+                told=f"{len(batch)} samples once",
+                shown=", ".join(f"{many} samples {often} times" for often, many in sorted(times.items())),
+            )  # fmt: skip
 
-    def judge_losses(self, checked, of_ranks, rank, start, end):
-        """Raise Wrong unless this rank has returned the losses of all updates."""
-        got, told = of_ranks[rank]["losses"], {"rank": f"{rank} of {len(of_ranks)}"}
-        if len(got) != end:
-            cause = causes.of_number(self, len(got), start, end)
-            told |= {"expected": f"{end} losses", "got": f"{len(got)} losses"}
-            raise Wrong(f"the losses that come back: {checked}", **told, cause=cause)
-        for place, (own, right) in enumerate(zip(got, self.truth.losses)):
-            if not near(own, right):
-                cause = causes.of_loss(self, of_ranks, rank, start, place)
-                told |= {"expected": f"{right:.6f}", "got": f"{own:.6f}"}
-                what = f"the loss of update {place + 1}, compared with one process"
-                raise Wrong(f"{what}: {checked}", **told, cause=cause)
+    def as_one_process(self, checked, start, end, rank, of_ranks):
+        """Claims that this rank has returned the losses of all updates, and has the
+        parameters of one process.
+        """
+        losses, parameters = of_ranks[rank]["losses"], of_ranks[rank]["end"]
+        yield Claim(
+            f"the losses that come back: {checked}", len(losses), end, causes.of_number(self, len(losses), start, end),
+            told=f"{end} losses", shown=f"{len(losses)} losses",
+        )  # fmt: skip
+        for place, (own, right) in enumerate(zip(losses, self.truth.losses)):
+            yield Claim(
+                f"the loss of update {place + 1}, compared with one process: {checked}", near(own, right), True,
+                partial(causes.of_loss, self, of_ranks, rank, start, place), told=f"{right:.6f}", shown=f"{own:.6f}",
+            )  # fmt: skip
+        yield Claim(
+            f"the parameters after {end} updates, compared with one process: {checked}",
+            equal(parameters, self.truth.ends[end]), True, partial(causes.of_parameters, self, of_ranks, rank),
+            told=a_look(self.truth.ends[end]), shown=a_look(parameters),
+        )  # fmt: skip
 
     def shares(self, of_ranks):
         """For each update, the samples of each rank in this run."""
@@ -251,17 +226,28 @@ def killed_while_writing(error):
     return error.rank == 0 and "killed by SIGXFSZ" in str(error)
 
 
-def judge_form(checked, of_ranks):
-    """Raise Wrong unless each rank has returned a list of numbers."""
-    for rank, seen in enumerate(of_ranks):
-        losses = seen["losses"]
-        if isinstance(losses, list) and all(isinstance(x, float) for x in losses):
-            continue
-        cause = "return a list with the loss of each update, numbers"
-        if losses is None:
-            cause = "the function ends without a return statement: return the losses"
-        told = {"rank": f"{rank} of {len(of_ranks)}", "got": losses}
-        raise Wrong(checked, expected="a list of losses", **told, cause=cause)
+def form(checked, rank, of_ranks):
+    """A rank has returned a list of numbers."""
+    losses = of_ranks[rank]["losses"]
+    fits = isinstance(losses, list) and all(isinstance(loss, float) for loss in losses)
+    cause = "return a list with the loss of each update, numbers"
+    if losses is None:
+        cause = "the function ends without a return statement: return the losses"
+    yield Claim(
+        checked, fits, True, cause, told="a list of losses", shown="nothing (None)" if losses is None else losses
+    )
+
+
+def stop(checked, update, rank, last):
+    """last: how many updates each rank has computed."""
+    yield Claim(
+        checked, last[rank], range(update + 1, update + 3),
+        "the system kills the job some seconds after the signal: save and return after that update",
+        [(UPDATES, "the training went on to the end, as if there was no signal: the rank that has it must tell the others, "
+          "and all return"),
+         (range(update + 1), "the update in which the signal came was not computed: finish it")],
+        told=f"{update + 1} updates, with that of the signal", shown=f"{last[rank]} updates",
+    )  # fmt: skip
 
 
 def update_in(told):
