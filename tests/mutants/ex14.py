@@ -1983,3 +1983,107 @@ def the_most_frequent_network(hosts, ports):
 def a_url(hosts, ports):
     found = meet(hosts, ports, fitting(hosts))
     return found and (f"tcp://{found[0]}", *found[1:])
+
+
+@right_run
+class LooksBeforeTheNextUpdate(Run):
+    """At the beginning of the loop, so it saves what the update before has left."""
+
+    def train(self):
+        self.load()
+        for batch in self.rest():
+            if self.stops():
+                self.save()
+                return self.losses
+            self.update(batch)
+        return self.losses
+
+
+@right_run
+class GathersAllSignals(Run):
+    def stops(self):
+        told = [None] * self.ranks
+        dist.all_gather_object(told, bool(self.signals))
+        return any(told)
+
+
+@right_run
+class ReturnsATensorOfLosses(Run):
+    def train(self):
+        return torch.tensor(super().train(), dtype=torch.float64)
+
+
+@wrong_run("has ended the process")
+class OnlyRank0HasAHandler(Run):
+    def __init__(self, *given):
+        self.kinds = BOTH if dist.get_rank() == 0 else ()
+        super().__init__(*given)
+
+
+@wrong_run("save and return after that update")
+class TwoUpdatesMore(Run):
+    late = 0
+
+    def stops(self):
+        self.late += super().stops()
+        return self.late > 2
+
+
+@wrong_run("all ranks must decide together")
+class RaisesInTheHandler(Run):
+    """Leaves the update where the signal comes, and saves."""
+
+    def told(self, number, frame):
+        raise InterruptedError
+
+    def train(self):
+        try:
+            return super().train()
+        except InterruptedError:
+            self.save()
+            return self.losses
+
+
+@wrong_run("and the optimizer SGD with lr=0.1")
+class AnotherRate(Run):
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.optimizer = torch.optim.SGD(self.network.parameters(), lr=0.01, momentum=0.9)
+
+
+@wrong_run("on all ranks, before the step")
+class TheLossAfterTheStep(Run):
+    def update(self, batch):
+        super().update(batch)
+        with torch.no_grad():
+            loss = F.cross_entropy(self.network.layers(self.inputs[batch][:, 1:]), self.labels[batch])
+        self.losses[-1] = loss.item()
+
+
+@wrong_run("without a return statement")
+class OnlyRank0Returns(Run):
+    def train(self):
+        losses = super().train()
+        return losses if self.rank == 0 else None
+
+
+@wrong_run("this is the sum over the samples|that of the sum over the samples")
+class AddsUpTheSamples(Run):
+    def backward(self, batch):
+        own = self.mine(batch)
+        loss = F.cross_entropy(self.network(self.inputs[own]), self.labels[own], reduction="sum")
+        loss.backward()
+        for parameter in self.network.parameters():
+            dist.all_reduce(parameter.grad)
+        return loss.item()
+
+
+@wrong_run("this is the mean over this rank's own samples")
+class TheMeanOfItsOwnSamples(Run):
+    def update(self, batch):
+        own = self.mine(batch)
+        with torch.no_grad():
+            logits = self.network.layers(self.inputs[own][:, 1:])
+        loss = F.cross_entropy(logits, self.labels[own]).item()
+        super().update(batch)
+        self.losses[-1] = loss
