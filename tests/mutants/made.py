@@ -54,7 +54,6 @@ EQUIVALENT = {
         "14: 0: one less": "the value of the future is a list of one tensor",
         "weighing_hook returns NaN": "it returns a future, whose numbers this change does not reach",
     },
-<<<<<<< HEAD
     "11 lora_layer": {
         "12: 5: one more": "A begins with other random numbers, and may",
         "12: 5: one less": "A begins with other random numbers, and may",
@@ -62,12 +61,13 @@ EQUIVALENT = {
     "13 checkpoint_bytes": {
         "10: 0: one more": "a byte is less than a file's header, which does not matter",
         "10: 0: one less": "a byte is less than a file's header, which does not matter",
-=======
+    },
     "14 survive_preemption": {
-        "1: def train(network, samples, batches, path):: without `dist.barrier()`": "rank 0 returns when the file is there, and the other ranks have nothing more to do",
+        "1: def train(network, samples, batches, path):: without `dist.barrier()`": (
+            "rank 0 returns when the file is there, and the others have nothing more to do"
+        ),
         "20: for batch in batches[len(losses):]:: without `return losses`": "it saves at the end, too, which does no harm",
         "13: True: the opposite": "the file is the run's own, and torch loads the same from it",
->>>>>>> 14bcd24 (14 survive_preemption: what a program makes of our answer and is none, with reasons)
     },
     "14 meeting_place": {
         "1: def meeting_place(hosts, ports):: without `return None`": "a function that ends returns None anyway"
