@@ -46,13 +46,19 @@ def losses(curves, title="Training loss", every_epoch=None):
 @styled
 def curve(xs, lines, xlabel, ylabel, title, marks=None):
     """Lines over the same xs, {label: values}; marks: {label: (xs, values)}, drawn as
-    points.
+    points. Those with a line's label have its colour.
     """
     figure, axis = axes.chart(2.9)
+    colors = {}
     for label, values in lines.items():
-        axis.plot(xs, values, label=label, linewidth=1.2 if marks else 2.2)
+        [line] = axis.plot(xs, values, label=label, linewidth=1.2 if marks else 2.2)
+        colors[label] = line.get_color()
     for label, (places, values) in (marks or {}).items():
-        axis.plot(places, values, "o", label=label, markersize=5)
+        shown = "_" + label if label in lines else label  # "_": not in the legend
+        look = {"color": colors.get(label), "markersize": 5}
+        axis.plot(places, values, "o", label=shown, **look)
+    if colors.keys() & (marks or {}).keys():
+        axis.plot([], [], "o", label="measured", color=INK, markersize=5)
     axis.set(xlabel=xlabel, ylabel=ylabel, title=title)
     if all(float(x).is_integer() for x in xs):
         axes.whole_steps(axis)
@@ -61,7 +67,8 @@ def curve(xs, lines, xlabel, ylabel, title, marks=None):
     told = [f"{label}: {first_to_last(values)}" for label, values in lines.items()]
     for label, points in (marks or {}).items():
         pairs = (f"{number(y)} at {number(x)}" for x, y in zip(*points))
-        told.append(f"{label}: {', '.join(pairs)}")
+        of = f"{label}, measured" if label in lines else label
+        told.append(f"{of}: {', '.join(pairs)}")
     kind = "Line chart" if lines else "Points"
     between = f"for {xlabel} {first_to_last(xs)}" if lines else f"by {xlabel}"
     display_figure(
