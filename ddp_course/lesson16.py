@@ -6,6 +6,7 @@ torchrun --nproc_per_node 2 ddp_course/lesson16.py --epochs 1 --bucket-mb 1
 python ddp_course/lesson16.py --epochs 1 --precision bf16 --workers 1
 """
 
+import math
 import statistics
 import time
 from functools import partial
@@ -33,16 +34,17 @@ from ddp_course.ranks.environment import backend_for, choose_device, process_gro
 def take_turns(steps, rounds, warm_up=3):
     """Time training steps in turn: {name: seconds of each round}.
 
-    Other work on the machine then slows all of them alike. All ranks call it together;
+    Other work on the machine then slows all of them alike. Every other round goes
+    backwards, as a step may be slower after a certain one. All ranks call it together;
     a round of a step counts as long as the slowest rank took.
     """
     times = {name: [] for name in steps}
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     for number in range(warm_up + rounds):
-        for name, step in steps.items():
+        for name in list(steps)[:: -1 if number % 2 else 1]:
             dist.barrier()
             begin = time.perf_counter()
-            step()
+            steps[name]()
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()
             taken = torch.tensor([time.perf_counter() - begin], device=device)
@@ -53,13 +55,21 @@ def take_turns(steps, rounds, warm_up=3):
 
 
 def times_as_fast(times, name, base):
-    """How many times as fast `name` is as `base`: (quartile, median, quartile).
+    """How many times as fast `name` is as `base`: (low, median, high).
 
-    Each round gives one ratio, of two steps of the same round: next to each other if
-    there are only two.
+    Each round gives one ratio, of two steps of the same round. If there is no
+    difference, 1 is outside of low to high in at most 5 of 100 comparisons: this is the
+    sign test (W. Dixon and A. Mood, "The statistical sign test", 1946). It takes six
+    rounds at least. Raises ValueError if there are fewer.
     """
-    ratios = [slow / fast for slow, fast in zip(times[base], times[name])]
-    return tuple(statistics.quantiles(ratios, n=4))
+    ratios = sorted(slow / fast for slow, fast in zip(times[base], times[name]))
+    n, outside, chance = len(ratios), 0, 2 / 2 ** len(ratios)
+    if chance > 0.05:
+        raise ValueError(f"{n} rounds cannot say anything: take six or more")
+    while chance + 2 * math.comb(n, outside + 1) / 2**n <= 0.05:
+        outside += 1
+        chance += 2 * math.comb(n, outside) / 2**n
+    return ratios[outside], statistics.median(ratios), ratios[-1 - outside]
 
 
 # ---- a model that predicts ----

@@ -7,6 +7,7 @@ import math
 import random
 import time
 from contextlib import redirect_stdout
+from functools import partial
 from io import StringIO
 
 import pytest
@@ -204,6 +205,34 @@ def test_the_faster_of_two_programs_is_told_and_a_program_is_as_fast_as_itself()
         assert same == (1, 1, 1)
         assert fast[0] <= fast[1] <= fast[2] and 1.5 < fast[1] < 3.5
         assert 0.7 < again[1] < 1.4
+
+
+def test_without_a_difference_at_most_one_comparison_in_twenty_finds_one():
+    draw = random.Random(0)
+    for rounds in (6, 8, 9, 21, 50):
+        found = 0
+        for _ in range(2000):
+            times = {
+                name: [draw.lognormvariate(0, 0.2) for _ in range(rounds)]
+                for name in ("before", "after")
+            }
+            low, _, high = lesson16.times_as_fast(times, "after", "before")
+            found += not low <= 1 <= high
+        assert found / 2000 < 0.06, rounds
+        assert found  # it has teeth
+    with pytest.raises(ValueError, match="take six or more"):
+        lesson16.times_as_fast({"a": [1.0] * 5, "b": [2.0] * 5}, "a", "b")
+
+
+def test_steps_take_turns_in_both_orders():
+    def compare():
+        with process_group():
+            called = []
+            steps = {name: partial(called.append, name) for name in "ab"}
+            lesson16.take_turns(steps, 3, warm_up=1)
+            return "".join(called)
+
+    assert launch(compare) == ["abbaabba"] * 2
 
 
 def test_a_round_counts_as_long_as_its_slowest_rank_and_warm_up_does_not_count():

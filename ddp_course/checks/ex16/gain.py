@@ -3,7 +3,7 @@
 import statistics
 
 from ddp_course.checks.claims import Between, Claim, hold
-from ddp_course.lesson16 import take_turns, times_as_fast
+from ddp_course.lesson16 import take_turns
 
 SLOW, YOURS = "the slow program", "yours"
 
@@ -19,7 +19,8 @@ def judge_gain(times, least, checked, cause):
     """Raise Wrong unless the answer is at least so many times as fast; return a picture
     of the two. least: far below what a right answer gains, as a machine may be busy.
     """
-    _, gain, undisturbed = times_as_fast(times, YOURS, SLOW)
+    ratios = [slow / yours for slow, yours in zip(times[SLOW], times[YOURS])]
+    _, gain, undisturbed = statistics.quantiles(ratios, n=4)
     shown = {name: 1e3 * statistics.median(times[name]) for name in (SLOW, YOURS)}
     told = ", ".join(f"{name} {took:.2f} ms" for name, took in shown.items())
     hold([Claim(f"{checked}, timed in turn with the slow program", undisturbed, Between(least), cause,

@@ -81,8 +81,8 @@ def without(spans, holes):
 
 @styled
 def ratios(found, title):
-    """How many times as fast something is, with its spread. found: {label: (quartile,
-    median, quartile)}; right of the line at 1 it is faster.
+    """How many times as fast something is, with its interval. found: {label: (low,
+    median, high)}; right of the line at 1 it is faster.
     """
     figure, axis = axes.chart(0.85 + 0.34 * len(found))
     for place, (low, middle, high) in enumerate(found.values()):
@@ -102,7 +102,7 @@ def ratios(found, title):
         f"{label}: {number(middle)} ({number(low)} to {number(high)})"
         for label, (low, middle, high) in found.items()
     ]
-    what = "Times as fast, median and quartiles"
+    what = "Times as fast, median and interval"
     display_figure(figure, f"{title}. {what}. {'; '.join(told)}.")
 
 
