@@ -67,7 +67,7 @@ def load_model(args, device):
     adapters = LoraConfig(
         task_type="CAUSAL_LM",
         r=args.r,
-        lora_alpha=32,
+        lora_alpha=args.alpha,
         lora_dropout=args.dropout,
         target_modules="all-linear" if args.all_linear else ATTENTION,
     )
@@ -132,11 +132,14 @@ def arguments(argv=()):
     flag("--model", help="a folder, or a name on the Hugging Face Hub (a small Llama)")
     flag("--precision", choices=["fp32", "bf16"], help="bf16 on GPUs and for qlora")
     flag("--r", **number, default=8, help="rank of the adapters' matrices (8)")
+    flag("--alpha", **number, default=32, help="their scale is alpha / r (32)")
     flag("--all-linear", action="store_true", help="adapters beside MLP layers, too")
     flag("--dropout", type=runs.share, default=0.05, help="in the adapters (0.05)")
     flag("--longest", **number, default=256, help="tokens; the rest is cut off (256)")
     flag("--all-tokens", action="store_true", help="learn the questions, too")
     flag("--accumulate", **number, default=2, help="micro-batches per update (2)")
+    less = "recompute them in backward: less memory, more work"
+    flag("--checkpoint-activations", action="store_true", help=less)
     rate_help = "2e-4 suits large models (1e-2)"
     flag("--learning-rate", type=runs.number, default=1e-2, help=rate_help)
     flag("--resume", action="store_true", help="from the newest checkpoint in --out")
@@ -157,7 +160,7 @@ def training_arguments(args, device):
         max_grad_norm=1.0,
         bf16=args.precision == "bf16",
         optim="paged_adamw_8bit" if device.type == "cuda" else "adamw_torch",
-        activation_checkpointing=True,
+        activation_checkpointing=args.checkpoint_activations,
         per_device_eval_batch_size=16,
         # never trainer.evaluate() before train(): that would train without DDP
         eval_on_start=True,
