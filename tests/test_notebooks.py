@@ -14,6 +14,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from conftest import COURSE, THOROUGH, mnist_folder, python, share_what_is_made_once
+from minutes import is_hidden
 
 from ddp_course import notebook
 from ddp_course.cli.execution import in_one_line, store_outputs
@@ -523,7 +524,7 @@ def test_it_has_one_cell_of_parameters(path):
 def test_its_cells_are_short_and_have_prose_between_them(path):
     cells = read(path).cells
     for cell in cells:
-        if cell.cell_type == "code":
+        if cell.cell_type == "code" and not is_hidden(cell):
             assert len(cell.source.splitlines()) <= 36, cell.source
     runs_of_code = "".join(
         "c" if cell.cell_type == "code" else "m" for cell in cells
@@ -569,7 +570,16 @@ def test_its_file_is_clean(path):
         set(stored.metadata) == {"kernelspec", "language_info"}
         and stored.metadata.kernelspec.name == "python3"
     )
-    assert all(set(cell.metadata) <= {"tags", "failure"} for cell in stored.cells)
+    written = {"tags", "failure", "jupyter"}
+    assert all(set(cell.metadata) <= written for cell in stored.cells)
+
+
+@each_notebook
+def test_its_imports_are_hidden_and_nothing_else(path):
+    """They are there, one click away: what a lesson begins with is its idea."""
+    hidden = [cell for cell in read(path).cells if is_hidden(cell)]
+    [first, *_] = code_cells(path)
+    assert hidden == [first] and "import" in first.source
 
 
 @each_notebook

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import COLAB, COURSE
+from minutes import minutes as by_the_rule
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -201,7 +202,7 @@ def test_the_readme_says_how_long_each_lesson_takes_as_the_lesson_does():
     assert len(rows) == len(list((COURSE / "lessons").glob("*.ipynb")))
     for name, minutes in rows:
         assert f"**Time** {minutes} minutes" in (COURSE / name).read_text(), name
-        assert int(minutes) <= 90, "no lesson takes more than an hour and a half"
+        assert int(minutes) == by_the_rule(COURSE / name), f"{name}: tests/minutes.py"
 
 
 def test_no_file_names_a_machine_or_a_registry():

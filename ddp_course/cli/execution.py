@@ -16,7 +16,11 @@ from ddp_course.cli import exercises
 # Jupyter kills a kernel 5 s after it has asked it to end. On a busy machine, that is too
 # early for the kernel to remove its temporary folders.
 PATIENT = Config(KernelManager={"shutdown_wait_time": 60.0})
-AUTHORS = ("tags", "failure")  # what authors write into the metadata of a cell
+AUTHORS = (
+    "tags",
+    "failure",
+    "jupyter",
+)  # what authors write into the metadata of a cell
 
 
 def execute(notebooks, parameters, store):
