@@ -16,7 +16,8 @@ import pytest
 from conftest import COURSE, THOROUGH, mnist_folder, python, share_what_is_made_once
 from minutes import is_hidden
 
-from ddp_course import notebook
+from ddp_course import UsageError, notebook
+from ddp_course.cli import execution
 from ddp_course.cli.execution import in_one_line, store_outputs
 from ddp_course.data.images import load_images
 from ddp_course.notebook import sources
@@ -774,6 +775,37 @@ def test_marks_stay_in_the_text_form_and_when_the_outputs_are_stored(tmp_path):
         store_outputs(tmp_path / "executed.ipynb", tmp_path / "stored.ipynb")
         kept = read(tmp_path / "stored.ipynb")
         assert [cell.metadata for cell in kept.cells] == marks
+
+
+def test_outputs_are_stored_on_a_quiet_machine_only(monkeypatch):
+    monkeypatch.setattr("psutil.getloadavg", lambda: (9.0 * os.cpu_count(), 0, 0))
+    with pytest.raises(
+        UsageError, match="this machine is busy .*: --store needs a quiet"
+    ):
+        execution.execute([], {}, store=True)
+    assert execution.execute([], {}, store=False) == 0
+    monkeypatch.setattr("psutil.getloadavg", lambda: (0.1, 9, 9))
+    assert execution.execute([], {}, store=True) == 0
+
+
+def test_two_lessons_have_similar_times_for_the_same_step():
+    """A training step of 64 images on one rank: a busy machine would have doubled one."""
+    third, fourth = ("\n".join(texts_of(read(path))) for path in NOTEBOOKS[2:4])
+    alone = float(re.search(r"ConvNet, .* alone: ([\d.]+);", third)[1])
+    one_rank = float(re.search(r"ms per step .*\n.*\n\| 1 \| ([\d.]+) \|", fourth)[1])
+    assert 1 / 1.5 < alone / one_rank < 1.5
+
+
+def texts_of(notebook):
+    """The texts of all outputs of a notebook."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            yield (
+                data.get("text/markdown")
+                or data.get("text/plain")
+                or output.get("text", "")
+            )
 
 
 def test_a_notebook_that_failed_is_told_by_the_first_ranks_own_words():

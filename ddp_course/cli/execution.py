@@ -5,6 +5,7 @@ import sys
 import time
 
 import papermill
+import psutil
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -16,11 +17,9 @@ from ddp_course.cli import exercises
 # Jupyter kills a kernel 5 s after it has asked it to end. On a busy machine, that is too
 # early for the kernel to remove its temporary folders.
 PATIENT = Config(KernelManager={"shutdown_wait_time": 60.0})
-AUTHORS = (
-    "tags",
-    "failure",
-    "jupyter",
-)  # what authors write into the metadata of a cell
+QUIET = 0.6  # processes per core: more is somebody else's work
+# what authors write into the metadata of a cell
+AUTHORS = ("tags", "failure", "jupyter")
 
 
 def execute(notebooks, parameters, store):
@@ -28,8 +27,12 @@ def execute(notebooks, parameters, store):
 
     notebooks: their paths. parameters: {name: value} for their cell of parameters.
     store: whether the outputs replace the stored ones. The notebooks with their new
-    outputs are written to runs/notebooks/.
+    outputs are written to runs/notebooks/. Raises UsageError where times are to be stored
+    and the machine has other work.
     """
+    if store and load_per_core() > QUIET:
+        busy = f"this machine is busy (load {psutil.getloadavg()[0]:.1f})"
+        raise UsageError(f"{busy}: --store needs a quiet one, for its times")
     console = Console(highlight=False)
     folder = project_folder() / "runs" / "notebooks"
     try:
@@ -67,6 +70,11 @@ def execute(notebooks, parameters, store):
         f"The notebooks with their new outputs are in {os.path.relpath(folder)}"
     )
     return int(failed)
+
+
+def load_per_core():
+    """How many processes have waited for each core in the last minute, or run on it."""
+    return psutil.getloadavg()[0] / (os.cpu_count() or 1)
 
 
 def store_outputs(executed, notebook):
