@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import runpy
 
 import pytest
@@ -102,3 +103,34 @@ def test_a_script_imports_nothing_of_the_course_and_is_short(path):
             assert node.module.split(".")[0] in LIBRARIES
     tree.body = tree.body[1:]  # without the docstring
     assert len(ast.unparse(tree).splitlines()) <= 60
+
+
+MY_SCRIPT = """
+import torch
+import torch.distributed as dist
+
+
+def main():
+    dist.init_process_group("gloo")
+    total = torch.tensor([dist.get_rank()])
+    dist.all_reduce(total)
+    print("the sum of ranks is", total.item())
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_a_script_of_ones_own_runs_as_the_readme_says(tmp_path):
+    [block] = re.findall(
+        r"```python\n(import my_script.*?)```", (COURSE / "README.md").read_text(), re.S
+    )
+    (tmp_path / "my_script.py").write_text(MY_SCRIPT)
+    lines = "\n".join(f"    {line}" for line in block.splitlines())
+    (tmp_path / "all.py").write_text(f'if __name__ == "__main__":\n{lines}\n')
+    done = python("all.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the sum of ranks is 1") == 2
+    assert done.stdout.count("the sum of ranks is 6") == 8
