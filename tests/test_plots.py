@@ -34,6 +34,7 @@ from ddp_course.estimates.pipeline import schedule
 from ddp_course.notebook import plots
 from ddp_course.notebook.plots import (
     axes,
+    charts,
     display,
     drawing,
     film,
@@ -805,6 +806,22 @@ def test_a_log_axis_of_less_than_a_decade_has_numbers_too():
     [bundle] = outputs_of(lambda: plots.cost_line(SIZES, seconds, 6e-4, 1e-11, SIZES))
     [svg] = svgs_of(bundle)
     assert len([label for label in labels_of_axis(svg, 2) if label]) >= 3
+
+
+def test_measured_points_have_the_colour_of_their_prediction(monkeypatch):
+    figures = []
+    keep = lambda figure, alternative: figures.append(figure)
+    monkeypatch.setattr(charts, "display_figure", keep)
+    lines, marks = (
+        {"few": [1, 2], "many": [2, 4]},
+        {"many": ([1], [3]), "few": ([2], [1])},
+    )
+    plots.curve([1, 2], lines, "ranks", "speed-up", "Predicted and measured", marks)
+    [axis] = figures[0].axes
+    few, many, of_many, of_few, _ = (line.get_color() for line in axis.get_lines())
+    assert (of_few, of_many) == (few, many) and few != many
+    texts = [text.get_text() for text in axis.get_legend().get_texts()]
+    assert texts == ["few", "many", "measured"]
 
 
 @pytest.mark.parametrize("name", ["few steps", "one loss", "attempts"])

@@ -32,7 +32,8 @@ class Precision(NamedTuple):
 PRECISIONS = {
     "fp32": Precision(4, 4, 8, 4, 4, "everything in fp32"),
     "autocast": Precision(
-        4, 4, 8, 4, 4, "fp32; products in 16 bits: 2 bytes per parameter more in a step"
+        *(4, 4, 8, 4, 4),
+        "fp32, products in 16 bits; DDP: 2 bytes per parameter more in a step",
     ),
     "policy": Precision(
         4, 4, 8, 2, 4, "MixedPrecisionPolicy: fp32 shards, gathered in bf16", (3,)
