@@ -9,6 +9,7 @@ import json
 import math
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -406,6 +407,52 @@ def test_only_adapters_change_and_only_they_are_saved(
     numbers = sum(value.numel() for value in saved.values())
     assert numbers == result["trained_parameters"]
     assert not (tmp_path / ".adapter").exists()
+
+
+def counts_forwards(path):
+    """Have a process write how often it has begun an MLP of the model. (Torch stops
+    recomputing in the middle of the last one that it needs.)
+    """
+    calls, load_model = [], lesson11.load_model
+
+    def load(args, device):
+        model = load_model(args, device)
+        for module in model.modules():
+            if type(module).__name__ == "LlamaDecoderLayer":
+                module.mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+        return model
+
+    def report(*arguments, real=lesson11.report):
+        path.write_text(str(len(calls)))
+        return real(*arguments)
+
+    lesson11.load_model, lesson11.report = load, report
+
+
+def test_checkpointing_computes_activations_twice_and_ends_with_the_same_bits(
+    base, question_file, tmp_path
+):
+    ends, forwards = [], []
+    for name, flags in (("plain", []), ("again", ["--checkpoint-activations"])):
+        plant = partial(counts_forwards, tmp_path / f"{name}.txt")
+        results, losses = run(
+            base, question_file, tmp_path / name, *EXACT, *flags, nproc=1, plant=plant
+        )
+        ends.append((results[0]["params_sha256"], losses))
+        forwards.append(int((tmp_path / f"{name}.txt").read_text()))
+    assert ends[0] == ends[1]
+    assert forwards[1] > 1.3 * forwards[0]
+
+
+def test_alpha_over_r_is_the_scale_of_the_adapters(base):
+    for flags, scale in ((["--r", "8"], 4), (["--r", "4", "--alpha", "8"], 2)):
+        model = lesson11.load_model(arguments(base, *flags), torch.device("cpu"))
+        scales = [
+            m.scaling["default"]
+            for m in model.modules()
+            if hasattr(m, "scaling") and isinstance(m.scaling, dict)
+        ]
+        assert scales and set(scales) == {scale}
 
 
 def test_all_linear_means_attention_and_mlp_but_not_the_head(base):
