@@ -93,7 +93,7 @@ for place, name, pattern, number in [
     (2, "at_least_one_update", "the short one makes an update", lambda *c: c[4] * max(1, in_batches(c)[1] // c[3])),
     (2, "updates_of_one_process", "divided among the processes first", lambda *c: c[4] * up(in_batches(c)[0], c[3])),
     (3, "for_each_process_and_batch", "waits for the last|steps whenever", lambda *c: c[4] * in_batches(c)[1] * c[2]),
-    (3, "steps_of_one_epoch", "steps with the updates, once for each", lambda *c: our_plan(*c)[3] // c[4]),
+    (3, "steps_of_one_epoch", "that is one epoch", lambda *c: our_plan(*c)[3] // c[4]),
     (3, "as_if_never_prepared", "waits for the last micro-batch", lambda *c: our_plan(*c[:5], False)[3]),
 ]:  # fmt: skip
     wrong_plan(name, pattern, place, number)

@@ -91,9 +91,8 @@ def check_plan(answer, draw):
         joined = n * batch_size
         cases.append((joined * more, batch_size, 1, 1, True))  # nothing is left over
         cases.append((joined * 2 * more - 1, batch_size, more, 2, False))  # only in the last batch
-        cases.append(
-            (joined * more - batch_size, batch_size, more + 1, 2, True)
-        )  # an update never gets all its batches
+        # an update never gets all its batches; as many epochs as processes would hide mistakes
+        cases.append((joined * more - batch_size, batch_size, more + 1, 5 - n, True))
         predicted = answer.on_ranks(predictions, cases, n, nproc=n, timeout=20)
         of_ranks = answer.without(counted, cases, nproc=n, timeout=20)
         for case, got, seen in zip(cases, zip(*predicted), zip(*of_ranks)):
@@ -159,12 +158,14 @@ def mistakes_in(case, n):
     )
     waits = "a prepared scheduler waits for the last micro-batch of an update"
     unprepared = "this scheduler is not prepared: it steps whenever it is called, in every micro-batch"
-    of_scheduler = [(updates, unprepared), (updates * n, unprepared)]
+    one_epoch = "that is one epoch"
+    of_scheduler = [(updates, unprepared), (updates * n, unprepared), (of_each, one_epoch)]
     if prepared:
         of_scheduler = [
             (updates, "a prepared scheduler takes one step for each process at every update"),
             (epochs * of_each, waits),
             (epochs * of_each * n, waits),
+            (updates // epochs * n, one_epoch),
         ]
     return {
         "batches per process and epoch": [
@@ -185,7 +186,7 @@ def mistakes_in(case, n):
             "each process gets equally many batches, and all of them full: what is missing is taken from the beginning",
         ],
         "updates of the whole run": [
-            (updates // epochs, "that is one epoch"),
+            (updates // epochs, one_epoch),
             (epochs * (of_each // accumulation), "accumulate ends the last update at the end of the loader, so the short "
              "one makes an update, too"),
             (math.ceil(epochs * of_each / accumulation), "every epoch ends with an update, so an update never goes on into "
