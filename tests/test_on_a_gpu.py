@@ -42,6 +42,17 @@ def test_each_program_trains_on_a_gpu(lesson, tmp_path):
     assert result["backend"] in ("nccl", "none")
 
 
+def test_adapters_train_on_all_questions_in_bf16(tmp_path):
+    """cuDNN's attention beside a mask gave nan within 500 steps, on an H100."""
+    out = ["--device", "cuda", "--out", tmp_path]
+    done = on_the_gpus(
+        COURSE / "ddp_course/lesson11.py", *out, cwd=tmp_path, timeout=280
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["loss_after"] < result["loss_before"] - 1.5
+
+
 @pytest.mark.parametrize("lesson", ["lesson04", "lesson10"])
 def test_bits_repeat_with_deterministic(lesson, tmp_path):
     ends = set()
