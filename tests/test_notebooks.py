@@ -8,13 +8,14 @@ import json
 import os
 import re
 import shutil
+import symtable
 import tempfile
 from pathlib import Path
 
 import nbformat
 import pytest
 from conftest import COURSE, THOROUGH, mnist_folder, python, share_what_is_made_once
-from minutes import is_hidden
+from minutes import COLLAPSED, is_hidden, minutes, said, sentence, with_folds
 
 from ddp_course import UsageError, notebook
 from ddp_course.cli import execution
@@ -571,7 +572,7 @@ def test_its_file_is_clean(path):
         set(stored.metadata) == {"kernelspec", "language_info"}
         and stored.metadata.kernelspec.name == "python3"
     )
-    written = {"tags", "failure", "jupyter"}
+    written = {"tags", "failure", "jupyter", COLLAPSED}
     assert all(set(cell.metadata) <= written for cell in stored.cells)
 
 
@@ -581,6 +582,83 @@ def test_its_imports_are_hidden_and_nothing_else(path):
     hidden = [cell for cell in read(path).cells if is_hidden(cell)]
     [first, *_] = code_cells(path)
     assert hidden == [first] and "import" in first.source
+
+
+@each_notebook
+def test_it_says_how_long_it_takes_which_is_75_minutes_at_most(path):
+    assert minutes(path) <= 75
+    assert said(path) == sentence(path)
+
+
+@each_notebook
+def test_it_breaks_at_most_five_things_and_folds_the_others(path):
+    text = "\n".join(
+        cell.source for cell, is_folded in with_folds(path) if not is_folded
+    )
+    [section] = re.findall(r"(?ms)^## Break it\n(.*?)^## ", text)
+    assert len(re.findall(r"(?m)^\*\*\d+\. ", section)) <= 5
+
+
+@each_notebook
+def test_what_it_folds_is_a_section_for_a_second_reading_and_says_so(path):
+    for cell in read(path).cells:
+        heading = re.fullmatch(r"#{2,4} .+\n\n\*For a second reading\.\*", cell.source)
+        assert bool(cell.metadata.get(COLLAPSED)) == bool(heading), cell.source
+        assert bool(heading) == ("second reading" in cell.source), cell.source
+
+
+@each_notebook
+def test_who_skips_what_it_folds_misses_no_name(path):
+    assert not names_missed(with_folds(path))
+
+
+def names_missed(cells):
+    """The names that a cell uses and only a folded cell above it has made.
+
+    cells: pairs of a cell and whether it is folded.
+    """
+    made, folded, missed = set(), set(), set()
+    for cell, is_folded in cells:
+        if cell.cell_type == "code":
+            new, used = names_in(without_magics(cell.source))
+            missed |= set() if is_folded else (used & folded) - made - new
+            (folded if is_folded else made).update(new)
+    return missed
+
+
+def without_magics(source):
+    """A cell's Python: lines that begin with % or ! go, and the first one with %%."""
+    return re.sub(r"(?m)^(\s*)[%!].*", r"\1pass", source)
+
+
+def names_in(source):
+    """The names that a cell makes at its top level, and those that it reads there or in
+    its functions.
+    """
+    top = symtable.symtable(source, "cell", "exec")
+    made = {
+        name.get_name()
+        for name in top.get_symbols()
+        if name.is_assigned() or name.is_imported()
+    }
+    used = {name.get_name() for name in top.get_symbols() if name.is_referenced()}
+    inner = list(top.get_children())
+    for table in inner:
+        inner += table.get_children()
+        names = table.get_symbols()
+        used |= {name.get_name() for name in names if name.is_global()}
+    return made, used
+
+
+def test_a_name_that_only_a_folded_cell_makes_would_be_noticed():
+    new = nbformat.v4.new_code_cell
+    cells = [(new("a = 1"), False), (new("def f(): pass\na = b = 2"), True)]
+    assert not names_missed([*cells, (new("a, [b for b in (1, 2)]"), False)])
+    assert names_missed([*cells, (new("def g(x): return f(x) + b"), False)]) == {
+        "f",
+        "b",
+    }
+    assert not names_missed([*cells, (new("print(b)"), True)])
 
 
 @each_notebook

@@ -19,7 +19,8 @@ from ddp_course.cli import exercises
 PATIENT = Config(KernelManager={"shutdown_wait_time": 60.0})
 QUIET = 0.6  # processes per core: more is somebody else's work
 # what authors write into the metadata of a cell
-AUTHORS = ("tags", "failure", "jupyter")
+FOLDED = "jp-MarkdownHeadingCollapsed"  # JupyterLab's name for it
+AUTHORS = ("tags", "failure", "jupyter", FOLDED)
 
 
 def execute(notebooks, parameters, store):
