@@ -602,7 +602,9 @@ def test_it_breaks_at_most_five_things_and_folds_the_others(path):
 @each_notebook
 def test_what_it_folds_is_a_section_for_a_second_reading_and_says_so(path):
     for cell in read(path).cells:
-        heading = re.fullmatch(r"#{2,4} .+\n\n\*For a second reading\.\*", cell.source)
+        heading = re.fullmatch(
+            r"#{2,4} .+\n\n\*For a second reading: .+[.?]\*", cell.source
+        )
         assert bool(cell.metadata.get(COLLAPSED)) == bool(heading), cell.source
         assert bool(heading) == ("second reading" in cell.source), cell.source
 
