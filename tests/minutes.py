@@ -6,6 +6,7 @@ hidden cells and the sources at the end. Exercises come on top. A section for a 
 reading is folded, too: JupyterLab shows its heading and one line, until it is opened.
 """
 
+import functools
 import re
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def read_later(path):
     return [cell for cell, folded in with_folds(path) if folded]
 
 
+@functools.cache
 def with_folds(path):
     """The cells of a notebook, each with whether it is below a folded heading."""
     below = 0  # the level of that heading; 0 outside

@@ -607,6 +607,9 @@ def test_what_it_folds_is_a_section_for_a_second_reading_and_says_so(path):
         )
         assert bool(cell.metadata.get(COLLAPSED)) == bool(heading), cell.source
         assert bool(heading) == ("second reading" in cell.source), cell.source
+    for cell, is_folded in with_folds(path):
+        if is_folded and cell.cell_type == "markdown":
+            assert "\n## " not in cell.source  # it would be folded, too
 
 
 @each_notebook
