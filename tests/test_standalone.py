@@ -114,7 +114,7 @@ def main():
     dist.init_process_group("gloo")
     total = torch.tensor([dist.get_rank()])
     dist.all_reduce(total)
-    print("the sum of ranks is", total.item())
+    print(f"the sum of ranks is {total.item()}")  # one write: torchrun buffers nothing
     dist.destroy_process_group()
 
 
