@@ -175,7 +175,7 @@ def main(argv=()):
     device = choose_device(args.device, deterministic=args.deterministic)
     short = device.type == "cuda" or args.method == "qlora"
     args.precision = args.precision or ("bf16" if short else "fp32")
-    # its backward gives nan beside a padding mask: pytorch/pytorch#196678
+    # its backward can give nan with a padding mask: pytorch/pytorch#196678
     torch.backends.cuda.enable_cudnn_sdp(False)
     # Accelerate warns where nobody has set it
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))

@@ -247,6 +247,18 @@ def test_no_library_takes_a_gpu_that_the_cell_has_not_named(path, course, monkey
     assert [row["stack"] for row in asked if row["server"]] == []
 
 
+@pytest.mark.skipif(not THOROUGH, reason="runs all notebooks: make thorough")
+@each_notebook
+def test_it_runs_without_what_it_folds(path, course):
+    """A reader may skip it: what comes later needs nothing that it does."""
+    notebook = read(path)
+    notebook.cells = [cell for cell, is_folded in with_folds(path) if not is_folded]
+    copy = course / "lessons" / path.name
+    nbformat.write(notebook, copy)
+    quick(copy)
+    execute(course, path)
+
+
 # calls that take a GPU that is there, and what names another place in the same cell
 TAKES_A_GPU = {
     "Accelerator": r"cpu=|CUDA_VISIBLE_DEVICES|\*\*options",
