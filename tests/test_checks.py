@@ -142,7 +142,7 @@ def test_a_wrong_answer_is_rejected_for_the_right_cause(candidate):
         ("def average_gradients(module)\n    pass", "SyntaxError: expected ':'"),
         (
             "def average(module):\n    pass",
-            "NameError: the cell defines no average_gradients",
+            "where         the cell defines no average_gradients\n  to repeat",
         ),
     ],
 )

@@ -319,6 +319,26 @@ def test_a_name_that_was_assigned_on_the_ranks_is_told_apart(shell, capsys):
     assert shown.endswith("NameError: name 'never_assigned' is not defined\n")
 
 
+def test_a_mistyped_name_gets_pythons_suggestion_on_ranks_too(shell, capsys):
+    for mistyped, meant in {
+        "import torch.distributed as dist; dist.all_reduec": "all_reduce",
+        "number = 1; print(numbr)": "number",
+        "prnt(1)": "print",
+    }.items():
+        told = error_shown(shell, capsys, f"%%ranks 1\n{mistyped}")
+        assert told.count(f"Did you mean: {meant!r}?") == 1, told
+    told = error_shown(shell, capsys, "%%ranks 1\nraise AttributeError('no flower')")
+    assert "no flower" in told and "mean" not in told
+
+
+def test_a_check_whose_answer_is_not_there_says_which_cell_to_run(shell, capsys):
+    run(shell, "import ddp_course.checks.ex04; from ddp_course import checks")
+    told = error_shown(shell, capsys, "checks.ex04.check_epoch_plan(epoch_plan)")
+    assert told.endswith(
+        "This check asks for epoch_plan: run the cell that defines it, then this one.\n"
+    )
+
+
 def test_errors_are_rendered_short_in_a_notebook(shell, capsys):
     shell.run_cell(
         "from ddp_course.ranks.launch import launch\nlaunch(lambda: [].pop(), nproc=1)"
@@ -439,6 +459,18 @@ def errors_of(client, cell):
     return "".join(told)
 
 
+def traceback_of(client, cell):
+    """The error that a cell ends with, as a page shows it, without its colours."""
+    told = []
+    client.execute_interactive(
+        cell,
+        output_hook=lambda message: told.extend(message["content"]["traceback"])
+        if message["msg_type"] == "error"
+        else None,
+    )
+    return re.sub(r"\x1b\[[\d;]*m", "", "\n".join(told)).strip()
+
+
 def test_a_new_kernel_says_to_run_the_first_cell_again():
     """As `ddp-course lab` starts it: with PYTHONSTARTUP."""
     manager, client = start_new_kernel(env=os.environ | {"PYTHONSTARTUP": str(STARTUP)})
@@ -447,6 +479,9 @@ def test_a_new_kernel_says_to_run_the_first_cell_again():
         assert told.startswith(
             "UsageError: the kernel is new: run the first cell again"
         )
+        told = traceback_of(client, "checks.ex04.check_epoch_plan(epoch_plan)")
+        assert "NameError: name 'checks' is not defined" in told
+        assert told.endswith("run the notebook's first cell, then this one.")
         loaded = "import sys; print({'torch', 'ddp_course'} & set(sys.modules))"
         assert errors_of(client, loaded) == "set()\n"
         errors_of(client, f"sys.path[:0] = {sys.path!r}")

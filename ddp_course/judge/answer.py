@@ -233,6 +233,9 @@ def size_of(entry):
         return entry.stat(follow_symlinks=False).st_size
 
 
+MISSING = "the cell defines no"
+
+
 @dataclass(frozen=True)
 class Source:
     """An answer as text, which only the ranks run. Submissions are graded in this form.
@@ -273,5 +276,5 @@ class Source:
         around = (self.before, self.after)
         run_what_defines(self.name, self.cell, self.file, namespace, *around)
         if self.name not in namespace:
-            raise NameError(f"the cell defines no {self.name}")
+            raise NameError(f"{MISSING} {self.name}")
         return namespace[self.name]

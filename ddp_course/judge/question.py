@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from ddp_course.judge import progress
-from ddp_course.judge.answer import Answer, CannotBeSent, TooBusy
+from ddp_course.judge.answer import MISSING, Answer, CannotBeSent, TooBusy
 from ddp_course.judge.known_errors import (
     KNOWN_ERRORS,
     cause_of_waiting,
@@ -96,7 +96,9 @@ class Question:
                 error.message.split("\n")[0] == "NotImplementedError"
             ):  # torch raises it, too, with a better message
                 return Verdict(self.title, NOT_ATTEMPTED, {}, self.hints)
-            status, rows = RAISED, {"where": without_our_frames(str(error))}
+            missing = re.match(rf"NameError: ({MISSING} \w+)", error.message)
+            where = missing[1] if missing else without_our_frames(str(error))
+            status, rows = RAISED, {"where": where}
             for text, cause in KNOWN_ERRORS.items():
                 if text in error.message:
                     rows["likely cause"] = cause

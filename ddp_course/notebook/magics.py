@@ -13,6 +13,7 @@ import re
 import signal
 import symtable
 import sys
+import traceback
 import warnings
 
 from IPython.core.error import UsageError
@@ -238,7 +239,7 @@ _assigned = {}  # names that a cell has assigned on ranks, and which cell did
 
 def _explain_name_error(shell, kind, error, trace, tb_offset=None):
     """IPython's hook: show the error as usual, with a note if the name was assigned on
-    the ranks.
+    the ranks, or if a check asks for an answer that is not there.
     """
     name = getattr(error, "name", None)
     if isinstance(error, RankError):
@@ -250,4 +251,13 @@ def _explain_name_error(shell, kind, error, trace, tb_offset=None):
             "their own and end with the cell. To get values back, let a function return them:\n"
             "    values = launch(function, nproc=2)  # one per rank"
         )
+    elif name and re.match(r"checks\.ex\d\d\.check_", _line_of(trace)):
+        error.add_note(
+            f"This check asks for {name}: run the cell that defines it, then this one."
+        )
     shell.showtraceback((kind, error, trace), running_compiled_code=True)
+
+
+def _line_of(trace):
+    """The line of source that raised an error, by its traceback."""
+    return traceback.extract_tb(trace)[-1].line or ""

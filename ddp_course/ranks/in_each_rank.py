@@ -3,6 +3,7 @@ result to a file.
 """
 
 import ctypes
+import difflib
 import faulthandler
 import io
 import json
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import cloudpickle
@@ -109,11 +111,25 @@ def _failure(error):
         message = f"SystemExit: the rank left with sys.exit({error.code!r})"
     else:
         message = "".join(traceback.format_exception_only(error)).strip()
+        message += _did_you_mean(error) * ("Did you mean" not in message)
     frames = [
         (frame.filename, frame.lineno, frame.name)
         for frame in traceback.extract_tb(error.__traceback__)
     ]
     return {"time": time.time(), "message": message, "frames": frames}
+
+
+def _did_you_mean(error):
+    """What Python adds to the error of a mistyped name, where it ends a program."""
+    mistyped, names = getattr(error, "name", None), []
+    with suppress(Exception):  # an object may refuse to list its names
+        if isinstance(error, AttributeError):
+            names = dir(error.obj)
+        elif isinstance(error, NameError):
+            *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+            names = [*frame.f_locals, *frame.f_globals, *frame.f_builtins]
+    similar = mistyped and difflib.get_close_matches(mistyped, names, 1, cutoff=0.8)
+    return f". Did you mean: {similar[0]!r}?" if similar else ""
 
 
 def close_to_others():
