@@ -23,6 +23,7 @@ from conftest import COURSE, descendants, python, wait_until
 from jupyter_client import BlockingKernelClient
 from test_start import installed, jupyter_of_its_own, wheel  # noqa: F401
 
+from ddp_course import UsageError
 from ddp_course.cli import lab, start
 
 LAB = [sys.executable, "-m", "ddp_course.cli.command", "lab"]
@@ -128,8 +129,16 @@ def server(checkout, tmp_path_factory):
     (home / ".profile").write_text(LOGIN)
     environment = os.environ | of_its_own(home)
     environment |= {"SHELL": shutil.which("bash"), "PYTHONPATH": str(checkout)}
-    with serving([*LAB, "2"], checkout, environment) as server:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free = taken.getsockname()[1]
+    with serving([*LAB, "2", "--port", str(free)], checkout, environment) as server:
+        assert server.port == free
         yield server
+
+
+def test_a_port_that_is_taken_is_told_in_one_line_before_anything_starts(server):
+    with pytest.raises(UsageError, match=f"^port {server.port}: .*in use; choose"):
+        lab.refuse_if_taken(server.port)
 
 
 def test_in_a_checkout_it_opens_a_copy_of_the_lesson_in_work(server, checkout):

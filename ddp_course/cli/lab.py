@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -17,9 +18,10 @@ SETTINGS = Path(__file__).parent / "jupyterlab"
 SCRIPTS = sysconfig.get_path("scripts")  # the folder of `ddp-course`
 
 
-def lab(number, browser):
+def lab(number, browser, port=None):
     """Open a lesson in JupyterLab, on 127.0.0.1 and with its token, which prints its
-    address; return its exit code, once it ends. browser: whether to open a window.
+    address; return its exit code, once it ends. browser: whether to open a window. port:
+    of JupyterLab, and no other; without, 8888 or the next one that is free.
     """
     lesson = folders.find(folders.notebooks(folders.originals("lessons")), number).name
     folder = course_folder()
@@ -32,6 +34,9 @@ def lab(number, browser):
     command += [f"--LabApp.default_url=/lab/tree/lessons/{lesson}"]
     # no questions about news, and no requests for them
     command += [f"--LabApp.app_settings_dir={SETTINGS}", "--ServerApp.log_level=WARN"]
+    if port:
+        refuse_if_taken(port)
+        command += [f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
     if not browser:
         command += ["--no-browser"]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
@@ -42,6 +47,16 @@ def lab(number, browser):
     # when the command is terminated, terminate its server
     signal.signal(signal.SIGTERM, lambda *_: server.terminate())
     return server.wait()
+
+
+def refuse_if_taken(port):
+    """Raise UsageError where a program listens on this port already."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        raise UsageError(
+            f"port {port}: {os.strerror(error.errno)}; choose another one, or leave out --port"
+        ) from None
 
 
 def course_folder():
