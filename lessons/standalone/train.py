@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 def main():
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    train_images, train_labels, test_images, test_labels = torch.load("digits.pt")
+    digits = torch.load("digits.pt")  # python -m ddp_course.data.images digits.pt
+    train_images, train_labels, test_images, test_labels = digits
     train_set = TensorDataset(train_images, train_labels)
     test_set = TensorDataset(test_images, test_labels)
     train_loader = DataLoader(train_set, batch_size=64, shuffle=True)

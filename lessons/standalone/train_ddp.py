@@ -29,7 +29,8 @@ def main():
         **({} if "RANK" in os.environ else alone),
     )
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    train_images, train_labels, test_images, test_labels = torch.load("digits.pt")
+    digits = torch.load("digits.pt")  # python -m ddp_course.data.images digits.pt
+    train_images, train_labels, test_images, test_labels = digits
     train_set = TensorDataset(train_images, train_labels)
     test_set = TensorDataset(test_images, test_labels)
     sampler = DistributedSampler(train_set)  # 3: every rank trains on its own samples

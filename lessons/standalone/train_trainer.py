@@ -45,7 +45,8 @@ def main():
         eval_strategy="epoch", save_strategy="no", report_to="none",
         label_names=["labels"], ddp_find_unused_parameters=False,
     )  # fmt: skip
-    train_images, train_labels, test_images, test_labels = torch.load("digits.pt")
+    digits = torch.load("digits.pt")  # python -m ddp_course.data.images digits.pt
+    train_images, train_labels, test_images, test_labels = digits
     train_set = StackDataset(images=train_images, labels=train_labels)
     test_set = StackDataset(images=test_images, labels=test_labels)
 
