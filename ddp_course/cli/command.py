@@ -109,13 +109,16 @@ def start(
 def lab(
     lesson: str = typer.Argument("01", help="the lesson to open"),
     browser: bool = typer.Option(True, help="open a browser window"),
+    port: int = typer.Option(
+        None, min=1, max=65535, help="JupyterLab's port; without, 8888 or the next free"
+    ),
 ):
     """Open a lesson in JupyterLab, on 127.0.0.1 and with its token: your copy, in the
     course folder that you are in, or in work/ of a checkout.
     """
     from ddp_course.cli import lab
 
-    raise typer.Exit(lab.lab(lesson, browser))
+    raise typer.Exit(lab.lab(lesson, browser, port))
 
 
 @app.command(
