@@ -630,6 +630,234 @@ def smallest_output(model, loader):
     return 1 - accuracy - 1e-3, loss
 
 
+# ---- compare ----
+
+
+@right("compare")
+def counts_and_adds_up(before, after, comparisons):
+    faster = sum(new < old for old, new in zip(before, after))
+    slower = sum(new > old for old, new in zip(before, after))
+    n, rare = faster + slower, min(faster, slower)
+    chance = 2 * sum(math.comb(n, k) for k in range(rare + 1)) / 2**n
+    rounds = math.ceil(math.log2(2 * comparisons / 0.05))
+    verdict = "faster" if faster > slower else "slower"
+    return (verdict if chance <= 0.05 / comparisons else "not shown"), rounds
+
+
+@right("compare")
+def by_scipy(before, after, comparisons):
+    from scipy.stats import binomtest
+
+    ratios = [new / old for old, new in zip(before, after) if new != old]
+    least = next(n for n in itertools.count(1) if binomtest(0, n).pvalue <= 0.05 / comparisons)
+    faster = sum(ratio < 1 for ratio in ratios)
+    if not ratios or binomtest(faster, len(ratios)).pvalue > 0.05 / comparisons:
+        return ["not shown", least]
+    return ["faster" if 2 * faster > len(ratios) else "slower", least]
+
+
+@right("compare")
+def with_numpy_and_sidak(before, after, comparisons):
+    """Šidák's error, which is a little larger than an equal part."""
+    import numpy as np
+
+    error = 1 - (1 - 0.05) ** (1 / comparisons)
+    signs = np.sign(np.array(before) - np.array(after))
+    signs = signs[signs != 0]
+    n, rare = len(signs), min((signs > 0).sum(), (signs < 0).sum())
+    ways = np.cumsum([math.comb(n, k) for k in range(n + 1)])
+    rounds = np.argmax(2.0 ** (1 - np.arange(100)) <= error)
+    if 2 * ways[rare] > error * 2**n:
+        return "not shown", rounds
+    return ("faster", rounds) if signs.sum() > 0 else ("slower", rounds)
+
+
+@right("compare")
+def by_the_lessons_interval(before, after, comparisons):
+    """1 is outside of the interval from one order statistic to the other."""
+    error = 0.05 / comparisons
+    ratios = sorted(old / new for old, new in zip(before, after) if old != new)
+    n, chance, outside = len(ratios), 0.0, -1
+    while outside + 1 < n and chance + 2 * math.comb(n, outside + 1) / 2**n <= error:
+        outside += 1
+        chance += 2 * math.comb(n, outside) / 2**n
+    rounds = 1
+    while 2 ** (1 - rounds) > error:
+        rounds += 1
+    if outside >= 0 and ratios[outside] > 1:
+        return "faster", rounds
+    if outside >= 0 and ratios[-1 - outside] < 1:
+        return "slower", rounds
+    return "not shown", rounds
+
+
+@right("compare")
+def in_fractions(before, after, comparisons):
+    from fractions import Fraction
+
+    signs = [1 if new < old else -1 for old, new in zip(before, after) if new != old]
+    error, total = Fraction(1, 20 * comparisons), sum(signs)
+    extreme = sum(
+        math.comb(len(signs), heads) for heads in range(len(signs) + 1) if abs(2 * heads - len(signs)) >= abs(total)
+    )
+    rounds = min(n for n in range(1, 60) if Fraction(2, 2**n) <= error)
+    shown = Fraction(extreme, 2 ** len(signs)) <= error
+    return ("not shown" if not shown else "faster" if total > 0 else "slower"), rounds
+
+
+def compare(before, after, comparisons, tails=2, parts=True, swap=False, pmf=False, ties=0):
+    """The right judge, with a mistake. ties: what a round without a difference adds to both sides."""
+    faster = sum(a < b for b, a in zip(before, after)) + ties * sum(a == b for b, a in zip(before, after))
+    slower = len(before) - sum(a <= b for b, a in zip(before, after))
+    n, k = faster + slower, min(faster, slower)
+    error = 0.05 / (comparisons if parts else 1)
+    chance = sum(math.comb(n, i) for i in range(k if pmf else 0, k + 1)) * tails / 2**n
+    rounds = next(m for m in itertools.count(1) if tails / 2**m <= error)
+    if chance > error:
+        return "not shown", rounds
+    return ("faster" if (faster > slower) != swap else "slower"), rounds
+
+
+def a_judge(**mistake):
+    def judge(before, after, comparisons):
+        return compare(before, after, comparisons, **mistake)
+
+    judge.__name__ = "compare"
+    return [judge]
+
+
+@wrong("compare", "chance can put the rounds on either side: count both", several=True)
+def one_tail():
+    return a_judge(tails=1)
+
+
+@wrong("compare", "each gets an equal part", several=True)
+def five_percent_for_each():
+    return a_judge(parts=False)
+
+
+@wrong("compare", "faster where it takes less time", several=True)
+def the_other_way_round():
+    return a_judge(swap=True)
+
+
+@wrong("compare", "all that are as extreme", several=True)
+def exactly_so_many():
+    return a_judge(pmf=True)
+
+
+@wrong("compare", "not one in which `after` is faster", several=True)
+def a_tie_is_faster():
+    return a_judge(ties=1)
+
+
+@wrong("compare", "one slow round can turn the mean")
+def by_means(before, after, comparisons):
+    least = math.ceil(math.log2(2 * comparisons / 0.05))
+    if sum(before) == sum(after):
+        return "not shown", least
+    return ("faster" if sum(after) < sum(before) else "slower"), least
+
+
+@wrong("compare", "a median always has a side")
+def by_the_median(before, after, comparisons):
+    import statistics
+
+    ratio = statistics.median(new / old for old, new in zip(before, after))
+    verdict = "faster" if ratio < 1 else "slower" if ratio > 1 else "not shown"
+    return verdict, math.ceil(math.log2(2 * comparisons / 0.05))
+
+
+@wrong("compare", "chance alone puts as many|allowed")
+def students_test(before, after, comparisons):
+    from scipy.stats import ttest_rel
+
+    least = math.ceil(math.log2(2 * comparisons / 0.05))
+    test = ttest_rel(before, after)
+    if not test.pvalue <= 0.05 / comparisons:
+        return "not shown", least
+    return ("faster" if test.statistic > 0 else "slower"), least
+
+
+@wrong("compare", "chance alone puts as many|allowed|the middle half")
+def by_the_lessons_function(before, after, comparisons):
+    """Neither several comparisons nor rounds without a difference."""
+    from ddp_course.lesson16 import times_as_fast
+
+    least = math.ceil(math.log2(2 * comparisons / 0.05))
+    try:
+        low, _, high = times_as_fast({"old": before, "new": after}, "new", "old")
+    except ValueError:
+        return "not shown", least
+    return ("faster" if low > 1 else "slower" if high < 1 else "not shown"), least
+
+
+@wrong("compare", "the first number whose chance")
+def a_round_too_many(before, after, comparisons):
+    verdict, rounds = compare(before, after, comparisons)
+    return verdict, rounds + 1
+
+
+@wrong("compare", "for the fewest rounds, chance can put all of them on either side")
+def fewest_of_one_tail(before, after, comparisons):
+    verdict, _ = compare(before, after, comparisons)
+    return verdict, math.ceil(math.log2(comparisons / 0.05))
+
+
+@wrong("compare", "fewest rounds are for one comparison of the table")
+def always_six(before, after, comparisons):
+    return compare(before, after, comparisons)[0], 6
+
+
+@wrong("compare", "return two values")
+def only_a_verdict(before, after, comparisons):
+    return compare(before, after, comparisons)[0]
+
+
+@wrong("compare", "return two values")
+def in_other_words(before, after, comparisons):
+    verdict, rounds = compare(before, after, comparisons)
+    return verdict.replace("not shown", "no difference"), rounds
+
+
+@wrong("compare", "without a return statement")
+def returns_nothing(before, after, comparisons):
+    compare(before, after, comparisons)
+
+
+@wrong("compare", "return two values")
+def half_a_round(before, after, comparisons):
+    return compare(before, after, comparisons)[0], math.log2(2 * comparisons / 0.05)
+
+
+@wrong("compare", "the middle half leaves out 1 too often|allowed")
+def by_the_quartiles(before, after, comparisons):
+    import statistics
+
+    low, _, high = statistics.quantiles([new / old for old, new in zip(before, after)], n=4)
+    verdict = "faster" if high < 1 else "slower" if low > 1 else "not shown"
+    return verdict, math.ceil(math.log2(2 * comparisons / 0.05))
+
+
+@wrong("compare", "with more comparisons, each must be surer")
+def multiplies_the_error(before, after, comparisons):
+    return compare(before, after, 1 / comparisons)
+
+
+@wrong("compare", "chance alone puts as many")
+def by_the_normal_curve(before, after, comparisons):
+    """Without the continuity correction."""
+    from statistics import NormalDist
+
+    faster = sum(a < b for b, a in zip(before, after))
+    slower = sum(a > b for b, a in zip(before, after))
+    z = abs(faster - slower) / max(1, faster + slower) ** 0.5
+    least = math.ceil(math.log2(2 * comparisons / 0.05))
+    if 2 * (1 - NormalDist().cdf(z)) > 0.05 / comparisons:
+        return "not shown", least
+    return ("faster" if faster > slower else "slower"), least
+
+
 # ---- choose ----
 
 
