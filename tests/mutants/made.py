@@ -73,6 +73,13 @@ EQUIVALENT = {
         "1: def meeting_place(hosts, ports):: without `return None`": "a function that ends returns None anyway"
     },
     "14 rank_variables": {"rank_variables returns NaN": "it returns texts, which this change does not reach"},
+    "16 compare": {
+        "7: 1: one more": "one round shows nothing, whatever error is allowed",
+        "7: 1: one less": "nor do no rounds",
+        "8: 2 / 2 ** rounds > error: another comparison": "no power of 2 is a part of 5 %",
+        "10: chance > error: another comparison": "no power of 2 is a part of 5 %",
+        "12: faster > slower: another comparison": "with as many on each side, nothing is shown",
+    },
 }  # fmt: skip
 
 NAN = """
