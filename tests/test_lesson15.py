@@ -7,6 +7,7 @@ import pickle
 import random
 import re
 import runpy
+import signal
 import subprocess
 import sys
 import threading
@@ -204,6 +205,60 @@ def test_a_swapped_order_times_out_and_detail_names_both_collectives(tmp_path):
     assert "Detected mismatch between collectives on ranks" in said
     assert re.search("Op type: (ALLREDUCEvs BROADCAST|BROADCASTvs ALLREDUCE)", said)
     assert re.search(r"SequenceNumber=6", said)
+
+
+def last_calls(folder):
+    """The last collective of each rank: (its group's name, its number there)."""
+    records = [pickle.loads((folder / f"fr_{rank}").read_bytes()) for rank in range(2)]
+    last = [record["entries"][-1] for record in records]
+    return [(call["process_group"][0], call["collective_seq_id"]) for call in last]
+
+
+def test_of_two_groups_in_two_orders_each_rank_waits_in_another_one(tmp_path):
+    assert "Timed out" in story("two_groups", None, tmp_path)
+    assert last_calls(tmp_path) == [("0", 4), ("1", 4)]
+    said = story("two_groups", env=DETAIL)
+    assert "Ranks 1 failed to pass monitoredBarrier" in said
+    assert "mismatch" not in said, "of the order in each group, which is right"
+
+
+def with_the_loss_first_on_all_ranks():
+    train = runpy.run_path(str(CLINIC / "two_groups.py"))["train"]
+    train.__globals__["loss_first"] = lambda rank, step: step == 4
+    train()
+
+
+def test_one_order_on_all_ranks_cures_two_groups(capfd):
+    launch(with_the_loss_first_on_all_ranks)
+    assert capfd.readouterr().out.count("step 8") == 2
+
+
+def test_a_whole_state_dict_on_rank_0_is_a_collective_in_disguise(tmp_path):
+    said = story("patient_7", env=DETAIL)
+    assert re.search("BARRIERvs ALLGATHER|ALLGATHER[A-Z_]*vs BARRIER", said)
+    line = line_of("patient_7", "dist.barrier()")
+    assert f"patient_7.py, line {line}" in said or f"line {line - 1}" in said
+
+
+def test_a_thread_keeps_a_rank_that_has_ended_its_training():
+    with Job(CLINIC / "patient_12.py") as job:
+        ranks = job.ranks()
+        job.wait_for("rank 0: done")
+        job.wait_for("rank 1: done")
+        assert wait_until(lambda: not ranks[1].is_running())
+        time.sleep(1)
+        assert ranks[0].is_running()
+        ranks[0].send_signal(signal.SIGUSR1)
+        job.wait_for("_shutdown", 20)
+        line = line_of("patient_12", "lines.get(")
+        assert f"line {line} in write_the_log" in job.text
+
+
+def test_an_error_at_the_exit_is_ignored_and_the_metric_is_missing():
+    with Job(CLINIC / "mean_at_exit.py") as job:
+        code, said = job.wait(60)
+    assert code is not None and "Exception ignored in atexit callback" in said
+    assert re.search(GONE, said) and "the metric's mean" not in said
 
 
 def test_other_shapes_abort_a_rank_and_detail_names_the_shapes():

@@ -310,6 +310,12 @@ ALONE = {
         "ms per step",
         "Bucket sizes, models, numbers of ranks",
     ),
+    "roofline": lambda: plots.roofline(
+        {"ReLU": [(0.125, 3e9)], "products": [(0.5, 8e9), (28, 1.6e11)]},
+        3e10,
+        1.7e11,
+        "A CPU core",
+    ),
     "attempts": lambda: plots.attempts(
         [range(1, 8), range(7, 13), range(13, 19)],
         3,
@@ -470,6 +476,8 @@ def test_alternative_texts_of_speed_say_what_is_exposed_and_how_much_faster():
     assert "bf16, layers of 32: 0.52 (0.41 to 0.6)" in alt
     alt = images_of(output_of("predictions")["text/html"])[0][1]
     assert "model 2: 61 and 66 and 20 and 21" in alt
+    alt = images_of(output_of("roofline")["text/html"])[0][1]
+    assert "30 GB/s, 170 GFLOP/s; ReLU: 3 at 0.125; products: 8 at 0.5 and 160" in alt
 
 
 def test_a_figure_of_very_many_shapes_is_a_small_png_in_double_resolution():

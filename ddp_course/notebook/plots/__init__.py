@@ -26,7 +26,7 @@ from ddp_course.notebook.plots.knobs import memory_knob, overlap_knob, pipeline_
 from ddp_course.notebook.plots.pipeline_film import pipeline_steps
 from ddp_course.notebook.plots.ring_film import ring, ring_knob
 from ddp_course.notebook.plots.samples import batch_statistics, images, sample_map
-from ddp_course.notebook.plots.speed import exposed, predictions, ratios
+from ddp_course.notebook.plots.speed import exposed, predictions, ratios, roofline
 from ddp_course.notebook.plots.timelines import (
     attempts,
     pipelines,
@@ -63,6 +63,7 @@ __all__ = [
     "replica_groups",
     "ring",
     "ring_knob",
+    "roofline",
     "sample_map",
     "stacked",
     "step_timelines",

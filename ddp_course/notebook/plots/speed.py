@@ -2,6 +2,8 @@
 beside measurements.
 """
 
+from matplotlib.ticker import NullFormatter
+
 from ddp_course.notebook.plots import axes
 from ddp_course.notebook.plots.display import display_figure
 from ddp_course.notebook.plots.style import (
@@ -126,3 +128,34 @@ def predictions(pairs, unit, title):
     display_figure(
         figure, f"{title}. Predicted and measured {unit}, in pairs. {'; '.join(told)}."
     )
+
+
+@styled
+def roofline(points, bandwidth, peak, title):
+    """Rates of operations under the roof, on logarithmic axes. points: {label:
+    [(FLOPs per byte, FLOPs per second)]}; a label's points are joined. bandwidth: bytes
+    per second; peak: FLOPs per second. After S. Williams et al., "Roofline", 2009.
+    """
+    figure, axis = axes.chart(3.9)
+    ridge = peak / bandwidth
+    places = [x for of in points.values() for x, _ in of] + [ridge]
+    ends = [min(places) / 2, ridge, max(places) * 2]
+    roof = [min(x * bandwidth, peak) / 1e9 for x in ends]
+    name = f"the roof: {number(bandwidth / 1e9)} GB/s, {number(peak / 1e9)} GFLOP/s"
+    axis.plot(ends, roof, color=INK, linewidth=2.2, label=name)
+    for marker, (label, of) in zip("osD^vP*X", points.items()):
+        rates = [rate / 1e9 for _, rate in of]
+        look = {"marker": marker, "markersize": 7, "linewidth": 1.2, "label": label}
+        axis.plot([x for x, _ in of], rates, linestyle="--", **look)
+    axis.set(xscale="log", yscale="log", title=title)
+    axis.set(xlabel="FLOPs per byte", ylabel="GFLOP/s")
+    for each in (axis.xaxis, axis.yaxis):
+        each.set_major_formatter("{x:g}")
+        each.set_minor_formatter(NullFormatter())
+    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    told = [name] + [
+        f"{label}: {listing(f'{number(y / 1e9)} at {number(x)}' for x, y in of)}"
+        for label, of in points.items()
+    ]
+    kind = "Points under a roof: GFLOP/s by FLOPs per byte"
+    display_figure(figure, f"{title}. {kind}. {'; '.join(told)}.")
