@@ -10,6 +10,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.data_loader import BatchSamplerShard
 from accelerate.utils import gather_object
+from ddp_course.judge.answer import Source
 from ddp_course.lesson06 import grouped
 from ddp_course.lesson07 import evaluate
 from torch.nn import functional as F
@@ -1173,3 +1174,329 @@ def only_rank_0_has_the_rest(accelerator, network, samples, labels, batch_size, 
 @wrong("plan", "prepare deals out whole batches")
 def plans_nan(*_, **__):
     return [float("nan")] * 4
+
+
+# ---- script ----
+
+
+IMPORTS = """
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Subset
+"""
+SCRIPT = """
+def script(network, train_set, test_set, batch_size, every, epochs, max_norm):
+    train_loader = DataLoader(train_set, batch_size, shuffle=True)
+    test_loader = DataLoader(test_set, batch_size)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.2, momentum=0.9)
+    updates = epochs * len(train_loader) // every
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, updates)
+    for epoch in range(epochs):
+        network.train()
+        for number, (inputs, labels) in enumerate(train_loader, 1):
+            loss = F.cross_entropy(network(inputs), labels)
+            (loss / every).backward()
+            if number % every == 0:
+                nn.utils.clip_grad_norm_(network.parameters(), max_norm)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+    network.eval()
+    right = 0
+    with torch.no_grad():
+        for inputs, labels in test_loader:
+            guesses = network(inputs).argmax(dim=1)
+            right += (guesses == labels).sum().item()
+    torch.save(network.state_dict(), "model.pt")
+    return right / len(test_set)
+"""
+
+
+def edited(text, *edits):
+    """A script with these edits, (old, new), each of which must be possible."""
+    for old, new in edits:
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+START = """
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=every)
+    share = batch_size // accelerator.num_processes
+    train_loader = DataLoader(train_set, share, shuffle=True)
+    test_loader = DataLoader(test_set, share)"""
+PREPARED = """updates)
+    model, optimizer, scheduler = accelerator.prepare(network, optimizer, scheduler)
+    train_loader, test_loader = accelerator.prepare(train_loader, test_loader)
+"""
+LOOP = """        for inputs, labels in train_loader:
+            with accelerator.accumulate(model):
+                loss = F.cross_entropy(model(inputs), labels)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), max_norm)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+"""
+GATHERED = """argmax(dim=1)
+            pair = accelerator.gather_for_metrics((guesses, labels))
+            guesses, labels = pair
+"""
+SAVE = """    state = accelerator.unwrap_model(model).state_dict()
+    accelerator.save(state, "model.pt")
+"""
+GIVEN_LOOP = SCRIPT[SCRIPT.index("        for number") : SCRIPT.index("    network.eval")]
+CLIP = LOOP[LOOP.index("                if acc") : LOOP.index("                optimizer.step")]
+CLIPS_FIRST = """        for number, (inputs, labels) in enumerate(train_loader, 1):
+            with accelerator.no_sync(model):
+                accelerator.backward(F.cross_entropy(model(inputs), labels) / every)
+            if number % every == 0:
+                nn.utils.clip_grad_norm_(network.parameters(), max_norm)
+                for parameter in network.parameters():
+                    parameter.grad = accelerator.reduce(parameter.grad, "mean")
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+"""
+PORTED = edited(
+    SCRIPT,
+    ("\n    train_loader = DataLoader(train_set, batch_size, shuffle=True)", START),
+    ("\n    test_loader = DataLoader(test_set, batch_size)", ""),
+    ("updates)\n", PREPARED),
+    (GIVEN_LOOP, LOOP),
+    ("network.train()", "model.train()"),
+    ("network.eval()", "model.eval()"),
+    ("network(inputs)", "model(inputs)"),
+    ("argmax(dim=1)\n", GATHERED),
+    ('    torch.save(network.state_dict(), "model.pt")\n', SAVE),
+)  # fmt: skip
+
+
+def ports(text, *edits):
+    return (Source("script", IMPORTS, edited(text, *edits)),)
+
+
+def right_port(function):
+    return right("script", several=True)(function)
+
+
+def wrong_port(name, pattern, *edits, text=PORTED, status="failed"):
+    """Our port, or another text, with these edits."""
+
+    def answer():
+        return ports(text, *edits)
+
+    answer.__name__ = name
+    wrong("script", pattern, status, several=True)(answer)
+
+
+@right_port
+def in_a_few_edits():
+    return ports(PORTED)
+
+
+@right_port
+def with_split_batches():
+    """The loaders keep the global batch size, and the scheduler steps once."""
+    return ports(
+        PORTED,
+        ("(cpu=True, ", "(cpu=True, dataloader_config=DataLoaderConfiguration(split_batches=True), "),
+        ("batch_size // accelerator.num_processes", "batch_size"),
+    )  # fmt: skip
+
+
+@right_port
+def a_scheduler_of_its_own():
+    """It is not prepared, is planned after prepare, and steps once per update."""
+    plan = SCRIPT[SCRIPT.index("    updates = ") : SCRIPT.index("    for epoch")]
+    return ports(
+        PORTED,
+        (plan[: plan.index("updates)")] + PREPARED, PREPARED.replace("updates)\n", "").replace(", scheduler", "") + plan),
+        ("                scheduler.step()", "                if accelerator.sync_gradients:\n"
+         "                    scheduler.step()"),
+    )  # fmt: skip
+
+
+@right_port
+def with_no_sync_by_hand():
+    """Without accumulate; torch's clipping, after the last backward."""
+    loop = """        for number, (inputs, labels) in enumerate(train_loader, 1):
+            if number % every:
+                with accelerator.no_sync(model):
+                    accelerator.backward(F.cross_entropy(model(inputs), labels) / every)
+                continue
+            accelerator.backward(F.cross_entropy(model(inputs), labels) / every)
+            nn.utils.clip_grad_norm_(network.parameters(), max_norm)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+"""
+    return ports(PORTED, (LOOP, loop), (", gradient_accumulation_steps=every", ""))
+
+
+@right_port
+def counts_its_share_and_saves_alone():
+    """The test set is not prepared; two numbers are added up; the main process saves."""
+    return ports(
+        PORTED,
+        ("DataLoader(test_set, share)", "DataLoader(Subset(test_set, range(accelerator.process_index, len(test_set), "
+         "accelerator.num_processes)), batch_size)"),
+        (", test_loader = accelerator.prepare(train_loader, test_loader)", " = accelerator.prepare(train_loader)"),
+        (GATHERED, "argmax(dim=1)\n"),
+        (SAVE, "    right = accelerator.reduce(torch.tensor(right)).item()\n"
+         '    if accelerator.is_main_process:\n        torch.save(network.state_dict(), "model.pt")\n'),
+    )  # fmt: skip
+
+
+@right_port
+def ends_the_training_and_returns_a_tensor():
+    return ports(
+        PORTED,
+        ("unwrap_model(model).state_dict()", "get_state_dict(model)"),
+        ("    return right / len(test_set)", "    accelerator.end_training()\n    return right / len(test_set)"),
+        (".sum().item()", ".sum().double()"),
+    )  # fmt: skip
+
+
+wrong_port("the_script_as_given", "unless|pass cpu=True", text=SCRIPT)
+wrong_port("forgets_cpu", "pass cpu=True", ("cpu=True, ", ""))
+wrong_port(
+    "multiplies_the_global_batch",
+    "the global batch is multiplied",
+    ("batch_size // accelerator.num_processes", "batch_size"),
+)
+wrong_port(
+    "loader_not_prepared",
+    "every process goes through all samples",
+    (
+        "train_loader, test_loader = accelerator.prepare(train_loader, test_loader)",
+        "test_loader = accelerator.prepare(test_loader)",
+    ),
+)
+wrong_port(
+    "model_not_prepared",
+    "trains its own network alone",
+    (
+        "model, optimizer, scheduler = accelerator.prepare(network, optimizer, scheduler)",
+        "model = network\n    optimizer, scheduler = accelerator.prepare(optimizer, scheduler)",
+    ),
+)
+wrong_port(
+    "calls_the_network_within",
+    "but trains it alone",
+    ("loss = F.cross_entropy(model(inputs)", "loss = F.cross_entropy(network(inputs)"),
+)
+wrong_port(
+    "optimizer_not_prepared",
+    "the processes end with different networks",
+    (
+        "model, optimizer, scheduler = accelerator.prepare(network, optimizer, scheduler)",
+        "model, scheduler = accelerator.prepare(network, scheduler)",
+    ),
+)
+wrong_port(
+    "schedule_for_the_prepared_loader",
+    "the schedule is too fast",
+    ("epochs * len(train_loader) // every", "epochs * len(train_loader) // every // accelerator.num_processes"),
+)
+wrong_port(
+    "schedule_steps_with_each_micro_batch",
+    "with each micro-batch",
+    (", scheduler = accelerator.prepare(network, optimizer, scheduler)", " = accelerator.prepare(network, optimizer)"),
+    ("// every", "// every // accelerator.num_processes"),
+)
+wrong_port(
+    "schedule_as_given_and_never_prepared",
+    "with each micro-batch",
+    (", scheduler = accelerator.prepare(network, optimizer, scheduler)", " = accelerator.prepare(network, optimizer)"),
+)
+wrong_port("schedule_for_batches", "planned for the batches", ("len(train_loader) // every", "len(train_loader)"))
+wrong_port(
+    "schedule_not_prepared_and_too_long",
+    "the schedule is too slow",
+    (", scheduler = accelerator.prepare(network, optimizer, scheduler)", " = accelerator.prepare(network, optimizer)"),
+    (
+        "                scheduler.step()",
+        "                if accelerator.sync_gradients:\n                    scheduler.step()",
+    ),
+)
+wrong_port("schedule_never_steps", "the learning rate stays", ("                scheduler.step()\n", ""))
+wrong_port("clips_each_micro_batch", "clipped after each micro-batch", ("if accelerator.sync_gradients", "if True"))
+wrong_port("clips_never", "are not clipped", (CLIP, ""))
+wrong_port(
+    "clips_its_own_and_averages_then",
+    "clips its own gradients before they are averaged",
+    (", gradient_accumulation_steps=every", ""),
+    (LOOP, CLIPS_FIRST),
+)
+wrong_port("divides_the_loss_twice", "the loss is divided twice", ("backward(loss)", "backward(loss / every)"))
+wrong_port("does_not_divide_the_loss", "the gradients are too large", ("accelerator.backward(loss)", "loss.backward()"))
+wrong_port(
+    "scales_the_loss_by_the_processes",
+    "the gradients are too large",
+    ("backward(loss)", "backward(loss * accelerator.num_processes)"),
+)
+wrong_port("without_a_shuffle", "shuffles, anew in each epoch", (", shuffle=True", ""))
+wrong_port(
+    "accuracy_of_this_process",
+    "this process's own",
+    (GATHERED, "argmax(dim=1)\n"),
+    ("right = 0", "right = seen = 0"),
+    ("            right +=", "            seen += len(labels)\n            right +="),
+    ("right / len(test_set)", "right / seen"),
+)
+wrong_port("right_ones_of_this_process", "this process's own", (GATHERED, "argmax(dim=1)\n"))
+wrong_port("accuracy_with_repeated_samples", "use gather_for_metrics", ("gather_for_metrics", "gather"))
+wrong_port("accuracy_as_a_number_of_samples", "not their number", (" / len(test_set)", ""))
+wrong_port(
+    "everybody_evaluates_everything",
+    "share the evaluation",
+    (", test_loader = accelerator.prepare(train_loader, test_loader)", " = accelerator.prepare(train_loader)"),
+    (GATHERED, "argmax(dim=1)\n"),
+)
+wrong_port(
+    "saves_the_wrapper",
+    "the names in the wrapper",
+    ("accelerator.unwrap_model(model).state_dict()", "model.state_dict()"),
+)
+wrong_port("every_process_saves", "every process saves", ("accelerator.save(", "torch.save("))
+wrong_port("saves_nothing", "process 0 saves", ('    accelerator.save(state, "model.pt")\n', ""))
+wrong_port(
+    "saves_the_network_itself",
+    "the file holds the state_dict",
+    ("accelerator.unwrap_model(model).state_dict()", "{'model': accelerator.unwrap_model(model).state_dict()}"),
+)
+wrong_port(
+    "sends_with_each_micro_batch",
+    "sent with each micro-batch",
+    (
+        LOOP,
+        GIVEN_LOOP.replace("network(", "model(").replace(
+            "(loss / every).backward()", "accelerator.backward(loss / every)"
+        ),
+    ),
+    (", gradient_accumulation_steps=every", ""),
+)
+wrong_port("evaluates_in_training_mode", "tested in evaluation mode", ("model.eval()", "pass"))
+wrong_port("returns_nothing_at_all", "every process returns the result", ("    return right / len(test_set)\n", ""))
+wrong_port(
+    "only_the_main_process_gathers",
+    "some rank waits",
+    ("            pair = ", "            if accelerator.is_main_process:\n                pair = "),
+    ("guesses, labels = pair", "    guesses, labels = pair"),
+    status="timed out",
+)
+wrong_port(
+    "trains_a_copy_of_it",
+    "another network was trained",
+    ("(network.parameters()", "(twin.parameters()"),
+    ("prepare(network,", "prepare(twin,"),
+    ("    optimizer = torch", "    import copy\n    twin = copy.deepcopy(network)\n    optimizer = torch"),
+)
+wrong_port(
+    "nothing_written_yet", "", status="not attempted", text="def script(*given):\n    raise NotImplementedError\n"
+)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from ddp_course import lesson08
+from ddp_course.judge.answer import Source
 from torch import nn
 from torch.nn import functional as F
 from transformers.tokenization_utils_base import BatchEncoding
@@ -1466,3 +1467,274 @@ class LeavesTheOtherEventsAlone(Asking):
 @wrong("plan", "")
 def plans_nan(*_, **__):
     return [float("nan")] * 4
+
+
+# ---- script ----
+
+
+IMPORTS = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import LinearLR
+from torch.utils.data import DataLoader, StackDataset
+from transformers import Trainer, TrainingArguments
+"""
+SCRIPT = """
+def script(network, train_set, test_set, batch_size, every, epochs, max_norm):
+    loader = DataLoader(train_set, batch_size, shuffle=True)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.2, momentum=0.9)
+    updates = epochs * len(loader) // every
+    scheduler = LinearLR(optimizer, 1.0, 0.0, total_iters=updates)
+    network.train()
+    for epoch in range(epochs):
+        for number, (inputs, labels) in enumerate(loader, 1):
+            loss = F.cross_entropy(network(inputs), labels)
+            (loss / every).backward()
+            if number % every == 0:
+                nn.utils.clip_grad_norm_(network.parameters(), max_norm)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+    network.eval()
+    right = 0
+    with torch.no_grad():
+        for inputs, labels in DataLoader(test_set, batch_size):
+            right += (network(inputs).argmax(dim=1) == labels).sum().item()
+    torch.save(network.state_dict(), "model.pt")
+    return updates, right / len(test_set)
+"""
+PORTED = """
+class Named(nn.Module):
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, inputs):
+        return {"logits": self.network(inputs)}
+
+def collate(samples):
+    inputs, labels = zip(*samples)
+    return {"inputs": torch.stack(inputs), "labels": torch.stack(labels)}
+
+def mean_loss(outputs, labels, num_items_in_batch):
+    total = F.cross_entropy(outputs["logits"], labels, reduction="sum")
+    return total / num_items_in_batch
+
+def accuracy(prediction):
+    right = prediction.predictions.argmax(axis=-1) == prediction.label_ids
+    return {"accuracy": right.mean()}
+
+def script(network, train_set, test_set, batch_size, every, epochs, max_norm):
+    settings = TrainingArguments(
+        use_cpu=True,
+        num_train_epochs=epochs,
+        per_device_train_batch_size=batch_size,
+        lr_scheduler_type="linear",
+        max_grad_norm=max_norm,
+        label_names=["labels"],
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        ddp_find_unused_parameters=False,
+    )
+    settings.gradient_accumulation_steps = every // settings.world_size
+    model = Named(network)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    trainer = Trainer(
+        model,
+        settings,
+        train_dataset=train_set,
+        eval_dataset=test_set,
+        data_collator=collate,
+        compute_loss_func=mean_loss,
+        compute_metrics=accuracy,
+        optimizers=(optimizer, None),
+    )
+    trainer.train()
+    share = trainer.evaluate()["eval_accuracy"]
+    if settings.process_index == 0:
+        torch.save(network.state_dict(), "model.pt")
+    return trainer.state.global_step, share
+"""
+
+
+def ports(text, *edits):
+    """A port with these edits, (old, new), each of which must be possible."""
+    for old, new in edits:
+        assert old in text, old
+        text = text.replace(old, new)
+    return (Source("script", IMPORTS, text),)
+
+
+def wrong_port(name, pattern, *edits, text=PORTED, status="failed"):
+    """Our port, or another text, with these edits."""
+
+    def answer():
+        return ports(text, *edits)
+
+    answer.__name__ = name
+    wrong("script", pattern, status, several=True)(answer)
+
+
+def right_port(name, *edits):
+    wrong_port(name, None, *edits)
+
+
+LOSS = """class MeanLoss(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        loss = F.cross_entropy(outputs["logits"], labels)
+        return (loss, outputs) if return_outputs else loss
+
+def script("""
+OWN_PLAN = "LinearLR(optimizer, 1.0, 0.0, epochs * len(train_set) // batch_size // every)"
+ALONE = """    right = seen = 0
+    network.eval()
+    with torch.no_grad():
+        for number in range(settings.process_index, len(test_set), settings.world_size):
+            inputs, label = test_set[number]
+            right += int(network(inputs[None]).argmax() == label)
+            seen += 1
+"""
+EVALUATE = '    share = trainer.evaluate()["eval_accuracy"]\n'
+SAVE = "    if settings.process_index == 0:\n        torch"
+
+right_port("in_one_trainer")
+right_port(
+    "the_model_computes_its_loss",
+    ("def forward(self, inputs):\n        return {", "def forward(self, inputs, labels):\n        return {"),
+    ('{"logits": self.network(inputs)}', '{"loss": F.cross_entropy(x := self.network(inputs), labels), "logits": x}'),
+    ("        compute_loss_func=mean_loss,\n", ""),
+)
+right_port(
+    "with_a_trainer_of_its_own",
+    ("def script(", LOSS),
+    ("trainer = Trainer(", "trainer = MeanLoss("),
+    ("        compute_loss_func=mean_loss,\n", ""),
+)
+right_port(
+    "trainers_own_sgd",
+    ("        optimizers=(optimizer, None),\n", ""),
+    ('lr_scheduler_type="linear"', 'optim="sgd", optim_args="momentum=0.9", learning_rate=0.2'),
+)
+right_port("a_schedule_of_its_own", ("(optimizer, None)", f"(optimizer, {OWN_PLAN})"))
+right_port(
+    "dicts_and_predict",
+    ("        data_collator=collate,\n", ""),
+    ("train_dataset=train_set", "train_dataset=StackDataset(inputs=train_set.inputs, labels=train_set.labels)"),
+    ("eval_dataset=test_set", "eval_dataset=StackDataset(inputs=test_set.inputs, labels=test_set.labels)"),
+    ('trainer.evaluate()["eval_accuracy"]', 'float(trainer.predict(trainer.eval_dataset).metrics["test_accuracy"])'),
+)
+right_port(
+    "counts_its_share_by_hand",
+    (EVALUATE, ALONE + "    counts = torch.tensor([right])\n    if dist.is_initialized():\n        dist.all_reduce(counts)\n"
+     "    share = counts.item() / len(test_set)\n"),
+)  # fmt: skip
+
+wrong_port("the_script_as_given", "use_cpu=True", text=SCRIPT)
+wrong_port("forgets_use_cpu", "use_cpu=True", ("        use_cpu=True,\n", ""))
+wrong_port("multiplies_the_global_batch", "the global batch is multiplied", ("every // settings.world_size", "every"))
+wrong_port("no_accumulation", "set gradient_accumulation_steps", ("= every // settings.world_size", "= 1"))
+wrong_port(
+    "batch_size_left_out",
+    "per_device_train_batch_size=batch_size",
+    ("        per_device_train_batch_size=batch_size,\n", ""),
+)
+wrong_port("divides_the_micro_batch", "per_device_train_batch_size=batch_size", ("=batch_size,", "=batch_size // 2,"))
+wrong_port("three_epochs", "set num_train_epochs", ("        num_train_epochs=epochs,\n", ""))
+wrong_port(
+    "in_the_order_of_the_data",
+    "shuffles, anew in each epoch",
+    ('"linear"', '"linear", train_sampling_strategy="sequential"'),
+)
+wrong_port("a_constant_rate", "stays as it is", ('"linear"', '"constant"'))
+wrong_port("a_cosine", "lr_scheduler_type='linear'", ('"linear"', '"cosine"'))
+wrong_port("a_warm_up", "without a warm-up", ('"linear"', '"linear", warmup_steps=2'))
+wrong_port("rate_times_processes", "multiplied by the number of processes", ("lr=0.2", "lr=0.2 * settings.world_size"))
+wrong_port("trainers_own_optimizer", "its default, 5e-5", ("        optimizers=(optimizer, None),\n", ""))
+wrong_port(
+    "adamw_with_the_right_rate",
+    "the optimizer was AdamW",
+    ("        optimizers=(optimizer, None),\n", ""),
+    ('"linear"', '"linear", learning_rate=0.2'),
+)
+wrong_port("a_schedule_for_the_batches", "plan it for the updates", ("(optimizer, None)", f"(optimizer, {OWN_PLAN})"),
+           (" // batch_size // every", " // batch_size"))  # fmt: skip
+wrong_port(
+    "a_schedule_for_one_process",
+    "plan it for the updates",
+    ("(optimizer, None)", f"(optimizer, {OWN_PLAN})"),
+    ("batch_size // every)", "batch_size // settings.gradient_accumulation_steps)"),
+)
+wrong_port("without_momentum", "is it SGD with momentum", (", momentum=0.9", ""))
+wrong_port("without_clipping", "are not clipped", ("max_grad_norm=max_norm", "max_grad_norm=0.0"))
+wrong_port("clips_to_one", "set max_grad_norm", ("        max_grad_norm=max_norm,\n", ""))
+wrong_port("a_mean_in_its_loss", "the gradients are too large", (', reduction="sum")\n    return total / num_items_in_batch',
+                                                               ")\n    return total"))  # fmt: skip
+wrong_port("a_sum_in_its_loss", "the gradients are too large", ("total / num_items_in_batch", "total"))
+wrong_port(
+    "divides_the_loss_by_the_processes",
+    "divided by the number of processes twice",
+    (
+        "total / num_items_in_batch",
+        "total / num_items_in_batch / (dist.get_world_size() if dist.is_initialized() else 1)",
+    ),
+)
+wrong_port(
+    "a_loss_from_the_network_within",
+    "must come from the model",
+    ("def script(", LOSS),
+    ("trainer = Trainer(", "trainer = MeanLoss("),
+    ("        compute_loss_func=mean_loss,\n", ""),
+    ("outputs = model(**inputs)", "outputs = self.model(**inputs)"),
+)
+wrong_port(
+    "trains_a_copy_of_it",
+    "another network was trained",
+    ("Named(network)", "Named(__import__('copy').deepcopy(network))"),
+)
+wrong_port(
+    "wraps_it_before_trainer_does",
+    "sent with each micro-batch",
+    ("model = Named(network)", "model = Named(network)\n    if settings.world_size > 1:\n"
+     "        model = nn.parallel.DistributedDataParallel(model)"),
+    ('label_names=["labels"]', 'label_names=["labels"], remove_unused_columns=False'),
+)  # fmt: skip
+wrong_port(
+    "returns_the_accuracy_alone", "return two numbers", ("return trainer.state.global_step, share", "return share")
+)
+wrong_port(
+    "returns_the_other_order",
+    "the updates first, and then the accuracy",
+    ("trainer.state.global_step, share", "share, trainer.state.global_step"),
+)
+wrong_port(
+    "counts_micro_batches",
+    "global_step counts the updates",
+    ("trainer.state.global_step, ", "trainer.state.global_step * every, "),
+)
+wrong_port("accuracy_of_this_process", "this process's own", (EVALUATE, ALONE + "    share = right / seen\n"))
+wrong_port(
+    "right_ones_of_this_process", "this process's own", (EVALUATE, ALONE + "    share = right / len(test_set)\n")
+)
+wrong_port("a_number_of_samples", "not their number", ("right.mean()", "int(right.sum())"))
+wrong_port(
+    "everybody_evaluates_everything",
+    "share the evaluation",
+    (EVALUATE, ALONE.replace("settings.process_index, len(test_set), settings.world_size", "len(test_set)")
+     + "    share = right / seen\n"),
+)  # fmt: skip
+wrong_port("every_process_saves", "your own lines run on all processes", (SAVE, "    torch"))
+wrong_port("saves_nothing", "process 0 saves", ('torch.save(network.state_dict(), "model.pt")', "pass"))
+wrong_port("saves_the_wrapper", "the names in a wrapper", ("network.state_dict()", "model.state_dict()"))
+wrong_port(
+    "saves_by_trainer",
+    "process 0 saves",
+    (SAVE + '.save(network.state_dict(), "model.pt")', '    trainer.save_model("model")'),
+)
+wrong_port(
+    "nothing_written_yet", "", status="not attempted", text="def script(*given):\n    raise NotImplementedError\n"
+)

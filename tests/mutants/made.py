@@ -54,6 +54,10 @@ EQUIVALENT = {
         "14: 0: one less": "the value of the future is a list of one tensor",
         "weighing_hook returns NaN": "it returns a future, whose numbers this change does not reach",
     },
+    "08 script": {
+        "39: False: the opposite": "DDP may look for unused parameters: it only takes longer",
+        "42: True: the opposite": "a progress bar changes nothing",
+    },
     "11 lora_layer": {
         "12: 5: one more": "A begins with other random numbers, and may",
         "12: 5: one less": "A begins with other random numbers, and may",

@@ -6,7 +6,8 @@ import torch
 
 from ddp_course.checks.checked_watch import CheckedWatch
 from ddp_course.checks.claims import hold
-from ddp_course.checks.ex07.networks import PRELOADED, RECORD, RecordingNetwork, changed, inputs_unchanged
+from ddp_course.checks.ex07.networks import PRELOADED, changed, inputs_unchanged
+from ddp_course.checks.ported import RECORD, RecordingNetwork
 from ddp_course.checks.samples import CLASSES, Numbered, same_as, two_numbers
 from ddp_course.checks.training import equal, state
 from ddp_course.judge.answer import trying

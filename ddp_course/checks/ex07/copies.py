@@ -9,15 +9,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector
 
 from ddp_course.checks.claims import Claim, agree, hold, on_every_rank
-from ddp_course.checks.ex07.networks import (
-    PRELOADED,
-    RecordingNetwork,
-    changed,
-    in_words,
-    inputs_unchanged,
-    never_trained,
-    trained_on,
-)
+from ddp_course.checks.ex07.networks import PRELOADED, changed, in_words, inputs_unchanged
+from ddp_course.checks.ported import RecordingNetwork, never_trained, trained_on
 from ddp_course.checks.samples import Numbered
 from ddp_course.checks.training import descend, unwrapped
 from ddp_course.judge.question import question

@@ -6,16 +6,8 @@ import torch
 from torch.nn import functional as F
 
 from ddp_course.checks.claims import hold
-from ddp_course.checks.ex07.networks import (
-    PRELOADED,
-    RECORD,
-    RecordingNetwork,
-    changed,
-    in_words,
-    inputs_unchanged,
-    never_trained,
-    trained_on,
-)
+from ddp_course.checks.ex07.networks import PRELOADED, changed, in_words, inputs_unchanged
+from ddp_course.checks.ported import RECORD, RecordingNetwork, never_trained, trained_on
 from ddp_course.checks.samples import Numbered
 from ddp_course.checks.training import a_look, equal, state, unwrapped
 from ddp_course.judge.answer import trying
