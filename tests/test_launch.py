@@ -537,6 +537,15 @@ def wait_for_ever():
     time.sleep(1000)
 
 
+def leave_a_thread():
+    threading.Thread(target=time.sleep, args=(60,)).start()
+
+
+def test_a_rank_that_a_thread_keeps_after_its_function_is_told_so():
+    with pytest.raises(RankTimeout, match="rank 0 had returned, .* is a thread"):
+        launch(leave_a_thread, nproc=1, timeout=4)
+
+
 def test_a_timeout_names_each_rank_and_where_it_stood():
     begin = time.monotonic()
     with pytest.raises(RankTimeout) as caught:
