@@ -73,8 +73,8 @@ def ported(script, case, sizes):
 
 @question(
     "Start with the six edits in the lesson. Then ask of each number of the script whether it belongs to one process or "
-    "to all: the batch size, the steps of the schedule, the samples that are right. Numbers 1 and 4 under `Break it` are "
-    "about two of your lines.",
+    "to all: the batch size, the steps of the schedule, the samples that are right. Number 1 under `Break it` and number "
+    "4 under `More failures` are about two of your lines.",
     "Accelerator(cpu=True, gradient_accumulation_steps=every) divides the loss itself, within accumulate. A loader keeps "
     "its batch size, so give it batch_size // num_processes; its length before prepare is then the one that a prepared "
     "schedule needs. Clip under if accelerator.sync_gradients: before that, gradients are this process's own. "
