@@ -269,7 +269,9 @@ def test_a_rank_sends_one_message_after_the_other_and_so_receives():
     for transfers in launch(send_two_and_receive_two, nproc=3, network=network):
         for way in ("send", "recv"):
             begins = sorted(begin for name, _, begin in transfers if name == way)
-            assert len(begins) == 2 and begins[1] - begins[0] >= BETWEEN.message(8)
+            assert len(begins) == 2
+            # a sleep may end a moment early, by the other of two clocks
+            assert begins[1] - begins[0] > 0.99 * BETWEEN.message(8)
 
 
 def test_which_ranks_share_a_machine_is_said_by_torchrun_or_by_the_caller(monkeypatch):

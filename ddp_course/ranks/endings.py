@@ -172,7 +172,7 @@ class Ending:
             return f"failed: {self.summary}"
         if not self.running:
             return "had returned"
-        if self.result:
+        if not self.stack and self.result:
             return "had returned, but its process did not end: is a thread, not a daemon, left?"
         if not self.stack:
             return "was stopped (SIGSTOP)" if self.stopped else "was still starting"
