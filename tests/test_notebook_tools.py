@@ -464,9 +464,11 @@ def traceback_of(client, cell):
     told = []
     client.execute_interactive(
         cell,
-        output_hook=lambda message: told.extend(message["content"]["traceback"])
-        if message["msg_type"] == "error"
-        else None,
+        output_hook=lambda message: (
+            told.extend(message["content"]["traceback"])
+            if message["msg_type"] == "error"
+            else None
+        ),
     )
     return re.sub(r"\x1b\[[\d;]*m", "", "\n".join(told)).strip()
 

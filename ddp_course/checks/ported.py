@@ -64,6 +64,15 @@ class Case(NamedTuple):
     seed: int
 
 
+class Sizes(NamedTuple):
+    """What the script is given, besides a network and data."""
+
+    batch_size: int
+    every: int
+    epochs: int
+    max_norm: float
+
+
 def data_of(case):
     """A training set and a test set, which goes on with the numbers. Their labels are what
     another network says.

@@ -4,7 +4,6 @@ import os
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,6 +17,7 @@ from ddp_course.checks.ported import (
     RECORD,
     Case,
     RecordingNetwork,
+    Sizes,
     as_number,
     clipped,
     data_of,
@@ -37,15 +37,6 @@ from ddp_course.judge.question import question
 from ddp_course.ranks.launch import start_server
 
 LEARNING_RATE, LAST_FACTOR = 0.2, 0.1  # those of the given script
-
-
-class Sizes(NamedTuple):
-    """What the script is given, besides a network and data."""
-
-    batch_size: int
-    every: int
-    epochs: int
-    max_norm: float
 
 
 def ported(script, case, sizes):

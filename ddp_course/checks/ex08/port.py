@@ -5,7 +5,6 @@ import os
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,6 +18,7 @@ from ddp_course.checks.ported import (
     RECORD,
     Case,
     RecordingNetwork,
+    Sizes,
     as_number,
     data_of,
     descended,
@@ -38,15 +38,6 @@ from ddp_course.judge.question import question
 from ddp_course.ranks.launch import start_server
 
 LEARNING_RATE = 0.2  # that of the given script
-
-
-class Sizes(NamedTuple):
-    """What the script is given, besides a network and data."""
-
-    batch_size: int
-    every: int
-    epochs: int
-    max_norm: float
 
 
 def ported(script, case, sizes):

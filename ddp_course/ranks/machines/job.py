@@ -51,7 +51,7 @@ class Job:
             self.env.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
 
     def __enter__(self):
-        self.output = tempfile.NamedTemporaryFile("w+", errors="replace")
+        self.output = tempfile.TemporaryFile()  # without a name: nothing stays behind
         pipes = {"stdin": subprocess.DEVNULL, "stdout": self.output}
         pipes |= {"stderr": subprocess.STDOUT, "start_new_session": True}
         self.agent = subprocess.Popen(self.command, env=self.env, **pipes)
@@ -70,7 +70,9 @@ class Job:
     @property
     def text(self):
         """What torchrun and the ranks have printed so far."""
-        return without_folders(Path(self.output.name).read_text(errors="replace"))
+        file = self.output.fileno()
+        printed = os.pread(file, os.fstat(file).st_size, 0)
+        return without_folders(printed.decode(errors="replace"))
 
     def wait(self, limit=60):
         """Wait until torchrun has ended, and return how it Ended; its code is None if it
