@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from ddp_course.checks.claims import Between, Claim
+from ddp_course.checks.claims import Claim
 from ddp_course.checks.samples import CLASSES, WIDTH, Numbered, how_often, in_words
 from ddp_course.checks.training import fill
 
@@ -100,6 +100,7 @@ def observed(network, path):
         "end": parameters_to_vector(network.parameters()).detach(),
         "copied": never_trained(network),
         "saves": path.exists(),
+        "files": sorted(file.name for file in path.parent.iterdir()),
         "saved": saved_in(path),
     }
 
@@ -228,15 +229,23 @@ def sends_once(checked, updates, every, no_sync, rank, of_ranks):
                     ])  # fmt: skip
 
 
-def exact(checked, case, most, truth, causes, rank, of_ranks):
-    """Claims that the processes share the evaluation, at most so many samples each, and that
+def exact(checked, case, truth, causes, rank, of_ranks):
+    """Claims that the processes share the evaluation, that no sample is left out, and that
     all know the accuracy. causes: where they do not share it, where a process has its own
-    samples only, and where some are repeated.
+    result, and where some are repeated.
+
+    How often they evaluate, and in which batches, is theirs. A library fills a short batch
+    with the first samples, so a process may see some that another one has: then it has seen
+    some more often than others.
     """
     not_shared, own, repeated = causes
-    right, got = guessed_right(case, truth), of_ranks[rank]["accuracy"]
-    yield Claim(f"how many samples each process evaluates in {checked}, of {case.test}", len(of_ranks[rank]["tested"]),
-                Between(0, most), not_shared, told=f"at most {most}")  # fmt: skip
+    right, got, n = guessed_right(case, truth), of_ranks[rank]["accuracy"], len(of_ranks)
+    seen = [set(of_rank["tested"]) for of_rank in of_ranks]
+    all_alike = len(seen[rank]) == case.test and len(of_ranks[rank]["tested"]) % case.test == 0
+    yield Claim(f"the test samples that a process evaluates in {checked}", n > 1 and all_alike, False, not_shared,
+                told=f"a part of the {case.test}", shown=f"all {case.test}")  # fmt: skip
+    yield Claim(f"how many of the {case.test} test samples are evaluated in {checked}", len(set.union(*seen)), case.test,
+                "samples of the test set are left out: does its loader drop the last batch?")  # fmt: skip
     tested = [of_ranks[rank]["tested"], sum((of_rank["tested"] for of_rank in of_ranks), [])]
     counts = [sum(right[number - case.train] for number in numbers) for numbers in tested]
     likely = [

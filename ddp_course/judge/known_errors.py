@@ -69,6 +69,7 @@ KNOWN_ERRORS = {
         "another rank has left, or is in another call, while this one waited for it: do all ranks call the same "
         "collectives?",
     ),
+    "Can't pickle <class 'ddp_course.checks": "save the state_dict of the network, not the network itself",
     "iter() returned non-iterator": "__iter__ must return an iterator: for a list, return iter(the_list)",
     "can require gradients": "a weight that is packed into integers cannot have a gradient: check "
     "value.is_floating_point()",

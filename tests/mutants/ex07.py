@@ -1450,7 +1450,7 @@ wrong_port(
     ("right / len(test_set)", "right / seen"),
 )
 wrong_port("right_ones_of_this_process", "this process's own", (GATHERED, "argmax(dim=1)\n"))
-wrong_port("accuracy_with_repeated_samples", "use gather_for_metrics", ("gather_for_metrics", "gather"))
+wrong_port("accuracy_with_repeated_samples", "gather_for_metrics drops them", ("gather_for_metrics", "gather"))
 wrong_port("accuracy_as_a_number_of_samples", "not their number", (" / len(test_set)", ""))
 wrong_port(
     "everybody_evaluates_everything",
@@ -1499,4 +1499,34 @@ wrong_port(
 )
 wrong_port(
     "nothing_written_yet", "", status="not attempted", text="def script(*given):\n    raise NotImplementedError\n"
+)
+
+
+@right_port
+def test_batches_of_another_size():
+    """A short batch is filled with samples that another process has."""
+    return ports(PORTED, ("DataLoader(test_set, share)", "DataLoader(test_set, 64)"))
+
+
+wrong_port(
+    "zero_grad_before_backward",
+    "only the last micro-batch",
+    ("                optimizer.zero_grad()\n", ""),
+    ("(model):\n", "(model):\n                optimizer.zero_grad()\n"),
+)
+wrong_port("forgets_the_accumulation", "each micro-batch makes an update", (", gradient_accumulation_steps=every", ""))
+wrong_port(
+    "rate_times_processes", "multiplied by the number of processes", ("lr=0.2", "lr=0.2 * accelerator.num_processes")
+)
+wrong_port(
+    "gathers_a_count",
+    "not from a count|each sample of the test set counts once",  # by how many are repeated
+    (GATHERED, "argmax(dim=1)\n"),
+    ("(guesses == labels).sum().item()", "accelerator.gather_for_metrics((guesses == labels).sum()).sum().item()"),
+)
+wrong_port("saves_the_network_itself", "save the state_dict", (".state_dict()", ""), status="your code raised")
+wrong_port(
+    "others_save_under_other_names",
+    "under no name",
+    ('accelerator.save(state, "model.pt")', 'torch.save(state, f"model{accelerator.process_index or str()}.pt")'),
 )

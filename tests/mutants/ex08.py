@@ -1738,3 +1738,30 @@ wrong_port(
 wrong_port(
     "nothing_written_yet", "", status="not attempted", text="def script(*given):\n    raise NotImplementedError\n"
 )
+right_port("test_batches_of_another_size", ("label_names", "per_device_eval_batch_size=250,\n        label_names"))
+right_port("evaluates_after_each_epoch", ('save_strategy="no"', 'save_strategy="no",\n        eval_strategy="epoch"'))
+wrong_port(
+    "drops_the_last_batch", "does its loader drop", ("label_names", "dataloader_drop_last=True,\n        label_names")
+)
+wrong_port(
+    "divides_by_all_micro_batches",
+    "by the number of micro-batches, too",
+    ("mean_loss(outputs, labels, num_items_in_batch)", "mean_loss(outputs, labels, num_items_in_batch, every=1)"),
+    ("total / num_items_in_batch", "total / num_items_in_batch / every"),
+    ("=mean_loss,", "=lambda *batch, **options: mean_loss(*batch, **options, every=every),"),
+)
+wrong_port(
+    "a_plain_loader_of_its_own",
+    "every process goes through all samples",
+    (
+        "    trainer.train()\n",
+        "    trainer.get_train_dataloader = lambda: DataLoader(train_set, batch_size, shuffle=True, collate_fn=collate)\n"
+        "    trainer.train()\n",
+    ),
+)
+wrong_port(
+    "evaluates_first",
+    "no evaluate.. before train",
+    ("    trainer.train()\n", "    trainer.evaluate()\n    trainer.train()\n"),
+)
+wrong_port("saves_the_network_itself", "save the state_dict", (".state_dict()", ""), status="your code raised")

@@ -94,9 +94,9 @@ def check_script(answer, draw):
         on_every_rank(partial(like_one_process, checked, data, case, sizes, truth), seen)
         updates = case.train // batch_size // every * sizes.epochs
         on_every_rank(partial(sends_once, checked, updates, every, NO_SYNC), seen)
-        most = max(-(-case.test // (n * batch)) * batch for batch in (batch_size // n, batch_size))
-        on_every_rank(partial(exact, checked, case, most, truth, CAUSES), seen)
+        on_every_rank(partial(exact, checked, case, truth, CAUSES), seen)
         on_every_rank(partial(one_file, checked, truth, EVERY, wrapped), seen)
+        on_every_rank(partial(nothing_else, checked), seen)
 
 
 # ---- what is claimed ----
@@ -104,7 +104,8 @@ def check_script(answer, draw):
 CAUSES = (
     "the processes share the evaluation, too: prepare the loader of the test set",
     "the right ones are this process's own: gather those of all processes",
-    "samples that prepare has repeated are counted: use gather_for_metrics, which drops them",
+    "samples that prepare has repeated are counted: gather_for_metrics drops them from guesses and labels, but not from a "
+    "count",
 )
 NO_SYNC = "use accelerator.accumulate(model), or no_sync for all but the last"
 EVERY = (
@@ -145,7 +146,7 @@ def shares(checked, trained, case, sizes):
     yield Claim(f"how many samples each process is trained on, in {checked}", counts,
                 [case.train * sizes.epochs // n] * n, otherwise)  # fmt: skip
     yield from shuffled(checked, trained, case.train, sizes.epochs, "the given script shuffles, anew in each epoch: keep "
-                        "shuffle=True")  # fmt: skip
+                        "shuffle=True, and call set_epoch(epoch) of a sampler of your own")  # fmt: skip
 
 
 def updates_of(of_ranks, sizes):
@@ -154,13 +155,19 @@ def updates_of(of_ranks, sizes):
     return [rounds[begin : begin + sizes.every] for begin in range(0, len(rounds), sizes.every)]
 
 
-def after(data, case, updates, max_norm, first=0, steps=int, rule=None):
+def after(data, case, updates, max_norm, first=0, steps=int, rule=None, rate=LEARNING_RATE):
     """The parameters after these updates. first: the process whose network is trained;
-    steps: of the schedule before an update, by its number.
+    steps: of the schedule before an update, by its number; rate: the first one.
     """
     done = [min(steps(number) / len(updates), 1) for number in range(len(updates))]
-    rates = [LEARNING_RATE * (1 - part * (1 - LAST_FACTOR)) for part in done]
+    rates = [rate * (1 - part * (1 - LAST_FACTOR)) for part in done]
     return descended(data, case.seed + first, updates, rates, rule or joined(max_norm))
+
+
+def nothing_else(checked, rank, of_ranks):
+    if rank > 0:
+        yield Claim(f"the files of this process after {checked}", of_ranks[rank]["files"], [], "the main process saves, and "
+                    "the others save nothing, under no name", told="none")  # fmt: skip
 
 
 def like_one_process(checked, data, case, sizes, truth, rank, of_ranks):
@@ -186,6 +193,7 @@ def mistakes(data, case, sizes, rank, of_ranks):
     """(parameters at the end, cause)"""
     n, every, most = len(of_ranks), sizes.every, sizes.max_norm
     trained = partial(after, data, case, updates_of(of_ranks, sizes), most)
+    each = partial(after, data, case, updates_of(of_ranks, sizes._replace(every=1)), most)
     alone = partial(after, data, case, updates_of([of_ranks[rank]], sizes), most)
     step_each_time = "the schedule steps with each micro-batch: prepare the scheduler, or step it only if "
     step_each_time += "accelerator.sync_gradients"
@@ -203,6 +211,12 @@ def mistakes(data, case, sizes, rank, of_ranks):
         (trained(steps=lambda update: update / every), "the schedule is planned for the batches, but it steps with the "
          "updates, each of which has several batches"),
         (trained(steps=lambda update: 0), "the learning rate stays as it is: call scheduler.step()"),
+        (each(steps=lambda update: every * update), "each micro-batch makes an update: set "
+         "gradient_accumulation_steps=every"),
+        (trained(rate=n * LEARNING_RATE), "the learning rate is multiplied by the number of processes: the global batch has "
+         "not changed, so leave the rate as it is"),
+        (trained(rule=lambda parts: clipped(parts[-1].mean(0) / every, most)), "only the last micro-batch of an update "
+         "counts: zero_grad after optimizer.step(), not before backward"),
         (trained(rule=partial(each_time, most)), "the gradients are clipped after each micro-batch, before they are "
          "complete: clip only if accelerator.sync_gradients"),
         (trained(rule=partial(each_own, most)), "each process clips its own gradients before they are averaged: clip after "

@@ -114,8 +114,7 @@ def check_script(answer, draw):
         updates = len(seen[0]["updates"])
         on_every_rank(partial(sends_once, checked, updates, accumulation, NO_SYNC), seen)
         on_every_rank(partial(says, checked, updates), seen)
-        most = max(-(-case.test // (n * batch)) * batch for batch in (batch_size, 8))  # 8 is Trainer's default
-        on_every_rank(partial(exact, checked, case, most, truth, CAUSES), seen)
+        on_every_rank(partial(exact, checked, case, truth, CAUSES), seen)
         on_every_rank(partial(one_file, checked, truth, EVERY, wrapped), seen)
 
 
@@ -160,6 +159,11 @@ def shares(checked, seen, case, sizes):
         (updates * sizes.epochs * (sizes.every // n), "each micro-batch makes an update: set gradient_accumulation_steps"),
         (updates * 3, "these are three epochs, Trainer's default: set num_train_epochs"),
     ]  # fmt: skip
+    if n > 1 and all(len(set(sum(batches, []))) == case.train for batches in trained):
+        otherwise, by_mistake = (
+            "every process goes through all samples: let Trainer make the loader from train_dataset",
+            [],
+        )
     for rank in range(n):
         yield Claim(f"the number of updates in {checked}, on rank {rank}", len(steps[rank]), updates * sizes.epochs,
                     otherwise, by_mistake)  # fmt: skip
@@ -237,16 +241,19 @@ def mistakes(data, case, sizes, rank, of_ranks):
         "the gradients are too large: with a loss function of your own, Trainer does not divide by the number of "
     )
     too_large += "micro-batches, so divide the sum of the losses by num_items_in_batch"
+    divided = (
+        "the loss is divided by the number of micro-batches, too: num_items_in_batch counts the items of all of them"
+    )
     scales = (every, n, n * every, every * sizes.batch_size, n * every * sizes.batch_size)
     return [
         (trained(rule=joined(torch.inf)), "the gradients are not clipped: set max_grad_norm=max_norm"),
         (trained(rule=joined(1.0)), "the gradients are clipped to a norm of 1, Trainer's default: set max_grad_norm"),
-        (trained(rule=joined(most, 1 / every)), "the loss is divided by the number of micro-batches twice"),
+        *[(trained(rule=joined(most, 1 / many)), divided) for many in (every, sizes.every)],
         (trained(rule=joined(most, 1 / n)), "the loss is divided by the number of processes twice: num_items_in_batch "
          "counts the items of all processes"),
         *[(trained(rule=joined(most, scale)), too_large) for scale in scales],
         (after(data, case, sizes, [of_ranks[rank]], rank), "this process trains its own network alone: the loss must come "
-         "from the model that Trainer calls"),
+         "from the model that Trainer calls, and no evaluate() before train()"),
         (after(data, case, sizes, [of_ranks[rank]]), "this process starts with the network of process 0, but trains it "
          "alone: the loss must come from the model that Trainer calls"),
     ]  # fmt: skip
