@@ -54,11 +54,15 @@ def check_rest_of_epoch(answer, draw):
 def cases_of_epochs(draw):
     """Interrupted epochs, with lengths that neither the old ranks nor the new ones divide;
     one that has just begun; one that all of them divide; one whose rest is too short for
-    all ranks; and one that the padding has filled up.
+    all ranks; and one that the padding has filled up. Where other ranks go on, they do not
+    divide what is done either: the rest does not begin at a place of rank 0 by chance.
     """
     cases = []
     for old_ranks, ranks in [(2, 2), (3, 2), (2, 3), (1, 4), (3, 1)]:
-        batch_size, batches = draw.choice([3, 4, 5]), draw.randrange(2, 4)
+        done = [(size, batches) for size in (3, 4, 5) for batches in (2, 3)]
+        if ranks > 1 and ranks != old_ranks:
+            done = [(size, batches) for size, batches in done if old_ranks * size * batches % ranks]
+        batch_size, batches = draw.choice(done)
         length = old_ranks * batch_size * (batches + 2) + draw.randrange(4, 9)
         while any(length % n == 0 for n in (old_ranks, ranks) if n > 1):
             length += 1
