@@ -18,13 +18,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from ddp_course import lesson09, runs
+from ddp_course.checkpoints.export import export
 from ddp_course.checkpoints.resumable import arrange_buckets
 from ddp_course.data.order import ResumableSampler, seed_workers
 from ddp_course.data.text import load_windows
 from ddp_course.files import check_alike
 from ddp_course.lesson06 import PRECISIONS, grouped
 from ddp_course.models.gpt import GPT, SHAPES
-from ddp_course.models.recipe import evaluate, learning_rate, loss_of, parameter_groups
+from ddp_course.models.recipe import bits_per_byte, evaluate, learning_rate
+from ddp_course.models.recipe import loss_of, parameter_groups
 from ddp_course.ranks.environment import backend_for, choose_device, process_group
 from ddp_course.ranks.spawn import start_ranks
 
@@ -55,18 +57,23 @@ def update(model, micro_batches, optimizer, rate, args, device):
 def evaluate_and_sample(run):
     """The loss on text of the training set and on held-out text, and a sample."""
     args, network, tokenizer = run.args, run.model.module, run.tokenizer
-    how = args.batch_size, PRECISIONS[args.precision], run.device
-    train_loss, validation_loss = (evaluate(network, text, *how) for text in run.texts)
+    how = PRECISIONS[args.precision], run.device
+    seen, held_out = run.texts
+    train_loss, _ = evaluate(network, seen, *how)
+    validation_loss, error = evaluate(network, held_out, *how)
     tokens = tokenizer.encode(args.prompt.encode()).tolist()
     if dist.get_rank() == 0:  # the other ranks train on
         tokens = network.generate(tokens, args.sample_tokens)
     losses = {"train_loss": train_loss, "validation_loss": validation_loss}
+    losses["validation_error"] = error
+    losses["bits_per_byte"] = bits_per_byte(validation_loss, held_out, tokenizer)
     return losses | {"sample": tokenizer.decode(tokens)}
 
 
-def in_words(number, norm, train_loss, validation_loss, sample):
-    losses = f"loss {train_loss:.3f}, held out {validation_loss:.3f}"
-    return f"update {number}: {losses}, gradient norm {norm:.2f}\n{sample}"
+def in_words(number, norm, found):
+    loss, held_out, error, bits, sample = found.values()
+    losses = f"loss {loss:.3f}, held out {held_out:.3f} ± {error:.3f} ({bits:.2f} bits"
+    return f"update {number}: {losses} per byte), gradient norm {norm:.2f}\n{sample}"
 
 
 def arguments(argv=()):
@@ -87,6 +94,7 @@ def arguments(argv=()):
     flag("--weight-decay", type=runs.number, default=0.1, help="of matrices (0.1)")
     flag("--max-norm", type=runs.number, default=1.0, help="clip longer gradients (1)")
     flag("--eval-every", **count, default=50, help="updates per evaluation (50)")
+    flag("--eval-windows", **count, default=32, help="of each text, to evaluate (32)")
     flag("--prompt", default="def ", help="what samples begin with")
     flag("--sample-tokens", **count, default=160, help="length of samples (160)")
     flag("--save-every", **count, default=100, help="updates per checkpoint (100)")
@@ -154,7 +162,9 @@ def prepare(args, rank, world_size, device):
     # all ranks get equally many windows; what is left over is dropped
     equal = len(train_set) - len(train_set) % world_size or len(train_set)
     runs.check_batch_size(args.batch_size * args.accumulate, equal, world_size)
-    seen, held_out = (text.some(min(32, len(text))) for text in (train_set, held_out))
+    seen, held_out = (
+        text.some(min(args.eval_windows, len(text))) for text in (train_set, held_out)
+    )
     sampler = ResumableSampler(
         train_set, world_size, rank, seed=args.seed, drop_last=True
     )
@@ -214,7 +224,7 @@ def train(run):
             run.seconds += time.perf_counter() - begin
             if evaluates:
                 run.evaluations[number] = found = evaluate_and_sample(run)
-                run.log.info(in_words(number, losses[-1][1], **found))
+                run.log.info(in_words(number, losses[-1][1], found))
             if saves:
                 lesson09.write_checkpoint(run, evaluations=run.evaluations)
             begin = time.perf_counter()
@@ -237,10 +247,13 @@ def report(run):
         "parameters": sum(value.numel() for value in network.parameters()),
         "train_loss": round(last["train_loss"], 4),
         "validation_loss": round(last["validation_loss"], 4),
+        "bits_per_byte": round(last["bits_per_byte"], 4),
         "tokens": last["tokens"],
         "samples_per_second": None,
         "tokens_per_second": round(last["tokens"] / run.seconds),
     }
+    if dist.get_rank() == 0:
+        export(network, run.tokenizer, args.out / "model")
     trained = network, run.train_set, means[:, 0].tolist(), run.seconds
     result = runs.finish(args, run.device, *trained, more=more, metrics=history)
     return result | {"history": history}

@@ -171,7 +171,7 @@ RESULT = """
     lesson world_size backend device method model data data_sha256 sharding stage
     train_samples test_samples epochs batch_size updates samples_per_update parameters
     trained_parameters weight_bytes gradient_bytes optimizer_bytes learning_rate
-    test_accuracy train_loss validation_loss loss_before loss_after tokens seconds
+    test_accuracy train_loss validation_loss bits_per_byte loss_before loss_after tokens seconds
     samples_per_second tokens_per_second params_sha256
 """.split()  # the order of its values; each lesson has some of them
 

@@ -33,6 +33,7 @@ def test_without_a_command_it_says_where_you_are_and_what_is_next():
         "execute",
         "doctor",
         "memory",
+        "sample",
         "check",
         "hint",
         "solution",

@@ -373,6 +373,25 @@ def whole_number(flag, text):
 
 
 @app.command()
+def sample(
+    folder: Path = typer.Argument(
+        help="the model's folder, such as runs/lesson10/model"
+    ),
+    prompt: str = typer.Option("def ", help="what the text begins with"),
+    tokens: int = typer.Option(160, min=1, help="how many to add, at most"),
+    seed: int = typer.Option(0, min=0, help="of the drawing"),
+    temperature: float = typer.Option(0.8, min=0.01, help="lower is more likely text"),
+    top_k: int = typer.Option(
+        40, min=1, help="draw from so many likely tokens; 1: the most likely"
+    ),
+):
+    """Let a model that you have trained continue a text."""
+    from ddp_course.cli.sample import sample
+
+    print(sample(folder, prompt, tokens, seed, temperature, top_k))
+
+
+@app.command()
 def diagnose(
     log: str = typer.Argument(None, help="a log; default: standard input"),
 ):

@@ -6,6 +6,12 @@ from ddp_course import UsageError
 from ddp_course.files import open_file
 
 
+# how tokenizers name the token that ends a text: GPT-2 and many others, Llama 3, Llama 2
+# and Mistral, Gemma, DeepSeek
+END_OF_TEXT = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"]
+END_OF_TEXT += ["<\uff5cend\u2581of\u2581sentence\uff5c>"]
+
+
 def small_type(vocabulary):
     """The smallest integer type for token ids: 16 bits up to 65,536 of them, or 32."""
     return np.uint16 if vocabulary <= 2**16 else np.uint32
@@ -15,6 +21,7 @@ class Bytes:
     """A tokenizer that needs no training: a token is a byte of UTF-8."""
 
     vocabulary = 256
+    end_of_text = None  # it has no token for that
 
     def encode(self, content):
         """bytes -> uint16 (tokens,)"""
@@ -24,6 +31,10 @@ class Bytes:
         """numbers -> str"""
         return bytes(tokens).decode("utf-8", errors="replace")
 
+    def size(self, tokens):
+        """How many bytes of text these tokens are."""
+        return len(tokens)
+
 
 class BPE:
     """Byte-pair encoding: a token is a byte, or two tokens that often come together.
@@ -32,6 +43,8 @@ class BPE:
     Words with Subword Units", 2016; on bytes: GPT-2. Trained by Hugging Face's
     `tokenizers`.
     path: any tokenizer.json, for example that of a model on the Hugging Face Hub.
+    end_of_text: its token for the end of a text, or None. No text is encoded as this
+    token, or as another special one, not even one that has its name in it.
     Raises UsageError for another file.
     """
 
@@ -43,7 +56,13 @@ class BPE:
             self.tokenizer = Tokenizer.from_file(str(path))
         except Exception:  # it raises no narrower class
             raise UsageError(f"{path} is not a tokenizer.json") from None
+        self.path = path
+        self.tokenizer.encode_special_tokens = True  # as text, like any other
         self.vocabulary = self.tokenizer.get_vocab_size()
+        self.end_of_text = special_token(self.tokenizer, END_OF_TEXT)
+
+    def __reduce__(self):
+        return BPE, (self.path,)  # pickled, it would forget how special tokens are read
 
     @staticmethod
     def train(texts, vocabulary, path, special=()):
@@ -70,3 +89,14 @@ class BPE:
 
     def decode(self, tokens):
         return self.tokenizer.decode(list(map(int, tokens)))
+
+
+def special_token(tokenizer, names):
+    """The id of the first of these names that is a special token; None if none is."""
+    added = tokenizer.get_added_tokens_decoder().items()
+    special = {token.content: number for number, token in added if token.special}
+    return next((special[name] for name in names if name in special), None)
+
+    def size(self, tokens):
+        """How many bytes of text these tokens are; one that cuts a letter counts three."""
+        return len(self.decode(tokens).encode())

@@ -5,11 +5,30 @@ from torch import nn
 from torch.nn import functional as F
 
 
+class Cache:
+    """Keys and values of the tokens that a GPT has read: it reads only what is new.
+
+    read: how many tokens. Two float (batch, heads, tokens, head_width) per attention.
+    """
+
+    def __init__(self):
+        self.read, self.pairs = 0, {}
+
+    def extended(self, attention, key, value):
+        """All keys and values of one attention, with those of the new tokens."""
+        if attention in self.pairs:
+            past_key, past_value = self.pairs[attention]
+            key = torch.cat([past_key, key], dim=2)
+            value = torch.cat([past_value, value], dim=2)
+        self.pairs[attention] = key, value
+        return key, value
+
+
 class Attention(nn.Module):
     """Causal self-attention with heads: a token sees itself and those before it.
 
     Takes and returns float (batch, tokens, width). A. Vaswani et al., "Attention Is All
-    You Need", 2017.
+    You Need", 2017. With a Cache that is not empty, it takes one new token at a time.
     """
 
     causal = True
@@ -22,20 +41,24 @@ class Attention(nn.Module):
         self.query_key_value = nn.Linear(width, 3 * width)
         self.output = nn.Linear(width, width)
 
-    def forward(self, x):
+    def forward(self, x, cache=None):
         batch, tokens, _ = x.shape
         query, key, value = (  # as many heads as there are weights for
             part.view(batch, tokens, -1, self.head_width).transpose(1, 2)
             for part in self.query_key_value(x).chunk(3, dim=-1)
         )
+        if cache is not None:
+            key, value = cache.extended(self, key, value)
         mixed = self.attend(query, key, value)
         return self.output(mixed.transpose(1, 2).reshape(batch, tokens, -1))
 
     def attend(self, query, key, value):
         """Mix the values. All are float (batch, heads, tokens, head_width)."""
         dropout = self.dropout if self.training else 0.0
+        # PyTorch counts a causal mask from the first key: a new token would see only that
+        causal = self.causal and query.shape[2] == key.shape[2]
         return F.scaled_dot_product_attention(
-            query, key, value, dropout_p=dropout, is_causal=self.causal
+            query, key, value, dropout_p=dropout, is_causal=causal
         )
 
 
@@ -66,8 +89,8 @@ class Block(nn.Module):
         self.mlp = MLP(width)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x):
-        x = x + self.dropout(self.attention(self.norm1(x)))
+    def forward(self, x, cache=None):
+        x = x + self.dropout(self.attention(self.norm1(x), cache))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
 
@@ -116,9 +139,9 @@ class Head(nn.Linear):
         return F.linear_cross_entropy(features, weight, targets, **how).float().mean()
 
 
-def embed(tokens, token_embedding, position_embedding):
+def embed(tokens, token_embedding, position_embedding, first=0):
     """The vector of each token plus that of its position: (batch, tokens, width)."""
-    positions = torch.arange(tokens.shape[1], device=tokens.device)
+    positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)
     return token_embedding(tokens) + position_embedding(positions)
 
 
@@ -167,11 +190,13 @@ class GPT(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    def forward(self, tokens, targets=None):
-        x = embed(tokens, self.token_embedding, self.position_embedding)
-        x = self.dropout(x)
+    def forward(self, tokens, targets=None, cache=None):
+        embeddings = self.token_embedding, self.position_embedding
+        x = self.dropout(embed(tokens, *embeddings, cache.read if cache else 0))
         for block in self.blocks:
-            x = block(x)
+            x = block(x, cache)
+        if cache is not None:
+            cache.read += tokens.shape[1]
         return self.head(self.norm(x), targets)
 
     def parts(self):
@@ -194,19 +219,25 @@ class GPT(nn.Module):
         return 6 * in_matrices + 12 * len(self.blocks) * width * context
 
     @torch.no_grad()
-    def generate(self, tokens, length, seed=0, temperature=0.8, top_k=40):
+    def generate(self, tokens, length, seed=0, temperature=0.8, top_k=40, cached=True):
         """Continue a list of tokens, one at a time; return it, longer by `length`.
 
         Each token is drawn from the top_k most likely ones, after dividing the logits
         by the temperature; top_k=1 always takes the most likely one. It has a random
-        generator of its own, so training does not depend on it.
+        generator of its own, so training does not depend on it. cached: keep keys and
+        values, as long as all tokens fit into the context. After that the window moves,
+        each token has another position, and none of them can be used again.
         """
         generator = torch.Generator().manual_seed(seed)
         training, device = self.training, self.head.weight.device
+        cache = Cache() if cached else None
         self.eval()
         for _ in range(length):
-            latest = torch.tensor([tokens[-self.context :]], device=device)
-            logits = self(latest)[0, -1].float().cpu() / temperature
+            if len(tokens) > self.context:
+                cache = None
+            new = tokens[cache.read :] if cache else tokens[-self.context :]
+            logits = self(torch.tensor([new], device=device), cache=cache)[0, -1]
+            logits = logits.float().cpu() / temperature
             likely = logits.topk(min(top_k, self.head.out_features))
             choice = torch.multinomial(likely.values.softmax(0), 1, generator=generator)
             tokens = [*tokens, likely.indices[choice].item()]

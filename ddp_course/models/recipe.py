@@ -37,14 +37,34 @@ def loss_of(model, tokens, targets, precision, device):
 
 
 @torch.no_grad()
-def evaluate(network, windows, batch_size, precision, device):
-    """The mean loss over all windows, shared by the ranks. network: not wrapped."""
+def evaluate(network, windows, precision, device):
+    """The mean loss over some windows, which the ranks share, and its standard error:
+    how far it may be from the mean over the whole text. Both are in nats per token.
+
+    network: not wrapped. One window at a time, since the error needs the loss of each.
+    """
     network.eval()
     mine = range(dist.get_rank(), len(windows), dist.get_world_size())
-    total = torch.zeros(2, dtype=torch.float64, device=device)
-    for tokens, targets in DataLoader(Subset(windows, mine), batch_size):
-        loss = loss_of(network, tokens, targets, precision, device)
-        total += torch.tensor([loss.item() * len(tokens), len(tokens)], device=device)
-    dist.all_reduce(total)
+    losses = [
+        loss_of(network, *window, precision, device).double()
+        for window in DataLoader(Subset(windows, mine))
+    ]
+    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    if losses:
+        losses = torch.stack(losses)
+        sums = torch.stack([losses.sum(), losses.square().sum()])
+    dist.all_reduce(sums)
     network.train()
-    return (total[0] / total[1]).item()
+    mean, square = (sums / len(windows)).tolist()
+    variance = max(0.0, square - mean**2) * len(windows) / max(1, len(windows) - 1)
+    return mean, math.sqrt(variance / len(windows))
+
+
+def bits_per_byte(loss, windows, tokenizer):
+    """A loss in nats per token, of some windows, as bits per byte of their text.
+
+    It does not depend on how much text a token holds, so tokenizers can be compared.
+    """
+    targets = [targets.tolist() for _, targets in windows]
+    size = sum(tokenizer.size(tokens) for tokens in targets)
+    return loss / math.log(2) * sum(map(len, targets)) / size
