@@ -53,7 +53,11 @@ def told_to_leave():
 
 
 def any_rank(told, device):
-    """Whether any rank was told, the same on all ranks: signals do not arrive at once."""
+    """Whether any rank was told, the same on all ranks: signals do not arrive at once.
+
+    The answer is there when a GPU has done all that was queued, so do not ask often: it
+    then waits for new work.
+    """
     flag = torch.tensor(float(bool(told)), device=device)
     dist.all_reduce(flag, dist.ReduceOp.MAX)
     return bool(flag)
