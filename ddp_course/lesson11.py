@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from ddp_course import lesson08, runs
 from ddp_course.checkpoints.of_trainer import replace, save
-from ddp_course.data.questions import IGNORED, load_questions, load_tokenizer
+from ddp_course.data.questions import IGNORED, card, load_questions, load_tokenizer
 from ddp_course.lesson06 import PRECISIONS
 from ddp_course.lesson08 import logged, one_gpu_per_process, prepare_checkpoints
 from ddp_course.models.llama import small_llama
@@ -75,7 +75,7 @@ def load_model(args, device):
 
 
 def merge(args, adapter, folder):
-    """Write a model that needs no peft: the base with the adapter's B A added, in fp32.
+    """Write a model that needs no peft: the base with the adapter's B A added in fp32.
 
     An adapter that was trained on 4 bits has learnt beside the rounded weights. So it
     is added to these, unpacked, and not to the weights as they were before.
@@ -87,7 +87,8 @@ def merge(args, adapter, folder):
         model = model.dequantize()
     model = PeftModel.from_pretrained(model.float(), adapter, torch_device="cpu")
     temporary = folder.with_name(f".{folder.name}")
-    model.merge_and_unload().save_pretrained(temporary)
+    dtype = PRECISIONS[args.merge_precision]
+    model.merge_and_unload().to(dtype).save_pretrained(temporary)
     load_tokenizer(adapter).save_pretrained(temporary)
     replace(folder, temporary)
 
@@ -144,6 +145,12 @@ def arguments(argv=()):
     flag("--learning-rate", type=runs.number, default=1e-2, help=rate_help)
     flag("--resume", action="store_true", help="from the newest checkpoint in --out")
     flag("--merge", action="store_true", help="also write base and adapter in one")
+    flag(
+        "--merge-precision",
+        choices=["fp32", "bf16"],
+        default="fp32",
+        help="of the merged model (fp32)",
+    )
     args = parser.parse_args(argv)
     if args.merge and args.method == "full":
         parser.error("--merge is for adapters, and --method full has none")
@@ -197,6 +204,7 @@ def prepare(args, settings):
     tokenizer = load_tokenizer(args.base)
     train_set, test_set = load_questions(args, tokenizer, settings)
     runs.check_batch_size(args.batch_size, len(train_set), settings.world_size)
+    log.info(card(train_set, args.longest))
     prepare_checkpoints(args, settings)
 
     torch.manual_seed(args.seed)

@@ -35,7 +35,7 @@ DATA = {  # per kind of training data: the default of --data, and its help
         "auto is mnist where it is on the disk or can be had, else digits",
     ),
     "text": ("python", "python, for the sources of its library, or a folder of text"),
-    "questions": ("questions", "questions, or a CSV file with columns user and prompt"),
+    "questions": ("questions", "questions, or a file of conversations, CSV or JSONL"),
 }
 
 

@@ -195,9 +195,12 @@ def test_questions_are_functions_of_the_standard_library_from_every_second_file(
     )
     assert len(rows) > 2000 and len({row["user"] for row in rows}) == len(rows)
     for row in rows:
-        assert row["prompt"].startswith("def ") and row["prompt"].endswith("):")
-    pairs = {(row["user"], row["prompt"]) for row in rows}
+        assert row["answer"].startswith("def ") and row["answer"].endswith("):")
+    pairs = {(row["user"], row["answer"]) for row in rows}
     assert len(pairs & set(others)) < 0.05 * len(pairs)  # a few are in several files
+
+
+ADD = questions.conversation("Add it.", "def f(x):")
 
 
 def learnt(encoded, tokenizer):
@@ -239,11 +242,11 @@ def test_only_the_answer_is_learnt_whatever_the_template(
 ):
     tokenizer = questions.load_tokenizer(chat_model)
     tokenizer.chat_template = template
-    encoded = questions.encode("Add it.", "def f(x):", tokenizer, 256)
+    encoded = questions.encode(ADD, tokenizer, 256)
     assert tokenizer.decode(encoded["input_ids"]) == asked + answered
     assert encoded["input_ids"].count(tokenizer.bos_token_id) == asked.count("<s>")
     assert learnt(encoded, tokenizer) == answered
-    everything = questions.encode("Add it.", "def f(x):", tokenizer, 256, True)
+    everything = questions.encode(ADD, tokenizer, 256, True)
     assert everything["labels"] == everything["input_ids"] == encoded["input_ids"]
 
 
@@ -259,8 +262,8 @@ def test_the_end_of_an_answer_is_learnt_and_padding_is_not(lacks, chat_model, tm
     tokenizer.save_pretrained(tmp_path)
     tokenizer = questions.load_tokenizer(tmp_path)
     rows = [
-        questions.encode(user, prompt, tokenizer, 256)
-        for user, prompt in [("Why?", "Because."), ("And how so, if at all?", "So.")]
+        questions.encode(questions.conversation(*pair), tokenizer, 256)
+        for pair in [("Why?", "Because."), ("And how so, if at all?", "So.")]
     ]
     batch = transformers.DataCollatorForSeq2Seq(tokenizer)(rows)
     for row, labels, mask in zip(rows, batch["labels"], batch["attention_mask"]):
@@ -278,7 +281,7 @@ def test_our_small_model_can_talk_as_smollm2_does(base, tmp_path):
     tokenizer = questions.load_tokenizer(folder)
     named = tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token
     assert named == ("<|im_start|>", "<|im_end|>", "<|im_end|>")
-    encoded = questions.encode("Add it.", "def f(x):", tokenizer, 256)
+    encoded = questions.encode(ADD, tokenizer, 256)
     assert learnt(encoded, tokenizer) == "def f(x):<|im_end|>\n"
     ids = encoded["input_ids"]
     assert ids.count(tokenizer.bos_token_id) == ids.count(tokenizer.eos_token_id) == 3
@@ -643,7 +646,11 @@ def test_columns_may_be_written_in_any_case_and_order_among_others(base, tmp_pat
 @pytest.mark.parametrize(
     "content, said",
     [
-        ("question,answer\na,b\nc,d\n", "has no column prompt and no user"),
+        (
+            "question,id\na,b\nc,d\n",
+            "has no column answer; its columns are question, id",
+        ),
+        ("answer,id\na,b\nc,d\n", "has no column user"),
         ("user,prompt\na,b\n", "has 1 rows"),
         ("user,prompt\na,b\nc,\n", "has an empty cell in row 2"),
         ("", "cannot read --data"),

@@ -1,11 +1,14 @@
-"""Questions and answers: rows of a CSV file, a text, tokens with labels."""
+"""Conversations: rows of a CSV or JSONL file, a text, tokens with labels."""
 
 import ast
 import csv
+import io
+import json
 import os
 import warnings
 
 import datasets
+from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
 from ddp_course import UsageError
@@ -16,7 +19,10 @@ MOST_HELD_OUT = 128  # questions, and a tenth of them at the most
 MOST_ON_A_CPU = 1024  # questions to train on, unless told
 LONGEST = 72  # characters of a question, or of an answer
 IGNORED = -100  # a label that does not count, for torch and transformers
-COLUMNS = ["user", "prompt"]
+COLUMNS = {  # and what others call them; the first that a file has is taken
+    "user": "user question instruction query input prompt".split(),
+    "answer": "answer assistant output response completion prompt".split(),
+}
 END, PAD = "<|end|>", "<|pad|>"
 # as Jinja: "user: ...", a new line, "assistant: ..." and the token that ends a text
 CHAT = (
@@ -30,7 +36,7 @@ CHAT = (
 
 
 def questions_file():
-    """A CSV file with the columns `user`, what a function does, and `prompt`, its first
+    """A CSV file with the columns `user`, what a function does, and `answer`, its first
     line, as a string.
 
     Both are from the standard library: the first line of the docstring, and what comes
@@ -68,32 +74,78 @@ def functions_in(sources):
                     yield what, line
 
 
-def read_questions(path, settings, cache):
-    """The rows of a CSV file, as strings, with the columns `user` and `prompt`."""
-    datasets.disable_progress_bars()
-    # the first rank of a machine reads, and the others take what it has cached
-    with settings.main_process_first(desc="reading the questions"):
-        try:
-            open_file(path).close()  # a pipe would be waited for
-            options = {"cache_dir": str(cache), "keep_in_memory": True}
-            rows = datasets.Dataset.from_csv(path, **options)
-        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-            said = str(error).splitlines()[0]
-            raise UsageError(f"cannot read --data {path}: {said}") from None
-    spelled = {name.strip().lower(): name for name in rows.column_names}
-    if missing := set(COLUMNS) - set(spelled):
-        problem = f"has no column {' and no '.join(sorted(missing))}"
-        there = ", ".join(rows.column_names)
-        raise UsageError(f"--data {path} {problem}; its columns are {there}")
+def read_questions(path):
+    """The conversations in a file: a list of lists of {"role": ..., "content": ...}.
+
+    path: a CSV file with two columns, see COLUMNS, or a JSONL file, whose rows have
+    either these or `messages`, with as many turns as there were. Raises UsageError.
+    """
+    try:
+        with open_file(path) as binary:  # which refuses a pipe: it would be waited for
+            text = binary.read().decode("utf-8-sig")
+        if str(path).endswith(".jsonl"):
+            rows = [json.loads(line) for line in text.split("\n") if line.strip()]
+        else:
+            csv.field_size_limit(2**31 - 1)  # an answer may be long
+            rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UsageError(f"cannot read --data {path}: {said}") from None
+    if not rows:
+        raise UsageError(f"cannot read --data {path}: it has no rows")
     if len(rows) < 2:
         least = "one to train on and one to hold out are the least"
         raise UsageError(f"--data {path} has {len(rows)} rows: {least}")
-    pairs = list(zip(*(rows[spelled[name]] for name in COLUMNS)))
-    for number, pair in enumerate(pairs, 1):
-        if None in pair:
+    columns, found = None, []
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise UsageError(f"--data {path} has values without names in row {number}")
+        if isinstance(row.get("messages"), list):
+            found.append(checked(row["messages"], path, number))
+            continue
+        columns = columns or columns_in(row, path)
+        user, answer = (text_of(row, names) for names in columns)
+        if not (user and answer):
             raise UsageError(f"--data {path} has an empty cell in row {number}")
-    users, prompts = ([str(value) for value in column] for column in zip(*pairs))
-    return datasets.Dataset.from_dict({"user": users, "prompt": prompts})
+        found.append(conversation(user, answer))
+    return found
+
+
+def columns_in(row, path):
+    """The names of a file's columns with questions, and with answers: two lists."""
+    spelled = {name.strip().lower(): name for name in row if name}
+    user = next((name for name in COLUMNS["user"] if name in spelled), None)
+    rest = [name for name in COLUMNS["answer"] if name in spelled and name != user]
+    if not user or not rest:
+        problem = f"has no column {'answer' if user else 'user'}"
+        there = ", ".join(filter(None, row))
+        raise UsageError(f"--data {path} {problem}; its columns are {there}")
+    # Alpaca's: the instruction, and in many rows an input that it is about
+    with_input = [user, "input"] if user == "instruction" else [user]
+    return [spelled[name] for name in with_input if name in spelled], [spelled[rest[0]]]
+
+
+def text_of(row, names):
+    """Some cells of a row as one text; "" if the first is empty."""
+    cells = [row.get(name) for name in names]
+    texts = ["" if cell is None else str(cell) for cell in cells]
+    if not texts[0].strip():
+        return ""
+    return "\n\n".join(text for text in texts if text.strip())
+
+
+def checked(messages, path, number):
+    """The messages of a row, with role and content alone."""
+    for message in messages:
+        is_dict = isinstance(message, dict)
+        values = [is_dict and message.get(key) for key in ("role", "content")]
+        if not all(isinstance(value, str) for value in values):
+            problem = "a message without role and content"
+            raise UsageError(f"--data {path} has {problem} in row {number}")
+    kept = [{key: message[key] for key in ("role", "content")} for message in messages]
+    if not any(message["role"] == "assistant" for message in kept[1:]):
+        raise UsageError(f"--data {path} has no answer in row {number}")
+    return kept
 
 
 # ---- as a model reads them ----
@@ -122,23 +174,32 @@ def load_tokenizer(name):
     return tokenizer
 
 
-def conversation(user, prompt=None):
+def conversation(user, answer=None):
     """A question, and its answer where there is one, as chat templates want them."""
-    answer = [] if prompt is None else [{"role": "assistant", "content": prompt}]
-    return [{"role": "user", "content": user}, *answer]
+    answers = [] if answer is None else [{"role": "assistant", "content": answer}]
+    return [{"role": "user", "content": user}, *answers]
 
 
-def encode(user, prompt, tokenizer, longest, all_tokens=False):
-    """A question and its answer as tokens, with labels: -100 where nothing is learnt.
+def as_text(messages, tokenizer, asks=False):
+    """A conversation as the model's template writes it. asks: up to an empty answer.
 
-    The answer begins where the whole text first differs from the text that asks for it.
-    That works with any chat template, and with any token for padding.
+    Raises UsageError if the template refuses it: many want user and assistant in turns.
     """
-    turns, as_text = conversation(user, prompt), {"tokenize": False}
-    whole = tokenizer.apply_chat_template(turns, **as_text)
-    as_text["add_generation_prompt"] = True
-    asked = tokenizer.apply_chat_template(turns[:1], **as_text)
-    begin = 0 if all_tokens else len(os.path.commonprefix([asked, whole]))
+    how = {"tokenize": False, "enable_thinking": False}  # the latter for Qwen3
+    try:
+        return tokenizer.apply_chat_template(
+            messages, add_generation_prompt=asks, **how
+        )
+    except TemplateError as error:
+        begins = " ".join(str(messages[0]["content"])[:60].split())
+        problem = f"the model's chat template refuses a conversation: {error}"
+        raise UsageError(f"{problem} (it begins with {begins!r})") from None
+
+
+def encode(messages, tokenizer, longest, all_tokens=False):
+    """A conversation as tokens, with labels: -100 where nothing is learnt."""
+    whole = as_text(messages, tokenizer)
+    learnt = [(0, len(whole))] if all_tokens else answers_in(messages, whole, tokenizer)
     tokens = tokenizer(
         whole,
         add_special_tokens=False,  # the template has written them
@@ -147,8 +208,35 @@ def encode(user, prompt, tokenizer, longest, all_tokens=False):
         return_offsets_mapping=True,
     )
     places = zip(tokens["input_ids"], tokens.pop("offset_mapping"))
-    labels = [token if start >= begin else IGNORED for token, (start, _) in places]
+    labels = [
+        token if any(begin <= start < end for begin, end in learnt) else IGNORED
+        for token, (start, _) in places
+    ]
     return {**tokens, "labels": labels}
+
+
+def answers_in(messages, whole, tokenizer):
+    """Where the answers of a conversation begin and end in its text, with what ends them.
+
+    An answer begins where the whole text first differs from the text that asks for it.
+    That works with any chat template, and with any token for padding.
+    """
+    found = []
+    for number, message in enumerate(messages):
+        if number == 0 or message["role"] != "assistant":
+            continue
+        asked = as_text(messages[:number], tokenizer, asks=True)
+        begin = len(os.path.commonprefix([asked, whole]))
+        so_far = as_text(messages[: number + 1], tokenizer)
+        if not whole.startswith(so_far):  # some templates cut what earlier answers said
+            said = message["content"].strip()
+            at = whole.find(said, begin) + len(said)
+            _, there, end = so_far.rpartition(said)
+            if not there or not whole[begin:at].endswith(said) or not said:
+                continue
+            so_far = whole[:at] + os.path.commonprefix([end, whole[at:]])
+        found.append((begin, len(so_far)))
+    return found
 
 
 def load_questions(args, tokenizer, settings):
@@ -158,7 +246,8 @@ def load_questions(args, tokenizer, settings):
     leaves nothing of an answer.
     """
     path = questions_file() if args.data == "questions" else args.data
-    rows = read_questions(path, settings, args.out / "cache")
+    datasets.disable_progress_bars()
+    rows = datasets.Dataset.from_dict({"messages": read_questions(path)})
     held_out = min(MOST_HELD_OUT, -(-len(rows) // 10))
     # without the seed, each rank would shuffle differently and hold out other rows
     parts = rows.train_test_split(held_out, seed=0)
@@ -171,9 +260,9 @@ def load_questions(args, tokenizer, settings):
     options = {"longest": args.longest, "all_tokens": args.all_tokens}
     parts = parts.map(
         encode,
-        input_columns=COLUMNS,
+        input_columns=["messages"],
         fn_kwargs={"tokenizer": tokenizer, **options},
-        remove_columns=COLUMNS,
+        remove_columns=["messages"],
         keep_in_memory=True,
     )
     labels = [*parts["train"]["labels"], *parts["test"]["labels"]]
@@ -185,17 +274,35 @@ def load_questions(args, tokenizer, settings):
     return parts["train"], parts["test"]
 
 
+def card(rows, longest):
+    """What a set of encoded conversations consists of, as a line."""
+    tokens = sum(map(len, rows["input_ids"]))
+    learnt = sum(label != IGNORED for labels in rows["labels"] for label in labels)
+    full = sum(len(ids) >= longest for ids in rows["input_ids"])
+    counts = (
+        f"{len(rows):,} conversations, {tokens:,} tokens, {learnt:,} of them learnt"
+    )
+    return f"{counts}; {full:,} as long as --longest {longest}, or cut there"
+
+
+def end_tokens(tokenizer):
+    """The tokens after which an answer is over: the one that ends a text, and the one
+    with which the template ends a turn, such as Gemma's <end_of_turn>.
+    """
+    _, _, end = as_text(conversation("Why?", "Because."), tokenizer).rpartition(
+        "Because."
+    )
+    turn = tokenizer(end, add_special_tokens=False)["input_ids"][:1]
+    special = set(turn) & set(tokenizer.added_tokens_decoder)
+    return [tokenizer.eos_token_id, *sorted(special - {tokenizer.eos_token_id})]
+
+
 def answers(model, tokenizer, users, length=40):
     """What the model answers to questions: the likeliest token each time, a list.
 
     An answer that comes to its end within `length` tokens ends with the end token.
     """
-    asked = [
-        tokenizer.apply_chat_template(
-            conversation(user), tokenize=False, add_generation_prompt=True
-        )
-        for user in users
-    ]
+    asked = [as_text(conversation(user), tokenizer, asks=True) for user in users]
     tokens = tokenizer(
         asked,
         add_special_tokens=False,
@@ -203,17 +310,17 @@ def answers(model, tokenizer, users, length=40):
         padding_side="left",  # the answer follows the question
         return_tensors="pt",
     ).to(model.device)
-    end = {
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.eos_token_id,
-    }
+    ends = end_tokens(tokenizer)
+    end = {"eos_token_id": ends, "pad_token_id": tokenizer.eos_token_id}
     model.eval()
     written = model.generate(**tokens, **end, max_new_tokens=length, do_sample=False)
     texts = tokenizer.batch_decode(written[:, tokens["input_ids"].shape[1] :])
-    return [first_of(text, tokenizer.eos_token) for text in texts]
+    return [first_of(text, tokenizer.convert_ids_to_tokens(ends)) for text in texts]
 
 
-def first_of(text, end):
+def first_of(text, ends):
     """A text up to and with its first end token."""
-    before, found, _ = text.partition(end)
-    return before.strip() + found
+    at, end = min(
+        [(text.index(end), end) for end in ends if end in text] or [(None, "")]
+    )
+    return text[:at].strip() + end
