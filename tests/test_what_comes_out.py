@@ -83,6 +83,25 @@ def test_a_sample_goes_on_where_the_context_ends_and_can_be_repeated(network, tm
     assert greedy == Bytes().decode(network.generate(list(b"ab"), 9, top_k=1))
 
 
+def test_a_chat_model_is_asked_by_its_template_and_shows_its_answer_only(
+    network, tmp_path
+):
+    from transformers import AutoTokenizer
+
+    export(network, Bytes(), tmp_path)
+    with pytest.raises(UsageError, match="no chat template"):
+        sample(tmp_path, "ab", 9, 0, 0.8, 1, chat=True)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer.chat_template = (
+        "{{ messages[0].content }}{% if not add_generation_prompt %}c{% endif %}d"
+    )
+    tokenizer.eos_token = "e"
+    tokenizer.save_pretrained(tmp_path)
+    continued = Bytes().decode(network.generate(list(b"abd"), 9, top_k=1)[3:])
+    answer = sample(tmp_path, "ab", 9, 0, 0.8, 1, chat=True)
+    assert answer == continued.partition("e")[0]
+
+
 @pytest.mark.parametrize("torn", [None, "config.json", "model.safetensors"])
 def test_a_folder_without_a_whole_model_gives_one_line(network, tmp_path, torn):
     if torn:

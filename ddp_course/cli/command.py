@@ -384,11 +384,14 @@ def sample(
     top_k: int = typer.Option(
         40, min=1, help="draw from so many likely tokens; 1: the most likely"
     ),
+    chat: bool = typer.Option(
+        False, "--chat", help="the prompt is a question to a model of lesson 11"
+    ),
 ):
-    """Let a model that you have trained continue a text."""
+    """Let a model that you have trained continue a text, or answer."""
     from ddp_course.cli.sample import sample
 
-    print(sample(folder, prompt, tokens, seed, temperature, top_k))
+    print(sample(folder, prompt, tokens, seed, temperature, top_k, chat))
 
 
 @app.command()
