@@ -25,8 +25,14 @@ from ddp_course.data.text import load_windows
 from ddp_course.files import check_alike
 from ddp_course.lesson06 import PRECISIONS, grouped
 from ddp_course.models.gpt import GPT, SHAPES
-from ddp_course.models.recipe import bits_per_byte, evaluate, learning_rate
-from ddp_course.models.recipe import loss_of, parameter_groups
+from ddp_course.models.modern import ModernGPT
+from ddp_course.models.recipe import (
+    bits_per_byte,
+    evaluate,
+    learning_rate,
+    loss_of,
+    parameter_groups,
+)
 from ddp_course.ranks.environment import backend_for, choose_device, process_group
 from ddp_course.ranks.spawn import start_ranks
 
@@ -84,6 +90,7 @@ def arguments(argv=()):
     flag("--tokenizer", help="bytes, bpe, or a tokenizer.json (bytes)")
     flag("--vocabulary", **count, default=2048, help="tokens that bpe learns (2048)")
     flag("--shape", choices=list(SHAPES), default="small", help="of the model (small)")
+    flag("--modern", action="store_true", help="a model like Llama, not like GPT-2")
     flag("--dropout", type=runs.share, default=0.0, help="probability (0)")
     flag("--precision", choices=["fp32", "bf16"], help="bf16 on a GPU, else fp32")
     flag("--compile", action="store_true", help="compile the model: pays in long runs")
@@ -138,7 +145,9 @@ def join(args):
 
 def settings_of(args, fingerprint, train_set, world_size):
     """What a run must have in common with the run that it resumes."""
-    names = "shape seed batch_size accumulate precision dropout learning_rate warmup"
+    names = (
+        "shape modern seed batch_size accumulate precision dropout learning_rate warmup"
+    )
     names = [*names.split(), "weight_decay", "max_norm"]
     chosen = {name.replace("_", "-"): vars(args)[name] for name in names}
     data = {"data": fingerprint, "train-samples": len(train_set)}
@@ -175,7 +184,8 @@ def prepare(args, rank, world_size, device):
     per_epoch = len(loader) // args.accumulate  # whole updates only
 
     torch.manual_seed(args.seed)
-    model = GPT(tokenizer.vocabulary, dropout=args.dropout, **shape).to(device)
+    kind = ModernGPT if args.modern else GPT
+    model = kind(tokenizer.vocabulary, dropout=args.dropout, **shape).to(device)
     model.head.chunked = args.chunked_loss
     groups = parameter_groups(model, args.weight_decay)
     gpu = [device] if device.type == "cuda" else None

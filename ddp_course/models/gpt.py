@@ -181,18 +181,23 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = Head(width, vocabulary, bias=False)
         self.head.weight = self.token_embedding.weight
+        self.initialise()
+
+    def initialise(self):
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 # as in GPT-2: smaller where 2 * layers outputs are added to one sum
                 residual = name.endswith(("attention.output.weight", "contract.weight"))
-                std = 0.02 / (2 * layers) ** 0.5 if residual else 0.02
+                std = 0.02 / (2 * len(self.blocks)) ** 0.5 if residual else 0.02
                 nn.init.normal_(parameter, std=std)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
+    def embed(self, tokens, first):
+        return embed(tokens, self.token_embedding, self.position_embedding, first)
+
     def forward(self, tokens, targets=None, cache=None):
-        embeddings = self.token_embedding, self.position_embedding
-        x = self.dropout(embed(tokens, *embeddings, cache.read if cache else 0))
+        x = self.dropout(self.embed(tokens, cache.read if cache else 0))
         for block in self.blocks:
             x = block(x, cache)
         if cache is not None:
@@ -213,10 +218,11 @@ class GPT(nn.Module):
         Per parameter of a matrix 2 in forward and 4 in backward; and for attention 12
         per layer, width and context. A. Chowdhery et al., "PaLM", 2022, appendix B.
         """
-        context, width = self.position_embedding.weight.shape
-        parameters = sum(parameter.numel() for parameter in self.parameters())
-        in_matrices = parameters - context * width
-        return 6 * in_matrices + 12 * len(self.blocks) * width * context
+        width = self.token_embedding.weight.shape[1]
+        positions = getattr(self, "position_embedding", None)
+        looked_up = positions.weight.numel() if positions else 0
+        in_matrices = sum(value.numel() for value in self.parameters()) - looked_up
+        return 6 * in_matrices + 12 * len(self.blocks) * width * self.context
 
     @torch.no_grad()
     def generate(self, tokens, length, seed=0, temperature=0.8, top_k=40, cached=True):
