@@ -1,1 +1,1 @@
-"""What is trained on: images, text, questions with answers, tokenizers and shards of tokens."""
+"""What is trained on: images, text and its documents, questions with answers, tokenizers and shards of tokens."""

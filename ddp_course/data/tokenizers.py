@@ -3,8 +3,7 @@
 import numpy as np
 
 from ddp_course import UsageError
-from ddp_course.files import open_file
-
+from ddp_course.files import open_file, write_atomically
 
 # how tokenizers name the token that ends a text: GPT-2 and many others, Llama 3, Llama 2
 # and Mistral, Gemma, DeepSeek
@@ -26,6 +25,9 @@ class Bytes:
     def encode(self, content):
         """bytes -> uint16 (tokens,)"""
         return np.frombuffer(content, dtype=np.uint8).astype(np.uint16)
+
+    def named(self, name):
+        raise UsageError(f"a token is a byte: none has the name {name!r}")
 
     def decode(self, tokens):
         """numbers -> str"""
@@ -79,7 +81,7 @@ class BPE:
             show_progress=False,
         )
         tokenizer.train_from_iterator(texts, trainer)
-        tokenizer.save(str(path))
+        write_atomically(path, tokenizer.to_str(pretty=True))
 
     def encode(self, content):
         """bytes -> uint16 or uint32 (tokens,), without tokens for begin and end"""
@@ -87,8 +89,24 @@ class BPE:
         encoded = self.tokenizer.encode(text, add_special_tokens=False)
         return np.asarray(encoded.ids, dtype=small_type(self.vocabulary))
 
+    def named(self, name):
+        """The id of the token with a name. Raises UsageError if there is none."""
+        number = self.tokenizer.token_to_id(name)
+        if number is None:
+            raise UsageError(f"{self.path} has no token {name!r}")
+        return number
+
     def decode(self, tokens):
-        return self.tokenizer.decode(list(map(int, tokens)))
+        """numbers -> str, in which special tokens are their names"""
+        numbers = list(map(int, tokens))
+        return self.tokenizer.decode(numbers, skip_special_tokens=False)
+
+    def size(self, tokens):
+        """How many bytes of text these tokens are; one that cuts a letter counts three.
+
+        The end of a text, and other special tokens, are no text.
+        """
+        return len(self.tokenizer.decode(list(map(int, tokens))).encode())
 
 
 def special_token(tokenizer, names):
@@ -96,7 +114,3 @@ def special_token(tokenizer, names):
     added = tokenizer.get_added_tokens_decoder().items()
     special = {token.content: number for number, token in added if token.special}
     return next((special[name] for name in names if name in special), None)
-
-    def size(self, tokens):
-        """How many bytes of text these tokens are; one that cuts a letter counts three."""
-        return len(self.decode(tokens).encode())
