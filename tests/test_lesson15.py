@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -21,10 +22,12 @@ import torch
 import torch.distributed as dist
 from conftest import COURSE, THOROUGH, descendants, wait_until
 from torch import nn
+from torch.distributed.algorithms.join import Join
 from torch.distributed.debug import start_debug_server, stop_debug_server
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from ddp_course import UsageError, lesson04, lesson15
+from ddp_course import UsageError, lesson04, lesson05, lesson15
 from ddp_course.checks.ex15 import examining, patients
 from ddp_course.detectors.desync import DesyncDetector, difference, digest
 from ddp_course.detectors.flight_record import (
@@ -34,6 +37,8 @@ from ddp_course.detectors.flight_record import (
     write_flight_record,
 )
 from ddp_course.detectors.nan import NanGuard
+from ddp_course.detectors.samples import SampleDetector
+from ddp_course.detectors.samples import digest as digest_of_batch
 from ddp_course.detectors.straggler import StragglerDetector, slowest
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, launch
@@ -829,6 +834,116 @@ def test_a_digest_takes_every_dtype():
         assert digest(tensor) != digest(torch.zeros_like(tensor))
     assert digest(torch.tensor(1.0)) != digest(torch.tensor(2.0))
     assert digest(torch.empty(0)) == 0
+
+
+# ---- redundant ----
+
+PATIENT_20_HAS = "ranks 0, 1 have the same batch in 4 of 4 steps"
+
+
+def test_a_patient_whose_ranks_read_the_same_samples_is_told_by_its_batches(capfd):
+    launch(run_patient, "patient_20")
+    said = re.findall(r"rank (\d): (epoch 4, 8 steps, .*)", capfd.readouterr().out)
+    assert len(said) == 2 and said[0][1] == said[1][1], "to the last digit"
+    told = story("patient_20", lambda model, _: SampleDetector(model, every=4))
+    assert PATIENT_20_HAS in told and "failed in the same way" in told
+
+
+def reading(cases):
+    """What the detector says of two epochs, for each of several mistakes."""
+    with process_group(timeout=30) as (rank, _):
+        return [read(case, rank) for case in cases]
+
+
+def read(case, rank):
+    labels = (torch.arange(96) % 12 == 0).long()
+    inputs = torch.randn(96, 8, generator=torch.Generator().manual_seed(0))
+    if case == "uneven":  # ranks 0 and 1 have four and eight batches
+        inputs, labels = inputs[32 * rank : 32 + 64 * rank], labels[: 32 + 32 * rank]
+    data = TensorDataset(inputs, labels)
+    own = None if case in ("sampler", "seeds", "uneven") else DistributedSampler(data)
+    torch.manual_seed(rank if case == "seeds" else 0)
+    loader = DataLoader(data, 8, sampler=own, shuffle=own is None)
+    norm = lesson05.SyncBatchNorm(8) if case == "sync" else nn.BatchNorm1d(8)
+    network = nn.Sequential(norm, nn.Linear(8, 2))
+    if case == "buffers":
+        names = ["0.running_mean"]
+        ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+        ignore(network, names)
+    model = DistributedDataParallel(network)
+    shares = [0.5, 0.5] if case == "balance" else [11 / 12, 1 / 12]
+    every = None if case == "uneven" else 5
+    detector = SampleDetector(model, 96, shares, every=every, timeout=30)
+    try:
+        for epoch in range(2):
+            if own and case != "set_epoch":
+                own.set_epoch(epoch)
+            with Join([model]):
+                for number, (batch, targets) in enumerate(loader):
+                    detector.look({"inputs": batch, "labels": targets}, targets)
+                    with model.no_sync() if number % 3 == 0 else nullcontext():
+                        model(batch).pow(2).mean().backward()
+            detector.end_epoch()
+    except UsageError as error:
+        return str(error)
+
+
+READ = {
+    "none": None,
+    "sync": None,
+    "uneven": None,
+    "sampler": "ranks 0, 1 have the same batch in 5 of 5 steps",
+    "seeds": "epoch 1, step 12: the ranks have read 192 samples, and there are 96",
+    "set_epoch": "epoch 2, step 6: the batches are those of the epoch before",
+    "balance": "91.7% of the samples have the label 0, and 50.0% were promised",
+    "buffers": "step 4: buffers differ between the ranks: 0.running_mean",
+}
+
+
+def test_what_the_ranks_read_is_told_to_all_of_them_and_a_healthy_run_is_silent():
+    """With no_sync() in some steps, and Join where a rank has more batches."""
+    said = launch(reading, list(READ), timeout=120)
+    assert said[0] == said[1], "all ranks learn it"
+    for line, (case, wanted) in zip(said[0], READ.items()):
+        assert line == wanted if wanted is None else wanted in line, (case, line)
+
+
+def exchanges():
+    """The collectives of the detector's group, where rank 0 has five steps more."""
+    with process_group() as (rank, _):
+        detector = SampleDetector(every=3, timeout=10)
+        for step in range(2 if rank else 7):
+            detector.look([step, rank])
+        detector.end_epoch()
+        entries = flight_record()["entries"]
+        return [call for call in entries if call["process_group"][0] != "0"]
+
+
+def test_ranks_that_run_out_of_samples_answer_the_others_small_messages():
+    """As the docstring says: one per `every` steps, of 40 + 16 * every bytes."""
+    for calls in launch(exchanges):
+        assert [call["input_sizes"] for call in calls] == [[[5 + 2 * 3]]] * 3
+        assert {call["profiling_name"] for call in calls} == {"gloo:all_gather"}
+        assert {dtype for call in calls for dtype in call["input_dtypes"]} == {"Long"}
+
+
+def test_a_batchs_digest_is_of_its_contents_their_places_and_their_shape():
+    torch.manual_seed(0)
+    batch = torch.randn(4, 6)
+    seen = {digest_of_batch(batch).item()}
+    for number in range(24):
+        for bit in (0, 15, 31):
+            changed = batch.clone()
+            changed.view(torch.uint8).view(-1)[4 * number + bit // 8] ^= 1 << bit % 8
+            seen.add(digest_of_batch(changed).item())
+    orders = [batch.flip(0), batch.view(6, 4), batch[:, [1, 0, 2, 3, 4, 5]]]
+    seen |= {digest_of_batch(each).item() for each in orders}
+    assert len(seen) == 1 + 24 * 3 + 3
+    assert digest_of_batch(batch.t().contiguous().t()).item() in seen
+    both = {"x": batch, "y": [3, 1]}
+    assert digest_of_batch(both) == digest_of_batch({"y": [3, 1], "x": batch.clone()})
+    assert digest_of_batch([1, 2, 3]) == digest_of_batch(torch.tensor([1, 2, 3]))
+    assert digest_of_batch([1, 2, 3]) != digest_of_batch([1, 3, 2])
 
 
 def bad_number(rank_of_fault, step_of_fault, where, value):

@@ -7,6 +7,8 @@ Text:   RuntimeError: module must have its parameters and buffers on device cuda
         but found one of them on device: cpu
 Text:   RuntimeError: Caught RuntimeError in replica 0 on device 0.
 Text:   StopIteration: Caught StopIteration in replica 0 on device 0.
+Text:   RuntimeError: Gather got an input of invalid size: got [2, 30, 768], but expected [2, 28, 768]
+Text:   RuntimeError: Output 0 of BroadcastBackward is a view and is being modified inplace.
 Cause:  One process uses several GPUs with `nn.DataParallel`. Trainer does so whenever it sees more
         than one GPU and was not started by a launcher, as in a notebook with two GPUs. It is slower
         than DDP, and the batch is larger than you set.

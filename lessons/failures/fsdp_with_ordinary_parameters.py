@@ -3,8 +3,8 @@
 Run:    torchrun --nproc_per_node 2 lessons/failures/fsdp_with_ordinary_parameters.py
 Text:   RuntimeError: aten._foreach_norm.Scalar got mixed torch.Tensor and DTensor, need to convert
         all torch.Tensor to DTensor before calling distributed operators!
-Text:   RuntimeError: aten.mm.default got mixed torch.Tensor and DTensor, need to convert all
-        torch.Tensor to DTensor before calling distributed operators!
+Text:   RuntimeError: aten._foreach_mul_.Tensor got mixed torch.Tensor and DTensor, need to convert
+        all torch.Tensor to DTensor before calling distributed operators!
 Cause:  Some parameters are sharded (DTensor) and others are ordinary tensors: `fully_shard` was
         called for the blocks and not for the root, or adapters, a new head or frozen layers were
         added outside of it. `clip_grad_norm_` then gets both kinds.

@@ -8,13 +8,11 @@ Text:   torch.distributed.DistBackendError: NCCL error in:
         NCCL_DEBUG=INFO for details), NCCL version 2.21.5
 Text:   NCCL WARN Call to posix_fallocate failed : No space left on device
 Text:   NCCL WARN Error while creating shared memory segment /dev/shm/nccl-AbCdEf (size 9637888)
-Text:   ncclUnhandledCudaError: Call to CUDA function failed.
-Text:   NCCL WARN Cuda failure 'invalid argument'
 Cause:  nccl asked the system for something and did not get it. Inside a container it is nearly
         always shared memory: Docker gives 64 MB of /dev/shm.
 Which:  `NCCL_DEBUG=WARN` prints the call that failed. `shared memory` or `posix_fallocate`:
         /dev/shm. `socket` or `connect`: the network between the machines, or an interface such as
-        docker0. `CUDA function`: the driver or the GPU, see `dmesg | grep -i xid`.
+        docker0.
 Fix:    `docker run --ipc=host`, or `--shm-size=16g`; in Kubernetes an `emptyDir` with `medium:
         Memory` at /dev/shm. For sockets, `NCCL_SOCKET_IFNAME=eth0`.
 Lesson: 14

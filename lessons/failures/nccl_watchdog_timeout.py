@@ -10,6 +10,11 @@ Text:   [Rank 4] Some NCCL operations have failed or timed out. Due to the async
         CUDA kernels, subsequent GPU operations might run on corrupted/incomplete data.
 Text:   [Rank 4] To avoid data inconsistency, we are taking the entire process down.
 Text:   Process group watchdog thread terminated with exception
+Text:   ProcessGroupNCCL's watchdog got stuck for 600 seconds without making progress in monitoring
+        enqueued collectives. This typically indicates a NCCL/CUDA API hang blocking the watchdog, and
+        could be triggered by another thread holding the GIL inside a CUDA api, or other
+        deadlock-prone behaviors.
+Text:   Heartbeat monitor timed out! Process will be terminated after dumping debug info.
 Text:   terminate called after throwing an instance of 'c10::DistBackendError'
 Text:   RuntimeError: NCCL communicator was aborted on rank 3. Original reason for failure was:
         Watchdog caught collective operation timeout

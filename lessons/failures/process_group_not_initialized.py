@@ -5,6 +5,7 @@ Text:   ValueError: Default process group has not been initialized, please make 
         init_process_group.
 Text:   RuntimeError: Default process group has not been initialized, please make sure to call
         init_process_group.
+Text:   AssertionError: Default process group is not initialized
 Cause:  Something distributed was called in a process that has no process group: a collective, DDP,
         a DistributedSampler without `num_replicas`, or SyncBatchNorm in training. Often the program
         was written for a launcher and is started with `python`, on one GPU.

@@ -40,7 +40,19 @@ class Failure(NamedTuple):
         lines = [line for line in self.error.splitlines() if not FRAME.match(line)]
         lines = [line.strip() for line in lines]
         lines = [line for line in lines if len(re.findall(r"[A-Za-z]{2,}", line)) > 4]
-        return list(dict.fromkeys([self.title, *lines]))
+        return list(dict.fromkeys([self.title, *self.whole_title(lines), *lines]))
+
+    @property
+    def owned(self):
+        """How many of its texts are the error's own."""
+        return 1 + len(self.whole_title(self.texts[1:]))
+
+    def whole_title(self, lines):
+        """The line that the title is the beginning of, where the title is cut: [line]."""
+        begin = self.title.removesuffix(" …")
+        if begin == self.title:
+            return []
+        return [line for line in lines if begin in line][:1]
 
 
 def failures_of(path):

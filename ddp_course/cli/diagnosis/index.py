@@ -73,7 +73,7 @@ def of_lesson(failure):
         failure.title,
         failure.name,
         failure.texts,
-        1,
+        failure.owned,
         cause,
         "",
         fix,

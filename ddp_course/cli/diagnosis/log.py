@@ -15,6 +15,7 @@ LONGEST = 4_000  # characters of a line that are looked at
 PIECE = 1 << 16  # bytes that are read at once of a line without an end
 REMEMBERED = 50_000  # lines that are told apart
 STRONG = 30.0  # a score above it says no more: long texts are not better ones
+NEAR = 0.85  # of a line's best score: failures below it fit that line less
 
 DIGITS = str.maketrans("", "", "0123456789")
 PREFIX = re.compile(
@@ -34,7 +35,8 @@ FOLLOWER = re.compile(
     r"|remote process exited|dump flag"
     r"|SIGABRT|SIGTERM|exitcode +: -(6|15)\b|Signal (6|15)\b"
     r"|NCCL communicator was aborted|Connection was likely closed|connection lost"
-    r"|Last error:"
+    r"|Last error:|returned non-zero exit status|srun: (error|Terminating)"
+    r"|terminate called after"
 )
 # What comes with any run, or with the end of any run.
 NOTE = re.compile(
@@ -106,8 +108,11 @@ def findings(lines, index):
             continue
         if len(seen) < REMEMBERED:
             seen.add(key)
-        for match in index.matches(line)[:15]:
-            finding = Finding(match.failure, line, number, min(match.score, STRONG))
+        matches = index.matches(line)
+        for match in matches[:15]:
+            near = match.score / matches[0].score
+            weight = min(match.score, STRONG) * (1 if near >= NEAR else near)
+            finding = Finding(match.failure, line, number, weight)
             entry = best.setdefault((match.failure, rank), finding)
             if finding.weight > entry.weight:
                 best[match.failure, rank] = finding

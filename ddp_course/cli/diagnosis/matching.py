@@ -22,6 +22,7 @@ RULES = [
     ),  # what torchrun calls signals
     (r"(?:exit|return)[_ ]?[Cc]ode *[:=]? *-6\b", " exitcode_sigabrt "),
     (r"(?:exit|return)[_ ]?[Cc]ode *[:=]? *-7\b", " exitcode_sigbus "),
+    (r"(?:exit|return)[_ ]?[Cc]ode *[:=]? *-8\b", " exitcode_sigfpe "),
     (r"(?:exit|return)[_ ]?[Cc]ode *[:=]? *-9\b", " exitcode_sigkill "),
     (r"(?:exit|return)[_ ]?[Cc]ode *[:=]? *-11\b", " exitcode_sigsegv "),
     (r"(?:exit|return)[_ ]?[Cc]ode *[:=]? *-15\b", " exitcode_sigterm "),
@@ -31,6 +32,7 @@ RULES = [
     (r"\b[\w-]+\.(py|cpp|cc|cu|h|hpp|sh|so)\b[.\d]*(:\d+)?", " "),
     (r"\b0x[0-9A-Fa-f]+|\b[0-9a-f]{12,}\b", " "),  # addresses
     (r"torch\.Size\(\[0\]\)", " empty_shape "),  # what ZeRO leaves of a parameter
+    (r"tensor [ab] \(0\)", " empty_shape "),
     (r"\d+", " "),  # and every number
 ]
 WORD = r"[a-z_]{2,}"
