@@ -6,13 +6,17 @@ import shutil
 from contextlib import redirect_stdout
 from io import StringIO
 
+import mutants
 import pytest
 from conftest import COURSE, THOROUGH, wait_until
+from mutants import ex14
 from test_machines import needs_namespaces
 
 from ddp_course import UsageError, lesson09
+from ddp_course.checks.ex14 import pretended_slurm
 from ddp_course.ranks.launch import launch
 from ddp_course.ranks.machines.machines import PRETENDED, Machines
+from ddp_course.ranks.machines.namespaces import environment
 from ddp_course.ranks.machines.slurm import INSTALL, Slurm, installed
 
 CONF = COURSE / "clusters" / "slurm" / "slurm.conf"
@@ -169,3 +173,91 @@ def test_slurm_itself_signals_before_the_time_is_up(cluster, tmp_path):
     log = tmp_path / "log"
     job = slurm.submit(f"--time=1 --signal=B:USR1@30 -o {log} {script}")
     assert slurm.wait(job) == "COMPLETED" and log.read_text() == "told\n"
+
+
+# ---- exercise 14's job files ----
+
+MODULE = '#!/bin/sh\nshift 2\nexec torchrun "$@"\n'
+TORCHRUN = """#!/bin/sh
+printf '%s\\n' "$(hostname)" "$@" > "$OUT/$SLURM_RESTART_COUNT.$(hostname).$$"
+echo "attempt $SLURM_RESTART_COUNT"
+[ "$WAIT$SLURM_RESTART_COUNT" != yes ] || sleep 30
+"""
+
+
+@pytest.fixture
+def large_cluster(tmp_path):
+    """Three machines that say they have 64 cores, and a torchrun that only notes."""
+    (tmp_path / "bin").mkdir()
+    for name, text in {"torchrun": TORCHRUN, "python": MODULE}.items():
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    conf = tmp_path / "slurm.conf"
+    text = CONF.read_text().replace("CPUs=1", "CPUs=64")
+    conf.write_text(f"SlurmdParameters=config_overrides\n{text}")
+    with Machines(3, quiet=True) as machines, Slurm(machines, conf) as slurm:
+        path = f"{tmp_path}/bin:{environment()['PATH']}"
+        slurm.environment |= {"PATH": path}
+        yield slurm
+
+
+ADDRESS = r"10\.\d+\.0\.\d+"
+GPUS = r"--(gpus|gres)\S*"
+
+
+def without_gpus(text):
+    """A job file for machines that have none."""
+    return re.sub(rf"(?m)^#SBATCH {GPUS}\n|{GPUS}", "", text)
+
+
+def submitted_file(slurm, folder, text, wait=""):
+    script, out = folder / "job", folder / "out"
+    script.write_text(text)
+    out.mkdir()
+    return slurm.submit(f"--export=ALL,OUT={out},WAIT={wait} -o {out}/log {script}")
+
+
+def noted(folder):
+    """What each torchrun was started with, after the name of its machine."""
+    found = [path.read_text().splitlines() for path in folder.glob("out/*node*")]
+    addresses = [[re.sub(ADDRESS, "address", word) for word in each] for each in found]
+    return sorted(addresses)
+
+
+@slow
+@needs_namespaces
+@needs_slurm
+def test_a_check_of_exercise_14_starts_the_tasks_that_slurm_starts(
+    large_cluster, tmp_path
+):
+    answers = [each for each in mutants.CANDIDATES if each.question == "job_file"]
+    same = {"corrects_the_tasks_at_srun", "a_task_per_gpu", "the_name_of_each"}
+    for each in answers:
+        if each.pattern is not None and each.name not in same:
+            continue
+        folder = tmp_path / each.name
+        folder.mkdir()
+        text = without_gpus(each.answers[0](3, 2, 4, 5))
+        job = submitted_file(large_cluster, folder, text)
+        assert large_cluster.wait(job) == "COMPLETED", each.name
+        hosts = ["node0", "node1", "node2"]
+        seen = pretended_slurm.Job(text, job, hosts, "node[0-2]", 2, "ends").run()
+        ours = [[task["host"], *task["words"]] for task in seen["started"]]
+        ours = [[re.sub(ADDRESS, "address", word) for word in task] for task in ours]
+        assert noted(folder) == sorted(ours), each.name
+        assert seen["code"] == 0, each.name
+
+
+@slow
+@needs_namespaces
+@needs_slurm
+def test_our_job_file_of_exercise_14_goes_back_into_slurms_queue(
+    large_cluster, tmp_path
+):
+    text = without_gpus(ex14.a_file(3, 2, 4, 5))
+    job = submitted_file(large_cluster, tmp_path, text, wait="yes")
+    wait_until(lambda: len(noted(tmp_path)) == 3, 60)
+    large_cluster.run(f"scancel --signal=USR1 --batch {job}")
+    assert large_cluster.wait(job) == "COMPLETED"
+    assert len(noted(tmp_path)) == 6  # three in each attempt
+    assert "attempt 1" in (tmp_path / "out" / "log").read_text()

@@ -6,8 +6,6 @@ import ipaddress
 import itertools
 import math
 import os
-import random
-import re
 import signal
 import sys
 import threading
@@ -17,340 +15,546 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from ddp_course import lesson14
+from torch.distributed import _functional_collectives as functional
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from mutants import right, wrong
 
-# ---- rank_variables ----
+# ---- job_file ----
+
+DIRECTIVES = {
+    "nodes": "--nodes={machines}",
+    "tasks": "--ntasks-per-node=1",
+    "gpus": "--gpus-per-node={gpus}",
+    "cores": "--cpus-per-task={cores}",
+    "time": "--time={minutes}",
+    "signal": "--signal=B:USR1@120",
+    "requeue": "--requeue",
+    "log": "--open-mode=append",
+}
+SCRIPT = {
+    "head": "head=$(hostname)",
+    "port": "port=$((20000 + SLURM_JOB_ID % 10000))",
+    "trap": "trap 'scontrol requeue $SLURM_JOB_ID' USR1",
+    "srun": "srun {step} {torchrun} train.py &",
+    "end": "wait $!",
+}
+STEP = "--cpus-per-task={cores} --kill-on-bad-exit=1"
+TORCHRUN = "torchrun --nnodes {machines} --nproc-per-node {gpus} --rdzv-backend c10d --rdzv-id $SLURM_JOB_ID {meet}"
+MEET = "--rdzv-endpoint $head:$port"
+STATIC = "--node-rank $SLURM_NODEID --master-addr $head --master-port $port"
+JOB = ("machines", "gpus", "cores", "minutes")
 
 
-def sizes_of(slurm):
-    sizes = []
-    for part in slurm["SLURM_TASKS_PER_NODE"].split(","):
-        size, _, times = part.rstrip(")").partition("(x")
-        sizes += [int(size)] * int(times or 1)
-    return sizes
+def a_file(*asked, **changed):
+    """A right job file, with some of its parts changed; None leaves a part out."""
+    lines = ["#!/bin/bash"]
+    for option in (DIRECTIVES | {key: value for key, value in changed.items() if key in DIRECTIVES}).values():
+        lines += [f"#SBATCH {option}"] if option else []
+    script = SCRIPT | {key: value for key, value in changed.items() if key in SCRIPT}
+    text = "\n".join(lines + [line for line in script.values() if line is not None])
+    parts = {"step": STEP, "torchrun": TORCHRUN, "meet": MEET} | changed
+    for _ in range(3):  # a part may name another
+        for name in ("step", "torchrun", "meet"):
+            text = text.replace("{" + name + "}", parts[name])
+    for name, value in zip(JOB, asked):
+        text = text.replace("{" + name + "}", str(value))
+    return text + "\n"
 
 
-def first_of(slurm):
-    return re.sub(r"\[(\d+)[^]]*\]", r"\1", slurm["SLURM_JOB_NODELIST"]).split(",")[0]
+def right_file(name, **changed):
+    """A right answer with these parts."""
+    answer = lambda machines, gpus, cores, minutes: a_file(machines, gpus, cores, minutes, **changed)
+    answer.__name__, answer.__module__ = name, __name__
+    right("job_file")(answer)
 
 
-def variables(slurm, **changed):
-    """The right answer, with some of its values changed."""
-    sizes = sizes_of(slurm)
-    values = {
-        "RANK": slurm["SLURM_PROCID"],
-        "LOCAL_RANK": slurm["SLURM_LOCALID"],
-        "WORLD_SIZE": str(sum(sizes)),
-        "LOCAL_WORLD_SIZE": str(sizes[int(slurm["SLURM_NODEID"])]),
-        "GROUP_RANK": slurm["SLURM_NODEID"],
-        "MASTER_ADDR": first_of(slurm),
-        "MASTER_PORT": str(20000 + int(slurm["SLURM_JOB_ID"]) % 10000),
-    }
-    return values | changed
+def wrong_file(name, pattern, **changed):
+    answer = lambda machines, gpus, cores, minutes: a_file(machines, gpus, cores, minutes, **changed)
+    answer.__name__, answer.__module__ = name, __name__
+    wrong("job_file", pattern)(answer)
 
 
-def expand(nodelist):
-    """All names of SLURM's short form, as scontrol show hostnames prints them."""
-    parts, depth, text = [], 0, ""
-    for letter in nodelist:
-        depth += (letter == "[") - (letter == "]")
-        if letter == "," and not depth:
-            parts.append(text)
-            text = ""
-        else:
-            text += letter
-    names = []
-    for part in [*parts, text]:
-        pieces = re.split(r"\[([^]]*)\]", part)
-        choices = []
-        for place, piece in enumerate(pieces):
-            if place % 2 == 0:
-                choices.append([piece])
-                continue
-            numbers = []
-            for span in piece.split(","):
-                low, _, high = span.partition("-")
-                numbers += [str(n).zfill(len(low)) for n in range(int(low), int(high or low) + 1)]
-            choices.append(numbers)
-        names += ["".join(each) for each in itertools.product(*choices)]
-    return names
+right_file(
+    "short_options", nodes="-N {machines}", cores="-c {cores}", time="-t {minutes}:00", gpus="--gres=gpu:{gpus}",
+    step="-c{cores} -K1",
+)  # fmt: skip
+right_file(
+    "two_options_in_a_line", nodes="--nodes {machines} --ntasks {machines}", tasks="--ntasks-per-node 1 -J night # a name",
+)  # fmt: skip
+right_file("one_task_by_default", tasks=None, gpus="--gpus-per-task=a100:{gpus}")
+right_file(
+    "static_with_a_shell_in_the_task", port="export head port=$((20000 + SLURM_JOB_ID % 10000))",
+    torchrun="sh -c 'exec torchrun --nnodes=$SLURM_NNODES --nproc_per_node=gpu --node_rank=$SLURM_NODEID "
+    '--master_addr=$head --master_port=$port "$@"\' sh',
+)  # fmt: skip
+right_file(
+    "as_in_pytorchs_examples", head="nodes=( $(scontrol show hostnames $SLURM_JOB_NODELIST) )\nhead_node=${nodes[0]}\n"
+    'head=$(srun --nodes=1 --ntasks=1 -w "$head_node" hostname --ip-address)',
+)  # fmt: skip
+right_file(
+    "as_in_the_lesson", head='head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+    trap="requeue() {\n    kill -0 \"$step\" 2>/dev/null || return\n    scancel --signal=USR1 \"$SLURM_JOB_ID\"\n"
+    '    timeout 40 tail --pid="$step" -f /dev/null\n    scontrol requeue "$SLURM_JOB_ID"\n}\ntrap requeue USR1',
+    torchrun="sh -c 'trap \"\" USR1; exec torchrun \"$@\"' torchrun --nnodes $SLURM_NNODES --nproc-per-node {gpus} "
+    '--rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d --rdzv-endpoint "$head:$port"',
+    end="step=$!\nwait $step\nwait $step",
+)  # fmt: skip
+right_file(
+    "environment_variables", port="export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK SLURM_KILL_BAD_EXIT=1\n"
+    "port=$((29999 - SLURM_JOBID % 9973))", step="",
+)  # fmt: skip
+right_file(
+    "as_a_module", torchrun="python -m torch.distributed.run --nnodes {machines}:{machines} --nproc-per-node={gpus} "
+    "--rdzv_backend=c10d --rdzv_endpoint=$head:$port",
+)  # fmt: skip
+right_file(
+    "another_signal", signal="--signal B:USR2@120", trap="trap 'scontrol requeue $SLURM_JOB_ID; exit 1' SIGUSR2 SIGTERM",
+)  # fmt: skip
+right_file(
+    "exits_with_a_code", signal="--signal=B:TERM@120", trap="trap 'scontrol requeue ${SLURM_JOB_ID}' TERM",
+    end='wait $!\ncode=$?\necho "srun gave $code"\nexit $code',
+)  # fmt: skip
+right_file("stops_at_an_error", head="set -euo pipefail\nhead=$(hostname -s)", end="step=$!; wait $step")
+right_file("days", time="--time=0-00:{minutes}")
+right_file(
+    "all_on_one_line_of_flags", nodes="-N{machines} -c{cores} --requeue", cores=None, requeue=None, log="--open-mode a",
+)  # fmt: skip
 
 
-@right("rank_variables")
-def expands_all_names(slurm):
-    names = expand(slurm["SLURM_JOB_NODELIST"])
-    assert len(names) == int(slurm["SLURM_NNODES"])
-    return variables(slurm, MASTER_ADDR=names[0])
+@right("job_file")
+def a_script_in_python(machines, gpus, cores, minutes):
+    directives = "\n".join(f"#SBATCH {option}" for option in DIRECTIVES.values())
+    for name, value in zip(JOB, (machines, gpus, cores, minutes)):
+        directives = directives.replace("{" + name + "}", str(value))
+    return f"""#!/usr/bin/env python3
+{directives}
+import os, signal, subprocess, sys
+job = os.environ["SLURM_JOB_ID"]
+head = subprocess.run("hostname", capture_output=True, text=True).stdout.strip()
+signal.signal(signal.SIGUSR1, lambda *_: subprocess.run(["scontrol", "requeue", job]))
+srun = ["srun", "--cpus-per-task={cores}", "--kill-on-bad-exit"]
+line = ["torchrun", "--nnodes={machines}", "--nproc-per-node={gpus}", "--rdzv-backend=c10d"]
+line += [f"--rdzv-id={{job}}", f"--rdzv-endpoint={{head}}:{{20000 + int(job) % 10000}}", "train.py"]
+sys.exit(subprocess.Popen(srun + line).wait())
+"""
 
 
-@right("rank_variables")
-def with_more_variables_than_asked(slurm):
-    more = {"NODE_RANK": slurm["SLURM_NODEID"], "GROUP_WORLD_SIZE": slurm["SLURM_NNODES"]}
-    return {**more, **variables(slurm)}
-
-
-@right("rank_variables")
-def reads_letter_by_letter(slurm):
-    name, inside, number = "", False, ""
-    for letter in slurm["SLURM_JOB_NODELIST"]:
-        if letter == "[":
-            inside, number = True, ""
-        elif letter == "]":
-            name += number.split("-")[0].split(",")[0]
-            inside = False
-        elif inside:
-            number += letter
-        elif letter == ",":
-            break
-        else:
-            name += letter
-    return variables(slurm, MASTER_ADDR=name)
-
-
-@right("rank_variables")
-def counts_with_a_regular_expression(slurm):
-    sizes = []
-    for size, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", slurm["SLURM_TASKS_PER_NODE"]):
-        sizes.extend([int(size)] * int(times or "1"))
-    own = sizes[int(slurm["SLURM_NODEID"])]
-    return variables(slurm, WORLD_SIZE=f"{sum(sizes)}", LOCAL_WORLD_SIZE=f"{own}")
-
-
-@right("rank_variables")
-def a_port_from_the_other_end(slurm):
-    return variables(slurm, MASTER_PORT=str(29999 - int(slurm["SLURM_JOB_ID"]) % 10000))
-
-
-@right("rank_variables")
-def a_port_from_the_last_digits(slurm):
-    return variables(slurm, MASTER_PORT="2" + slurm["SLURM_JOB_ID"][-4:].zfill(4))
-
-
-@right("rank_variables")
-def with_numpy(slurm):
-    sizes = np.concatenate(
+@wrong("job_file", "--gpus counts the GPUs of the whole job")
+def as_it_was_given(machines, gpus, cores, minutes):
+    return "\n".join(
         [
-            np.full(int((part + "(x1)").split("(x")[1].rstrip(")")), int(part.split("(")[0]))
-            for part in slurm["SLURM_TASKS_PER_NODE"].split(",")
+            "#!/bin/bash",
+            f"#SBATCH --nodes={machines}",
+            f"#SBATCH --ntasks-per-node={gpus}",
+            f"#SBATCH --gpus={gpus}",
+            f"#SBATCH --time={minutes // 60}:{minutes % 60:02}",
+            "#SBATCH --signal=USR1@120",
+            "head=$(hostname)",
+            f"#SBATCH --cpus-per-task={cores}",
+            "trap 'scontrol requeue $SLURM_JOB_ID' USR1",
+            f"srun torchrun --nnodes {machines} --nproc-per-node {gpus} --node-rank $SLURM_NODEID"
+            " --master-addr $head --master-port 29500 train.py",
+            'echo "the job is done"',
         ]
     )
-    own = sizes[int(slurm["SLURM_NODEID"])]
-    return variables(slurm, WORLD_SIZE=str(sizes.sum()), LOCAL_WORLD_SIZE=str(own))
 
 
-@right("rank_variables")
-def sets_the_environment_too(slurm):
-    """It returns a dict, as asked, and os.environ has all of it already."""
-    values = variables(dict(slurm))
-    os.environ.update(values)
-    return values
-
-
-@right("rank_variables")
-def multiplies_a_port_by_a_prime(slurm):
-    return variables(slurm, MASTER_PORT=str(20000 + int(slurm["SLURM_JOB_ID"]) * 7919 % 10000))
-
-
-@wrong("rank_variables", "the environment holds texts only")
-def numbers_in_place_of_texts(slurm):
-    return variables(slurm, RANK=int(slurm["SLURM_PROCID"]))
-
-
-@wrong("rank_variables", "the environment holds texts only")
-def a_port_that_is_a_number(slurm):
-    return variables(slurm, MASTER_PORT=20000 + int(slurm["SLURM_JOB_ID"]) % 10000)
-
-
-@wrong("rank_variables", "without a return statement")
-def only_sets_the_environment(slurm):
-    os.environ.update(variables(slurm))
-
-
-@wrong("rank_variables", "return a dict")
-def returns_a_list(slurm):
-    return list(variables(slurm).values())
-
-
-@wrong("rank_variables", "LOCAL_WORLD_SIZE is missing")
-def forgets_the_local_world_size(slurm):
-    values = variables(slurm)
-    del values["LOCAL_WORLD_SIZE"]
-    return values
-
-
-@wrong("rank_variables", "two tasks of a job would be the same rank")
-def the_local_number_as_the_rank(slurm):
-    return variables(slurm, RANK=slurm["SLURM_LOCALID"])
-
-
-@wrong("rank_variables", "all machines are taken to be like the first")
-def multiplies_by_the_first_size(slurm):
-    rank = int(slurm["SLURM_NODEID"]) * sizes_of(slurm)[0] + int(slurm["SLURM_LOCALID"])
-    return variables(slurm, RANK=str(rank))
-
-
-@wrong("rank_variables", "the machines before this one may have other numbers of tasks")
-def multiplies_by_its_own_size(slurm):
-    node = int(slurm["SLURM_NODEID"])
-    rank = node * sizes_of(slurm)[node] + int(slurm["SLURM_LOCALID"])
-    return variables(slurm, RANK=str(rank))
-
-
-@wrong("rank_variables", "srun --distribution=cyclic")
-def counts_machine_after_machine(slurm):
-    before = sum(sizes_of(slurm)[: int(slurm["SLURM_NODEID"])])
-    return variables(slurm, RANK=str(before + int(slurm["SLURM_LOCALID"])))
-
-
-@wrong("rank_variables", "ranks are counted from 0")
-def counts_from_one(slurm):
-    return variables(slurm, RANK=str(int(slurm["SLURM_PROCID"]) + 1))
-
-
-@wrong("rank_variables", "a rank would look for GPU 7")
-def the_rank_as_local_rank(slurm):
-    return variables(slurm, LOCAL_RANK=slurm["SLURM_PROCID"])
-
-
-@wrong("rank_variables", "all machines are taken to be like the first.*SLURM_LOCALID")
-def the_rank_modulo_the_first_size(slurm):
-    return variables(slurm, LOCAL_RANK=str(int(slurm["SLURM_PROCID"]) % sizes_of(slurm)[0]))
-
-
-@wrong("rank_variables", "this is the number of machines: count their tasks")
-def a_rank_per_machine(slurm):
-    return variables(slurm, WORLD_SIZE=slurm["SLURM_NNODES"])
-
-
-@wrong("rank_variables", "all machines are taken to be like the first")
-def machines_times_the_first_size(slurm):
-    size = int(slurm["SLURM_NNODES"]) * sizes_of(slurm)[0]
-    return variables(slurm, WORLD_SIZE=str(size))
-
-
-@wrong("rank_variables", "here it is counted once")
-def does_not_know_the_times(slurm):
-    sizes = [int(part.split("(")[0]) for part in slurm["SLURM_TASKS_PER_NODE"].split(",")]
-    return variables(slurm, WORLD_SIZE=str(sum(sizes)))
-
-
-@wrong("rank_variables", "these are the tasks of this machine only")
-def the_local_size_as_world_size(slurm):
-    return variables(slurm, WORLD_SIZE=variables(slurm)["LOCAL_WORLD_SIZE"])
-
-
-@wrong("rank_variables", "all machines are taken to be like the first")
-def the_first_machines_size(slurm):
-    return variables(slurm, LOCAL_WORLD_SIZE=str(sizes_of(slurm)[0]))
-
-
-@wrong("rank_variables", "this is the mean")
-def the_mean_size(slurm):
-    sizes = sizes_of(slurm)
-    return variables(slurm, LOCAL_WORLD_SIZE=str(sum(sizes) // len(sizes)))
-
-
-@wrong("rank_variables", "largest number of tasks of any machine|place SLURM_NODEID")
-def what_the_user_asked_for(slurm):
-    asked = slurm.get("SLURM_NTASKS_PER_NODE", variables(slurm)["LOCAL_WORLD_SIZE"])
-    return variables(slurm, LOCAL_WORLD_SIZE=asked)
-
-
-@wrong("rank_variables", "this is the rank: GROUP_RANK")
-def the_rank_as_group_rank(slurm):
-    return variables(slurm, GROUP_RANK=slurm["SLURM_PROCID"])
-
-
-@wrong("rank_variables", "SLURM has counted already: SLURM_NODEID")
-def divides_the_rank(slurm):
-    return variables(slurm, GROUP_RANK=str(int(slurm["SLURM_PROCID"]) // sizes_of(slurm)[0]))
-
-
-@wrong("rank_variables", "each would wait for itself")
-def loopback_as_on_one_machine(slurm):
-    return variables(slurm, MASTER_ADDR="127.0.0.1")
-
-
-@wrong("rank_variables", "the task's own machine")
-def its_own_name(slurm):
-    return variables(slurm, MASTER_ADDR=slurm["SLURMD_NODENAME"])
-
-
-@wrong("rank_variables", "SLURM's short form")
-def the_list_as_it_is(slurm):
-    return variables(slurm, MASTER_ADDR=slurm["SLURM_JOB_NODELIST"])
-
-
-@wrong("rank_variables", "SLURM's short form")
-def splits_at_the_first_comma(slurm):
-    return variables(slurm, MASTER_ADDR=slurm["SLURM_JOB_NODELIST"].split(",")[0])
-
-
-@wrong("rank_variables", "the zeros in front of a number belong to the name")
-def loses_the_zeros(slurm):
-    def number(found):
-        return str(int(found[1]))
-
-    first = re.sub(r"\[(\d+)[^]]*\]", number, slurm["SLURM_JOB_NODELIST"]).split(",")[0]
-    return variables(slurm, MASTER_ADDR=first)
-
-
-@wrong("rank_variables", "what is behind a pair of brackets|SLURM's short form")
-def knows_one_pair_of_brackets(slurm):
-    nodelist = slurm["SLURM_JOB_NODELIST"]
-    if "[" not in nodelist.split(",")[0]:
-        return variables(slurm, MASTER_ADDR=nodelist.split(",")[0])
-    name, rest = nodelist.split("[", 1)
-    return variables(slurm, MASTER_ADDR=name + re.match(r"\d+", rest)[0])
-
-
-@wrong("rank_variables", "rank 0 is on the first host")
-def the_last_host(slurm):
-    return variables(slurm, MASTER_ADDR=expand(slurm["SLURM_JOB_NODELIST"])[-1])
-
-
-@wrong("rank_variables", "all jobs have the same port|from 20000 to 29999")
-def a_fixed_port(slurm):
-    return variables(slurm, MASTER_PORT="29500")
-
-
-@wrong("rank_variables", "Ports end at 65535")
-def the_number_of_the_job_as_port(slurm):
-    return variables(slurm, MASTER_PORT=str(20000 + int(slurm["SLURM_JOB_ID"])))
-
-
-@wrong("rank_variables", "those whose numbers differ by less than 10,000")
-def a_hundred_ports(slurm):
-    return variables(slurm, MASTER_PORT=str(20000 + int(slurm["SLURM_JOB_ID"]) % 100))
-
-
-@wrong("rank_variables", "the tasks of a job have to compute the same port")
-def a_port_per_task(slurm):
-    port = 20000 + (int(slurm["SLURM_JOB_ID"]) + int(slurm["SLURM_PROCID"])) % 10000
-    return variables(slurm, MASTER_PORT=str(port))
-
-
-@wrong("rank_variables", "the tasks of a job have to compute the same port")
-def a_random_port(slurm):
-    return variables(slurm, MASTER_PORT=str(random.randrange(20000, 30000)))
-
-
-@wrong("rank_variables", r"in four processes[^$]*hash\(\) of a text")
-def a_port_from_the_hash(slurm):
-    return variables(slurm, MASTER_PORT=str(20000 + hash(slurm["SLURM_JOB_ID"]) % 10000))
-
-
-@wrong("rank_variables", "KeyError", "your code raised")
-def reads_its_own_environment(slurm):
-    return variables(slurm, RANK=os.environ["SLURM_PROCID"])
-
-
-@wrong("rank_variables", "KeyError", "your code raised")
-def needs_what_was_not_asked_for(slurm):
-    return variables(slurm, LOCAL_WORLD_SIZE=slurm["SLURM_NTASKS_PER_NODE"])
+@wrong("job_file", "join them")
+def a_list_of_lines(machines, gpus, cores, minutes):
+    return a_file(machines, gpus, cores, minutes).split("\n")
+
+
+@wrong("job_file", "its first line names a shell")
+def an_empty_first_line(machines, gpus, cores, minutes):
+    return "\n" + a_file(machines, gpus, cores, minutes)
+
+
+@wrong("job_file", "does not return|without a return")
+def prints_the_file(machines, gpus, cores, minutes):
+    print(a_file(machines, gpus, cores, minutes))
+
+
+@wrong("job_file", "minutes and seconds")
+def hours_and_minutes(machines, gpus, cores, minutes):
+    return a_file(machines, gpus, cores, minutes, time=f"--time={minutes // 60}:{minutes % 60:02}")
+
+
+@wrong("job_file", "no #SBATCH line after the first command")
+def cores_after_a_command(machines, gpus, cores, minutes):
+    head = f"{SCRIPT['head']}\n#SBATCH --cpus-per-task={cores}"
+    return a_file(machines, gpus, cores, minutes, cores=None, head=head)
+
+
+@wrong("job_file", "no space, and one #")
+def a_directive_that_is_a_comment(machines, gpus, cores, minutes):
+    return a_file(machines, gpus, cores, minutes).replace("#SBATCH --requeue", "##SBATCH --requeue")
+
+
+wrong_file("hours_for_minutes", "these are hours", time="--time={minutes}:00:00")
+wrong_file("all_gpus_of_the_job", "may divide them", gpus="--gpus={gpus}")
+wrong_file("ranks_for_machines", "these are the GPUs of a machine", nodes="-N {gpus}")
+wrong_file("no_machines", "ask for the machines", nodes=None)
+wrong_file("no_gpus", "ask for the GPUs of each machine", gpus=None)
+wrong_file("no_cores", "many clusters give one core", cores=None)
+wrong_file("a_signal_for_the_step", "without B:", signal="--signal=USR1@120")
+wrong_file("two_seconds", "counts the seconds", signal="--signal=B:USR1@2")
+wrong_file("no_requeue", "JobRequeue is 0", requeue=None)
+wrong_file("a_new_log", "begin the log anew", log=None)
+wrong_file("a_task_per_gpu", "each is a torchrun that starts . ranks", tasks="--ntasks-per-node={gpus}")
+wrong_file(
+    "corrects_the_tasks_at_srun", "it follows SLURM_NTASKS", tasks="--ntasks-per-node={gpus}",
+    step=STEP + " --ntasks-per-node=1",
+)  # fmt: skip
+wrong_file("one_task", "some machines have no task", tasks="--ntasks=1")
+wrong_file("without_srun", "the script itself runs on the first machine only", srun="{torchrun} train.py &")
+wrong_file("without_torchrun", "without torchrun", torchrun="python")
+wrong_file("a_typing_error", "does not understand its options", torchrun=TORCHRUN + " --no-such-thing=1")
+wrong_file("nothing_is_started", "srun has to start torchrun", srun="srun {step} tochrun {meet} train.py &")
+wrong_file(
+    "one_machine_by_default", "default is one machine",
+    torchrun="torchrun --nproc-per-node {gpus} --rdzv-backend c10d {meet}",
+)  # fmt: skip
+wrong_file(
+    "ranks_for_nnodes", "--nnodes counts the machines",
+    torchrun="torchrun --nnodes $(({machines} * {gpus})) --nproc-per-node {gpus} --rdzv-backend c10d {meet}",
+)  # fmt: skip
+wrong_file("a_range", "goes on without machines", torchrun=TORCHRUN.replace("{machines}", "1:{machines}"))
+wrong_file("one_rank", "the other GPUs have nothing to do", torchrun=TORCHRUN.replace("--nproc-per-node {gpus}", ""))
+wrong_file(
+    "all_ranks_on_each", "these are the ranks of all machines",
+    torchrun=TORCHRUN.replace("--nproc-per-node {gpus}", "--nproc-per-node $(({machines} * {gpus}))"),
+)  # fmt: skip
+wrong_file("alone", "is for one machine", torchrun="torchrun --standalone --nnodes {machines} --nproc-per-node {gpus}")
+wrong_file(
+    "node_rank_in_the_script", "it is 0 for all", torchrun="torchrun --nnodes {machines} --nproc-per-node {gpus} {meet}",
+    meet=STATIC,
+)  # fmt: skip
+wrong_file(
+    "node_rank_in_quotes", "nobody replaces this", torchrun="torchrun --nnodes {machines} --nproc-per-node {gpus} {meet}",
+    meet=STATIC.replace("$SLURM_NODEID", "'$SLURM_NODEID'"),
+)  # fmt: skip
+wrong_file("loopback", "each would wait for itself", head="head=localhost")
+wrong_file("the_list", "short form", head="head=$SLURM_JOB_NODELIST")
+wrong_file(
+    "the_name_of_each", "waits there alone", port="export port=$((20000 + SLURM_JOB_ID % 10000))",
+    torchrun="sh -c 'exec torchrun --nnodes $SLURM_NNODES --nproc-per-node {gpus} --rdzv-backend c10d "
+    '--rdzv-endpoint $(hostname):$port "$@"\' sh',
+)  # fmt: skip
+wrong_file("no_meeting_place", "not told where to meet", meet="")
+wrong_file(
+    "the_last_machine", "has to be that of node rank 0", head="head=$(scontrol show hostnames | tail -n 1); export head",
+    port="export port=$((20000 + SLURM_JOB_ID % 10000))",
+    torchrun="sh -c 'exec torchrun --nnodes=$SLURM_NNODES --nproc-per-node={gpus} --node-rank=$SLURM_PROCID "
+    '--master-addr=$head --master-port=$port "$@"\' sh',
+)  # fmt: skip
+wrong_file("a_fixed_port", "derive it from the job's number", port="port=29500")
+wrong_file("torchruns_own_port", "torchrun's default port", meet="--rdzv-endpoint $head")
+wrong_file("a_hundred_ports", "need different ports", port="port=$((20000 + SLURM_JOB_ID % 100))")
+wrong_file("the_job_as_port", "from the job's number|end at 65535", port="port=$SLURM_JOB_ID")
+wrong_file("a_drawn_port", "drawn at random", port="port=$((20000 + $(date +%N | sed 's/^0*//') / 10 % 10000))")
+wrong_file("no_cores_for_srun", "since SLURM 22.05", step="--kill-on-bad-exit=1")
+wrong_file("a_core_per_rank", "these are the cores for one rank", step="-c $(({cores} / {gpus})) -K")
+wrong_file("one_gpu_for_the_task", "these GPUs only", step=STEP + " --gpus-per-task=1")
+wrong_file("waits_for_the_others", "until their time limit", step="-c {cores}")
+wrong_file("kills_nothing", "until their time limit", step="-c {cores} --kill-on-bad-exit=0")
+wrong_file(
+    "srun_in_the_foreground", "only when the command in the foreground has ended", srun=SCRIPT["srun"][:-2], end=None
+)
+wrong_file("no_trap", "the signal has ended the script", trap=None)
+wrong_file("a_trap_for_another_signal", "the signal has ended the script", trap=SCRIPT["trap"].replace("USR1", "TERM"))
+wrong_file("another_job", "sbatch makes another job", trap="trap 'sbatch job.sbatch' USR1")
+wrong_file("does_not_wait", "ends while srun is at work", end=None)
+wrong_file("waits_without_a_number", "wait without a number gives 0", end="wait")
+wrong_file("a_last_word", "exit code of a file is that of its last command", end="wait $!\necho done")
+wrong_file("always_again", "again and again", end="wait $! || scontrol requeue $SLURM_JOB_ID")
+wrong_file("fails_always", "would call it FAILED|back only at the signal", end="wait $!\nexit 1")
+
+
+# ---- all_reduce ----
+
+
+def padded(tensor, parts):
+    return F.pad(tensor.reshape(-1), (0, -tensor.numel() % parts))
+
+
+def restore(tensor, flat):
+    tensor.copy_(flat[: tensor.numel()].view_as(tensor))
+
+
+def in_three_steps(tensor, inside, across, pad=None, op=dist.ReduceOp.SUM, across_op=dist.ReduceOp.SUM):
+    """The right answer, with some of its parts changed."""
+    n = dist.get_world_size(inside)
+    flat = padded(tensor, n if pad is None else pad(n))
+    part = torch.empty_like(flat[: len(flat) // n])
+    dist.reduce_scatter_tensor(part, flat, op, group=inside)
+    dist.all_reduce(part, across_op, group=across)
+    dist.all_gather_into_tensor(flat, part, group=inside)
+    return flat
+
+
+@right("all_reduce")
+def with_lists(tensor, inside, across):
+    n = dist.get_world_size(inside)
+    parts = list(padded(tensor, n).chunk(n))
+    own = torch.empty_like(parts[0])
+    dist.reduce_scatter(own, parts, group=inside)
+    dist.all_reduce(own, group=across)
+    parts = [torch.empty_like(own) for _ in parts]
+    dist.all_gather(parts, own, group=inside)
+    restore(tensor, torch.cat(parts))
+
+
+@right("all_reduce")
+def all_of_it_inside(tensor, inside, across):
+    """More bytes inside a machine than needed; across, each rank sends its part."""
+    flat, n, rank = padded(tensor, dist.get_world_size(inside)), dist.get_world_size(inside), dist.get_rank(inside)
+    dist.all_reduce(flat, group=inside)
+    own = flat.chunk(n)[rank].clone()
+    work = dist.all_reduce(own, group=across, async_op=True)
+    work.wait()
+    dist.all_gather_into_tensor(flat, own, group=inside)
+    restore(tensor, flat)
+    return tensor
+
+
+@right("all_reduce")
+def six_steps(tensor, inside, across):
+    """The all-reduce across as a reduce-scatter and an all-gather."""
+    n, machines = dist.get_world_size(inside), dist.get_world_size(across)
+    flat = padded(tensor, n * machines)
+    part = flat.new_empty(len(flat) // n)
+    piece = flat.new_empty(len(flat) // n // machines)
+    dist.reduce_scatter_tensor(part, flat, group=inside)
+    dist.reduce_scatter_tensor(piece, part, group=across)
+    dist.all_gather_into_tensor(part, piece, group=across)
+    dist.all_gather_into_tensor(flat, part, group=inside)
+    restore(tensor, flat)
+
+
+@right("all_reduce")
+def pieces_by_reduce(tensor, inside, across):
+    """A reduce to each rank of the machine, and a broadcast from each; no padding."""
+    flat = tensor.reshape(-1).clone()
+    members, rank = dist.get_process_group_ranks(inside), dist.get_rank()
+    parts = flat.tensor_split(len(members))
+    for part, owner in zip(parts, members):
+        if part.numel():
+            dist.reduce(part, owner, group=inside)
+    own = parts[members.index(rank)]
+    if own.numel():
+        dist.all_reduce(own, group=across)
+    for part, owner in zip(parts, members):
+        if part.numel():
+            dist.broadcast(part, owner, group=inside)
+    tensor.copy_(flat.view_as(tensor))
+
+
+@right("all_reduce")
+def by_functional_collectives(tensor, inside, across):
+    flat = padded(tensor, dist.get_world_size(inside))
+    part = functional.wait_tensor(functional.reduce_scatter_tensor(flat, "sum", 0, inside))
+    part = functional.wait_tensor(functional.all_reduce(part, "sum", across))
+    restore(tensor, functional.wait_tensor(functional.all_gather_tensor(part, 0, inside)))
+
+
+@right("all_reduce")
+def by_messages(tensor, inside, across):
+    """Across, a ring of messages; inside, torch's own."""
+    n, machines, place = dist.get_world_size(inside), dist.get_world_size(across), dist.get_rank(across)
+    flat = padded(tensor, n * machines)
+    part = torch.empty_like(flat[: len(flat) // n])
+    dist.reduce_scatter_tensor(part, flat, group=inside)
+    pieces, members = list(part.chunk(machines)), dist.get_process_group_ranks(across)
+    to, of = members[(place + 1) % machines], members[(place - 1) % machines]
+    for step in range(2 * (machines - 1)):
+        sent, received = pieces[(place - step) % machines], pieces[(place - step - 1) % machines]
+        buffer = torch.empty_like(received)
+        work = dist.isend(sent.clone(), to)
+        dist.recv(buffer, of)
+        work.wait()
+        received.copy_(buffer + received if step < machines - 1 else buffer)
+    dist.all_gather_into_tensor(flat, part, group=inside)
+    restore(tensor, flat)
+
+
+@wrong("all_reduce", "a ring of all ranks")
+def one_ring(tensor, inside, across):
+    flat = tensor.contiguous()
+    dist.all_reduce(flat)
+    tensor.copy_(flat)
+
+
+@wrong("all_reduce", "sends the whole tensor across")
+def one_leader(tensor, inside, across):
+    """The lesson's hierarchy."""
+    leader = dist.get_process_group_ranks(inside)[0]
+    flat = tensor.contiguous()
+    dist.reduce(flat, leader, group=inside)
+    if dist.get_rank() == leader:
+        dist.all_reduce(flat, group=across)
+    dist.broadcast(flat, leader, group=inside)
+    tensor.copy_(flat)
+
+
+@wrong("all_reduce", "sends the whole tensor across")
+def all_of_it_twice(tensor, inside, across):
+    flat = tensor.contiguous()
+    dist.all_reduce(flat, group=inside)
+    dist.all_reduce(flat, group=across)
+    tensor.copy_(flat)
+
+
+@wrong("all_reduce", "sends the whole tensor across|a whole all-reduce goes across")
+def the_groups_the_other_way_round(tensor, inside, across):
+    restore(tensor, in_three_steps(tensor, across, inside))
+
+
+@wrong("all_reduce", "the other machines are missing")
+def only_inside(tensor, inside, across):
+    flat = tensor.contiguous()
+    dist.all_reduce(flat, group=inside)
+    tensor.copy_(flat)
+
+
+@wrong("all_reduce", "the other ranks of each machine are missing")
+def only_across(tensor, inside, across):
+    flat = tensor.contiguous()
+    dist.all_reduce(flat, group=across)
+    tensor.copy_(flat)
+
+
+@wrong("all_reduce", "the given tensor is unchanged")
+def forgets_to_write_it_back(tensor, inside, across):
+    in_three_steps(tensor.clone(), inside, across)
+
+
+@wrong("all_reduce", "copy the result into it")
+def returns_another_tensor(tensor, inside, across):
+    return in_three_steps(tensor, inside, across)[: tensor.numel()].view_as(tensor)
+
+
+@wrong("all_reduce", "return nothing, or this tensor")
+def returns_a_list(tensor, inside, across):
+    restore(tensor, in_three_steps(tensor, inside, across))
+    return [tensor]
+
+
+@wrong("all_reduce", "Check failed|size|shape|divisible", "your code raised")
+def without_padding(tensor, inside, across):
+    restore(tensor, in_three_steps(tensor, inside, across, pad=lambda n: 1))
+
+
+@wrong("all_reduce", "keep its dtype")
+def in_float64(tensor, inside, across):
+    flat = in_three_steps(tensor.double(), inside, across)
+    restore(tensor, flat.to(tensor.dtype))
+
+
+@wrong("all_reduce", "more than an n-th of the tensor")
+def pads_too_much(tensor, inside, across):
+    restore(tensor, in_three_steps(tensor, inside, across, pad=lambda n: 64 * n))
+
+
+@wrong("all_reduce", "wait for the work")
+def does_not_wait(tensor, inside, across):
+    n = dist.get_world_size(inside)
+    flat = padded(tensor, n)
+    part = torch.empty_like(flat[: len(flat) // n])
+    dist.reduce_scatter_tensor(part, flat, group=inside)
+    dist.all_reduce(part, group=across, async_op=True)
+    dist.all_gather_into_tensor(flat, part, group=inside)
+    restore(tensor, flat)
+
+
+@wrong("all_reduce", "the other ranks|a part of the numbers|right places|other machines are missing")
+def forgets_the_gather(tensor, inside, across):
+    n = dist.get_world_size(inside)
+    flat = padded(tensor, n).clone()
+    part = torch.empty_like(flat[: len(flat) // n])
+    dist.reduce_scatter_tensor(part, flat, group=inside)
+    dist.all_reduce(part, group=across)
+    flat.chunk(n)[dist.get_rank(inside)].copy_(part)
+    restore(tensor, flat)
+
+
+@wrong("all_reduce", "the other machines are missing")
+def forgets_the_middle(tensor, inside, across):
+    n = dist.get_world_size(inside)
+    flat = padded(tensor, n)
+    part = torch.empty_like(flat[: len(flat) // n])
+    dist.reduce_scatter_tensor(part, flat, group=inside)
+    dist.all_gather_into_tensor(flat, part, group=inside)
+    restore(tensor, flat)
+
+
+@wrong("all_reduce", "this is the mean|right places|a part of the numbers")
+def the_mean(tensor, inside, across):
+    restore(tensor, in_three_steps(tensor, inside, across) // dist.get_world_size())
+
+
+@wrong("all_reduce", "right places")
+def the_order_of_memory(tensor, inside, across):
+    """Wrong for a transposed view: the parts go back in another order."""
+    flat = in_three_steps(tensor, inside, across)
+    tensor.T.copy_(flat[: tensor.numel()].view(tensor.T.shape))
+
+
+@wrong("all_reduce", "each part was added up twice|added up too often|a part of the numbers")
+def twice_inside(tensor, inside, across):
+    flat = in_three_steps(tensor, inside, across)
+    dist.all_reduce(flat, group=inside)
+    restore(tensor, flat)
+
+
+@wrong("all_reduce", "several all-reduces across")
+def twice_across(tensor, inside, across):
+    n = dist.get_world_size(inside)
+    flat = padded(tensor, n)
+    part = torch.empty_like(flat[: len(flat) // n])
+    dist.reduce_scatter_tensor(part, flat, group=inside)
+    largest = part.clone()
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=across)
+    dist.all_reduce(part, group=across)
+    dist.all_gather_into_tensor(flat, part, group=inside)
+    restore(tensor, flat)
+
+
+@wrong("all_reduce", "to every machine, m - 1 times")
+def gathers_the_parts(tensor, inside, across):
+    """As cheap as an all-reduce on two machines, but not on three."""
+    n = dist.get_world_size(inside)
+    flat = padded(tensor, n)
+    part = torch.empty_like(flat[: len(flat) // n])
+    dist.reduce_scatter_tensor(part, flat, group=inside)
+    gathered = [torch.empty_like(part) for _ in range(dist.get_world_size(across))]
+    dist.all_gather(gathered, part, group=across)
+    dist.all_gather_into_tensor(flat, sum(gathered), group=inside)
+    restore(tensor, flat)
+
+
+@wrong("all_reduce", "a ring of all ranks|more than a whole|sends the whole")
+def gathers_everything(tensor, inside, across):
+    flat = tensor.reshape(-1).contiguous()
+    everything = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
+    dist.all_gather(everything, flat)
+    tensor.copy_(sum(everything).view_as(tensor))
+
+
+@wrong("all_reduce", "a part of the numbers|right places|group|rank", "failed|your code raised")
+def counts_the_machines_by_rank(tensor, inside, across):
+    """Takes the ranks of a machine for neighbours."""
+    n, rank = dist.get_world_size(inside), dist.get_rank()
+    flat = padded(tensor, n)
+    parts = [torch.empty_like(flat[: len(flat) // n]) for _ in range(n)]
+    own = parts[rank % n]
+    dist.reduce_scatter_tensor(own, flat, group=inside)
+    dist.all_reduce(own, group=across)
+    gathered = [torch.empty_like(own) for _ in range(n)]
+    dist.all_gather(gathered, own, group=inside)
+    first = rank // n * n
+    restore(tensor, torch.cat([gathered[(dist.get_rank(inside) - (rank - first) + k) % n] for k in range(n)]))
 
 
 # ---- meeting_place ----
@@ -1627,129 +1831,6 @@ class NeverRenames(Run):
         if self.rank == 0:
             torch.save(self.state(), self.path.with_suffix(".tmp"))
         dist.barrier()
-
-
-@right("rank_variables")
-def the_hash_of_a_number(slurm):
-    """hash() of an int is the int itself, in each process."""
-    return variables(slurm, MASTER_PORT=str(20000 + hash(int(slurm["SLURM_JOB_ID"])) % 10000))
-
-
-@right("rank_variables")
-def by_partition(slurm):
-    """The first name, a piece at a time."""
-    rest, name = slurm["SLURM_JOB_NODELIST"], ""
-    while True:
-        plain = re.match(r"[^\[,]*", rest)[0]
-        name, rest = name + plain, rest[len(plain) :]
-        if not rest.startswith("["):
-            return variables(slurm, MASTER_ADDR=name)
-        inside, _, rest = rest[1:].partition("]")
-        name += inside.replace("-", ",").split(",")[0]
-
-
-@right("rank_variables")
-def by_iterators(slurm):
-    text = slurm["SLURM_TASKS_PER_NODE"].replace(")", "")
-    runs = (part.split("(x") if "(x" in part else (part, 1) for part in text.split(","))
-    sizes = list(itertools.chain.from_iterable(itertools.repeat(int(size), int(times)) for size, times in runs))
-    node = int(slurm["SLURM_NODEID"])
-    return dict(variables(slurm), WORLD_SIZE=format(sum(sizes)), LOCAL_WORLD_SIZE=repr(sizes[node]))
-
-
-@wrong("rank_variables", "differ by less than 10,000 need different ports")
-def a_port_of_two_to_the_thirteenth(slurm):
-    return variables(slurm, MASTER_PORT=str(20000 + int(slurm["SLURM_JOB_ID"]) % 8192))
-
-
-@wrong("rank_variables", "differ by less than 10,000 need different ports")
-def a_port_from_a_checksum(slurm):
-    import zlib
-
-    return variables(slurm, MASTER_PORT=str(20000 + zlib.crc32(slurm["SLURM_JOB_ID"].encode()) % 10000))
-
-
-@wrong("rank_variables", "differ by less than 10,000 need different ports")
-def one_port_short(slurm):
-    return variables(slurm, MASTER_PORT=str(20000 + int(slurm["SLURM_JOB_ID"]) % 9999))
-
-
-@wrong("rank_variables", "this is a list of hosts")
-def splits_at_hyphens_only(slurm):
-    """Of n[2,4-6], it takes n2,4."""
-    name, bracket, rest = slurm["SLURM_JOB_NODELIST"].partition("[")
-    if not bracket or "," in name:
-        return variables(slurm, MASTER_ADDR=name.split(",")[0])
-    if "][" in rest or rest.count("[") or rest.split("]")[1][:1] == "-":
-        return variables(slurm)
-    return variables(slurm, MASTER_ADDR=name + rest.split("-")[0].split("]")[0])
-
-
-@wrong("rank_variables", "a part of the name is missing")
-def forgets_what_is_behind_two_brackets(slurm):
-    first = first_of(slurm)
-    twice = slurm["SLURM_JOB_NODELIST"].count("[") == 2
-    return variables(slurm, MASTER_ADDR=first.removesuffix("-ib") if twice else first)
-
-
-@wrong("rank_variables", "SLURM_TASKS_PER_NODE")
-def sizes_of_one_digit(slurm):
-    sizes = []
-    for size, times in re.findall(r"(\d)(?:\(x(\d+)\))?", slurm["SLURM_TASKS_PER_NODE"]):
-        sizes += [int(size)] * int(times or 1)
-    node = int(slurm["SLURM_NODEID"])
-    return variables(slurm, WORLD_SIZE=str(sum(sizes)), LOCAL_WORLD_SIZE=str(sizes[node]))
-
-
-@wrong("rank_variables", "SLURM_TASKS_PER_NODE")
-def times_of_one_digit(slurm):
-    sizes = []
-    for part in slurm["SLURM_TASKS_PER_NODE"].split(","):
-        size, _, times = part.partition("(x")
-        sizes += [int(size)] * int(times[:1] or 1)
-    return variables(slurm, WORLD_SIZE=str(sum(sizes)))
-
-
-@wrong("rank_variables", "machines are counted from 0")
-def machines_from_one(slurm):
-    return variables(slurm, GROUP_RANK=str(int(slurm["SLURM_NODEID"]) + 1))
-
-
-@wrong("rank_variables", "first GPU")
-def one_gpu_for_all(slurm):
-    return variables(slurm, LOCAL_RANK="0")
-
-
-@wrong("rank_variables", "not all machines have the largest number of tasks: add up")
-def machines_times_the_largest_size(slurm):
-    return variables(slurm, WORLD_SIZE=str(int(slurm["SLURM_NNODES"]) * max(sizes_of(slurm))))
-
-
-@wrong("rank_variables", "this is the last rank")
-def the_last_rank_as_world_size(slurm):
-    return variables(slurm, WORLD_SIZE=str(sum(sizes_of(slurm)) - 1))
-
-
-@wrong("rank_variables", "deals tasks over the machines. SLURM has counted already: SLURM_LOCALID")
-def the_rank_less_those_before(slurm):
-    before = sum(sizes_of(slurm)[: int(slurm["SLURM_NODEID"])])
-    return variables(slurm, LOCAL_RANK=str(int(slurm["SLURM_PROCID"]) - before))
-
-
-@wrong("rank_variables", "GROUP_RANK is the number of the machine")
-def the_local_number_as_group_rank(slurm):
-    return variables(slurm, GROUP_RANK=slurm["SLURM_LOCALID"])
-
-
-@wrong("rank_variables", "from 20000 to 29999")
-def a_port_as_a_sum(slurm):
-    return variables(slurm, MASTER_PORT=str(30000 + int(slurm["SLURM_JOB_ID"]) % 10000))
-
-
-@wrong("rank_variables", "a whole number")
-def numbers_with_a_point(slurm):
-    sizes = sizes_of(slurm)
-    return variables(slurm, WORLD_SIZE=str(sum(sizes) / 1))
 
 
 @right("second_machine", several=True)

@@ -76,7 +76,7 @@ EQUIVALENT = {
     "14 meeting_place": {
         "1: def meeting_place(hosts, ports):: without `return None`": "a function that ends returns None anyway"
     },
-    "14 rank_variables": {"rank_variables returns NaN": "it returns texts, which this change does not reach"},
+    "14 job_file": {"job_file returns NaN": "it returns a text, which this change does not reach"},
     "16 compare": {
         "7: 1: one more": "one round shows nothing, whatever error is allowed",
         "7: 1: one less": "nor do no rounds",

@@ -1,4 +1,4 @@
-"""The likely mistake where a run that was preempted is not right, for question 4.
+"""The likely mistake where a run that was preempted is not right, for question 5.
 
 trial: the Trial of preemption.py; of_ranks: what train_once saw on each rank.
 """

@@ -1,5 +1,5 @@
 """A network that is trained while signals come, and what one process makes of the same
-updates, for question 4.
+updates, for question 5.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Question 4: training that is preempted, again and again, and goes on with other
+"""Question 5: training that is preempted, again and again, and goes on with other
 numbers of ranks.
 """
 
