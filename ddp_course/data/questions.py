@@ -216,7 +216,7 @@ def encode(messages, tokenizer, longest, all_tokens=False):
 
 
 def answers_in(messages, whole, tokenizer):
-    """Where the answers of a conversation begin and end in its text, with what ends them.
+    """Where each answer begins and ends in the whole text, with the token that ends it.
 
     An answer begins where the whole text first differs from the text that asks for it.
     That works with any chat template, and with any token for padding.

@@ -79,7 +79,7 @@ class SampleDetector:
             self.exchange()
 
     def end_epoch(self):
-        """Compare what is left, and wait for ranks with more steps. All ranks call it."""
+        """Compare what is left; wait for ranks with more steps. All ranks call it."""
         order = digest([value.cpu() for value in self.digests]).item()
         again = self.shuffled and len(self.digests) > 1 and order == self.before
         self.before = order

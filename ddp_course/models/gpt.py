@@ -55,7 +55,7 @@ class Attention(nn.Module):
     def attend(self, query, key, value):
         """Mix the values. All are float (batch, heads, tokens, head_width)."""
         dropout = self.dropout if self.training else 0.0
-        # PyTorch counts a causal mask from the first key: a new token would see only that
+        # PyTorch counts a causal mask from the first key: a new token sees only that
         causal = self.causal and query.shape[2] == key.shape[2]
         return F.scaled_dot_product_attention(
             query, key, value, dropout_p=dropout, is_causal=causal
@@ -89,8 +89,8 @@ class Block(nn.Module):
         self.mlp = MLP(width)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x, cache=None):
-        x = x + self.dropout(self.attention(self.norm1(x), cache))
+    def forward(self, x, *cache):
+        x = x + self.dropout(self.attention(self.norm1(x), *cache))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
 
@@ -199,7 +199,7 @@ class GPT(nn.Module):
     def forward(self, tokens, targets=None, cache=None):
         x = self.dropout(self.embed(tokens, cache.read if cache else 0))
         for block in self.blocks:
-            x = block(x, cache)
+            x = block(x) if cache is None else block(x, cache)
         if cache is not None:
             cache.read += tokens.shape[1]
         return self.head(self.norm(x), targets)

@@ -62,7 +62,7 @@ class SwiGLU(nn.Module):
     """An MLP whose inner numbers are multiplied by a gate, without biases.
 
     Takes and returns float (batch, tokens, width). It has three matrices, so it is 8/3
-    as wide inside, not four times. N. Shazeer, "GLU Variants Improve Transformer", 2020.
+    as wide inside. N. Shazeer, "GLU Variants Improve Transformer", 2020.
     """
 
     def __init__(self, width):
@@ -90,8 +90,8 @@ class ModernBlock(nn.Module):
         self.mlp = SwiGLU(width)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x, cache=None):
-        x = x + self.dropout(self.attention(self.norm1(x), cache))
+    def forward(self, x, *cache):
+        x = x + self.dropout(self.attention(self.norm1(x), *cache))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
 

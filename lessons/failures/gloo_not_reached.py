@@ -3,7 +3,7 @@
 Run:    not here: lesson 14 shows it on two machines
 Text:   RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.h:301]
         Connect timeout [none]
-Text:   RuntimeError: [/opt/conda/conda-bld/pytorch/work/third_party/gloo/gloo/transport/tcp/pair.cc:799]
+Text:   RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:799]
         connect [172.31.71.170]:13195: Connection refused
 Text:   RuntimeError: Gloo connectFullMesh failed with
         [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error
