@@ -304,7 +304,7 @@ def rendezvous(case, what):
             [(None, cause_of_name(name, case))], told=f"a machine of the job, such as {hosts[0]}", shown=name or "nothing",
         )  # fmt: skip
     names = [machine_of(name, hosts) for name, _ in places.values()]
-    differ = "each machine has another rendezvous, and waits there: the script finds the first one, once, before srun"
+    differ = "each machine has another rendezvous, and waits there alone: the script finds the first one, once, before srun"
     yield Claim(checked, names, [names[0]] * len(hosts), differ, told="one machine, the same for all")
     numbers = [port for _, port in places.values()]
     yield Claim(
