@@ -19,17 +19,20 @@ import psutil
 import pytest
 import torch
 from conftest import COURSE, THOROUGH, python, wait_until
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
 from ddp_course import UsageError, lesson10
 from ddp_course.checkpoints import whole as checkpoints
+from ddp_course.checkpoints.export import weights_for_transformers
 from ddp_course.data import text as corpus
 from ddp_course.data.shards import Shards, read_tokens
 from ddp_course.data.text import Windows, files_of, load_text, made_once
 from ddp_course.data.tokenizers import BPE, small_type
 from ddp_course.models import gpt
 from ddp_course.models.gpt import GPT, SHAPES
+from ddp_course.models.modern import ModernGPT
 from ddp_course.ranks import watch
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, launch
@@ -561,6 +564,24 @@ def test_n_ranks_train_as_one_with_the_same_batch_of_all(
         expected["validation_loss"], abs=1e-3
     )
     assert results[0]["tokens"] == 8 * 12 * 128 and results[0]["world_size"] == nproc
+
+
+@pytest.mark.parametrize("kind", [GPT, ModernGPT])
+def test_each_kind_of_model_trains_as_one_and_is_left_behind_as_trained(
+    kind, text, tmp_path
+):
+    options = ["--modern"] if kind is ModernGPT else []
+    _, one = run(text, tmp_path / "one", *options, "--batch-size", "8", nproc=1)
+    _, many = run(text, tmp_path / "many", *options)
+    losses, others = ([row["loss"] for row in rows] for rows in (one, many))
+    torch.testing.assert_close(losses, others, rtol=1e-4, atol=1e-4)
+    [checkpoint] = (tmp_path / "many" / "checkpoints").iterdir()
+    trained = kind(context=128, layers=1, heads=2, width=64)
+    trained.load_state_dict(torch.load(checkpoint / "shared.pt")["model"])
+    left = load_file(tmp_path / "many" / "model" / "model.safetensors")
+    expected = weights_for_transformers(trained)
+    assert left.keys() == expected.keys()
+    assert all(torch.equal(left[name], expected[name]) for name in left)
 
 
 def repeats():
