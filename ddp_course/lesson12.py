@@ -1,215 +1,241 @@
-"""One GPT with less and less memory per rank: DDP, ZeRO-1 and 2, FSDP.
+"""One GPT with less and less memory per rank: DDP, ZeRO-1 and 2, FSDP, HSDP.
 
 torchrun --nproc_per_node 2 ddp_course/lesson12.py --train-samples 256
 torchrun --nproc_per_node 3 ddp_course/lesson12.py --epochs 2 --resume
 torchrun --nproc_per_node 2 ddp_course/lesson12.py --sharding fsdp-by-hand
+torchrun --nproc_per_node 2 ddp_course/lesson12.py --recipe --recompute selective
 python ddp_course/lesson12.py --sharding ddp --train-samples 64
 """
 
 import time
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+)
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ddp_course import runs
 from ddp_course.checkpoints import sharded as sharded_checkpoints
-from ddp_course.data.text import Windows, load_text
-from ddp_course.lesson03 import broadcast_from_rank_zero
+from ddp_course.checkpoints.export import export
+from ddp_course.data.text import load_windows
+from ddp_course.lesson06 import PRECISIONS, grouped
 from ddp_course.models.gpt import GPT, SHAPES
-from ddp_course.models.recipe import loss_of
-from ddp_course.models.sharded import Sharded, whole_parameters
+from ddp_course.models.modern import ModernGPT
+from ddp_course.models.recipe import evaluate, learning_rate, loss_of, parameter_groups
+from ddp_course.models.recompute import recompute
+from ddp_course.models.six_ways import WAYS, fsdp, mesh_of
 from ddp_course.ranks.environment import backend_for, choose_device, process_group
 from ddp_course.ranks.watch import held
 
-ADAM = {"lr": 1e-3, "fused": True}
 MOST_ON_A_CPU = 512  # windows of text to train on, unless --train-samples says more
+FULLY_SHARDED = ("fsdp", "hsdp")
+OF_THE_WHOLE_RECIPE = (
+    "recipe precision accumulate recompute compile chunked_loss".split()
+)
 
-# ---- ZeRO-1 and ZeRO-2: each parameter has an owner ----
+# ---- one update, and one epoch, of any way ----
 
-
-def deal(sizes, world_size):
-    """An owner for each size: the largest goes first, to the rank that has least."""
-    load, owners = [0] * world_size, [0] * len(sizes)
-    for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
-        owners[place] = load.index(min(load))
-        load[owners[place]] += sizes[place]
-    return owners
+# rates: an iterator of learning rates, or None, then the optimizer keeps its own
+PLAIN = SimpleNamespace(accumulate=1, autocast=torch.float32, max_norm=None, rates=None)
 
 
-class ShardedOptimizer:
-    """ZeRO-1: each rank keeps the optimizer's state of its own parameters only.
-
-    All ranks use it together, with gradients that have been averaged. optimizer_class:
-    one of torch's whose step() needs no closure; options: what it takes.
-    """
-
-    def __init__(self, parameters, optimizer_class, **options):
-        self.parameters = list(parameters)
-        sizes = [parameter.numel() for parameter in self.parameters]
-        self.owners = deal(sizes, dist.get_world_size())
-        pairs = zip(self.parameters, self.owners)
-        own = [parameter for parameter, owner in pairs if owner == dist.get_rank()]
-        self.optimizer = optimizer_class(own or [torch.empty(0)], **options)
-
-    def step(self):
-        self.optimizer.step()
-        for parameter, owner in zip(self.parameters, self.owners):
-            dist.broadcast(parameter.detach(), src=owner)
-
-    def zero_grad(self):
-        for parameter in self.parameters:
-            parameter.grad = None
+def averaging(model, last):
+    """A context for backward: only the last of an update averages gradients."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last)
+        return nullcontext()
+    return nullcontext() if last else model.no_sync()
 
 
-def reduce_to_owners(parameters, owners):
-    """ZeRO-2: during backward, reduce each gradient to its owner, as a mean.
-
-    It is made for one backward per step: a second one would add to a gradient that is
-    a mean already.
-    """
-
-    def reduce_gradient(owner, parameter):
-        parameter.grad /= dist.get_world_size()
-        dist.reduce(parameter.grad, dst=owner)
-        if owner != dist.get_rank():
-            parameter.grad = None
-
-    for parameter, owner in zip(parameters, owners):
-        hook = partial(reduce_gradient, owner)
-        parameter.register_post_accumulate_grad_hook(hook)
-
-
-# ---- six ways to train: model, optimizer, and a function that gets all parameters ----
+def update(model, micro_batches, optimizer, recipe, device):
+    """Do one update; return this rank's mean loss, a float tensor ()."""
+    mean = 0.0
+    optimizer.zero_grad()
+    for number, (tokens, targets) in enumerate(micro_batches, 1):
+        with averaging(model, number == len(micro_batches)):
+            loss = loss_of(model, tokens, targets, recipe.autocast, device)
+            (loss / len(micro_batches)).backward()
+        mean = mean + loss.detach() / len(micro_batches)
+    if recipe.max_norm is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), recipe.max_norm)
+    if recipe.rates is not None:
+        rate = next(recipe.rates)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+    optimizer.step()
+    return mean
 
 
-def ddp(network, device):
-    gpu = [device] if device.type == "cuda" else None
-    model = DistributedDataParallel(
-        network, device_ids=gpu, gradient_as_bucket_view=True
-    )
-    return model, torch.optim.AdamW(network.parameters(), **ADAM), network.state_dict
-
-
-def zero1(network, device, sharded=ZeroRedundancyOptimizer):
-    model, *_ = ddp(network, device)
-    optimizer = sharded(network.parameters(), torch.optim.AdamW, **ADAM)
-    return model, optimizer, network.state_dict
-
-
-def zero1_by_hand(network, device):
-    return zero1(network, device, ShardedOptimizer)
-
-
-def zero2_by_hand(network, device):
-    broadcast_from_rank_zero(network)
-    optimizer = ShardedOptimizer(network.parameters(), torch.optim.AdamW, **ADAM)
-    reduce_to_owners(optimizer.parameters, optimizer.owners)
-    return network, optimizer, network.state_dict
-
-
-def fsdp_by_hand(network, device):
-    for number, block in enumerate(network.blocks):
-        network.blocks[number] = Sharded(block)
-    model = Sharded(network)  # what is left: embeddings and the last norm
-    shards = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return model, torch.optim.AdamW(shards, **ADAM), partial(whole_parameters, model)
-
-
-def fsdp(network, device):
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    for part in (*network.blocks, network):
-        fully_shard(part, mesh=mesh)
-    optimizer = torch.optim.AdamW(network.parameters(), **ADAM)  # the shards: only now
-    return network, optimizer, partial(sharded_checkpoints.full_parameters, network)
-
-
-ALL_WAYS = (ddp, zero1_by_hand, zero1, zero2_by_hand, fsdp_by_hand, fsdp)
-WAYS = {way.__name__.replace("_", "-"): way for way in ALL_WAYS}
-
-# ---- the program ----
-
-
-def train_one_epoch(model, loader, optimizer, device):
-    """The loop of all six ways. Return the mean loss over the ranks of each step."""
-    losses = []
-    for tokens, targets in loader:
-        optimizer.zero_grad()
-        loss = loss_of(model, tokens, targets, torch.float32, device)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
+def train_one_epoch(model, loader, optimizer, device, recipe=PLAIN):
+    """The loop of all ways. Return the mean loss over the ranks of each update."""
+    losses = [
+        update(model, micro_batches, optimizer, recipe, device)
+        for micro_batches in grouped(loader, recipe.accumulate)
+    ]
     losses = torch.stack(losses)
     runs.check_finite(losses)
     dist.all_reduce(losses, dist.ReduceOp.AVG)
     return losses.tolist()
 
 
+# ---- the program ----
+
+
 def arguments(argv=()):
     parser = runs.parser(__file__, __doc__, trains="text", most=MOST_ON_A_CPU)
     parser.set_defaults(epochs=1, batch_size=8)
-    flag, ways, shapes = parser.add_argument, list(WAYS), list(SHAPES)
+    flag, count, number = parser.add_argument, {"type": runs.count}, runs.number
+    ways, kept = [*WAYS, "hsdp"], ["none", "selective", "full"]
     flag("--sharding", choices=ways, default="fsdp", help="what is sharded (fsdp)")
-    flag("--shape", choices=shapes, default="small", help="of the model (small)")
-    flag("--resume", action="store_true", help="ddp and fsdp: from a checkpoint")
-    return parser.parse_args(argv)
+    flag("--replicas", **count, default=2, help="hsdp: copies of the model (2)")
+    flag("--offload", action="store_true", help="fsdp, hsdp: shards stay on the CPU")
+    flag("--tokenizer", help="bytes, bpe, or a tokenizer.json (bytes)")
+    flag("--vocabulary", **count, default=2048, help="tokens that bpe learns (2048)")
+    flag("--shape", choices=list(SHAPES), default="small", help="of the model (small)")
+    flag("--modern", action="store_true", help="a model like Llama, not like GPT-2")
+    flag("--precision", choices=["fp32", "bf16"], default="fp32", help="(fp32)")
+    flag("--recompute", choices=kept, default="none", help="of each block (none)")
+    flag("--compile", action="store_true", help="compile each block")
+    flag("--chunked-loss", action="store_true", help="never all logits at once")
+    flag("--accumulate", **count, default=1, help="micro-batches per update (1)")
+    flag("--recipe", action="store_true", help="lesson 10's, with the next four flags")
+    flag("--learning-rate", type=number, default=2e-3, help="the highest (2e-3)")
+    flag("--warmup", **count, default=20, help="updates of rising learning rate (20)")
+    flag("--weight-decay", type=number, default=0.1, help="of matrices (0.1)")
+    flag("--max-norm", type=number, default=1.0, help="clip longer gradients (1)")
+    flag("--eval-windows", **count, default=32, help="of held-out text (32)")
+    flag("--resume", action="store_true", help="ddp, fsdp, hsdp: from a checkpoint")
+    args = parser.parse_args(argv)
+    if args.sharding.endswith("by-hand"):
+        for name in OF_THE_WHOLE_RECIPE:
+            if vars(args)[name] != parser.get_default(name):
+                name = name.replace("_", "-")
+                parser.error(f"--sharding {args.sharding} does not take --{name}")
+    if args.offload and args.sharding not in FULLY_SHARDED:
+        parser.error("--offload needs --sharding fsdp or hsdp")
+    if args.chunked_loss and not hasattr(nn, "LinearCrossEntropyOptions"):
+        parser.error("--chunked-loss needs torch 2.15 or later")
+    return args
 
 
 def main(argv=()):
     args = arguments(argv)
     device = choose_device(args.device, deterministic=args.deterministic)
-    with process_group(backend_for(device), args.timeout) as (rank, world_size):
+    backend = backend_for(device)
+    if args.offload and device.type != "cpu":  # gradients are on the CPU, too
+        backend = f"cpu:gloo,{device.type}:{backend}"
+    with process_group(backend, args.timeout) as (rank, world_size):
         run = prepare(args, rank, world_size, device)
         train(run)
         return report(run)
 
 
+def arrange(network, args, device):
+    """What a way of training makes of a network, with what the flags ask for.
+
+    The order counts: recompute, compile, shard, and only then the optimizer.
+    """
+    for block in network.blocks:
+        recompute(block, args.recompute)
+        if args.compile:
+            block.compile()  # in place, so names of parameters do not change
+    options, policies = {}, {}
+    if args.recipe:
+        options["groups"] = partial(parameter_groups, weight_decay=args.weight_decay)
+        options["betas"] = (0.9, 0.95)
+    if args.sharding not in FULLY_SHARDED:
+        return WAYS[args.sharding](network, device, **options)
+    if args.precision == "bf16":
+        policies["mp_policy"] = MixedPrecisionPolicy(
+            torch.bfloat16, reduce_dtype=torch.float32
+        )
+    if args.offload:
+        pin = device.type == "cuda"  # which needs a GPU's driver
+        policies["offload_policy"] = CPUOffloadPolicy(pin_memory=pin)
+    mesh = mesh_of(device, args.replicas if args.sharding == "hsdp" else 1)
+    return fsdp(network, device, mesh=mesh, policies=policies, **options)
+
+
+def recipe_for(args, first, updates):
+    """What `update` needs to know, from update number `first` to the last."""
+    casts = args.sharding not in FULLY_SHARDED  # these have a policy for it
+    rates = (learning_rate(step, updates, args) for step in range(first, updates))
+    return SimpleNamespace(
+        accumulate=args.accumulate,
+        autocast=PRECISIONS[args.precision if casts else "fp32"],
+        max_norm=args.max_norm if args.recipe else None,
+        rates=rates if args.recipe else None,
+    )
+
+
+def new_network(args, tokenizer):
+    kind = ModernGPT if args.modern else GPT
+    network = kind(tokenizer.vocabulary, **SHAPES[args.shape])
+    network.head.chunked = args.chunked_loss
+    return network
+
+
 def prepare(args, rank, world_size, device):
     """What `train` needs: data, model, and where an earlier run has ended."""
     log = runs.open_folder(args.out)
-    text = Windows(load_text(args.data)[0], SHAPES[args.shape]["context"])  # of bytes
-    most = len(text) if device.type == "cuda" else min(MOST_ON_A_CPU, len(text))
-    samples = args.train_samples or most
-    runs.check_batch_size(args.batch_size, samples, world_size)
-    train_set = text.some(samples)
+    most = None if device.type == "cuda" else MOST_ON_A_CPU
+    context = SHAPES[args.shape]["context"]
+    train_set, held_out, tokenizer, _ = load_windows(
+        args.data, args.tokenizer, args.vocabulary, context, args.train_samples, most
+    )
+    runs.check_batch_size(args.batch_size * args.accumulate, len(train_set), world_size)
     sampler = DistributedSampler(
         train_set, world_size, rank, seed=args.seed, drop_last=True
     )
     loader = DataLoader(train_set, args.batch_size, sampler=sampler)
+    per_epoch = -(-len(loader) // args.accumulate)  # updates
+    # each rank evaluates as many windows: with shards, a forward pass takes all ranks
+    windows = min(args.eval_windows, len(held_out)) // world_size * world_size
 
     torch.manual_seed(args.seed)
-    network = GPT(**SHAPES[args.shape]).to(device)
-    model, optimizer, parameters_of_all = WAYS[args.sharding](network, device)
+    network = new_network(args, tokenizer).to(device)
+    model, optimizer, parameters_of_all = arrange(network, args, device)
+    first = sharded_checkpoints.begin(args, model, optimizer)
     return SimpleNamespace(
         args=args, log=log, device=device, train_set=train_set, loader=loader,
-        model=model, optimizer=optimizer, parameters_of_all=parameters_of_all,
-        first=sharded_checkpoints.begin(args, model, optimizer), losses=[], seconds=0.0,
+        held_out=held_out.some(windows or world_size), tokenizer=tokenizer, model=model,
+        optimizer=optimizer, parameters_of_all=parameters_of_all, first=first,
+        recipe=recipe_for(args, first * per_epoch, args.epochs * per_epoch),
+        losses=[], validation_loss=0.0, seconds=0.0,
     )  # fmt: skip
 
 
 def train(run):
-    for epoch in range(run.first, run.args.epochs):
+    args, model, optimizer = run.args, run.model, run.optimizer
+    for epoch in range(run.first, args.epochs):
         run.loader.sampler.set_epoch(epoch)
         begin = time.perf_counter()
-        run.losses += train_one_epoch(run.model, run.loader, run.optimizer, run.device)
+        run.losses += train_one_epoch(
+            model, run.loader, optimizer, run.device, run.recipe
+        )
         run.seconds += time.perf_counter() - begin
-        run.log.info(f"epoch {epoch + 1}: loss {run.losses[-1]:.3f}")
-        sharded_checkpoints.save(run.args, run.model, run.optimizer, epoch + 1)
+        run.validation_loss, error = evaluate(
+            model, run.held_out, run.recipe.autocast, run.device
+        )
+        held_out = f"held out {run.validation_loss:.3f} ± {error:.3f}"
+        run.log.info(f"epoch {epoch + 1}: loss {run.losses[-1]:.3f}, {held_out}")
+        sharded_checkpoints.save(args, model, optimizer, epoch + 1)
 
 
 def report(run):
-    """The result, with the bytes that each rank keeps."""
+    """The result, with the bytes that each rank keeps, and the model as one folder."""
     args, losses = run.args, run.losses
-    network, kept = GPT(**SHAPES[args.shape]), held(run.model, run.optimizer)
-    network.load_state_dict(
-        run.parameters_of_all(), strict=False
-    )  # tied ones come once
+    network, kept = new_network(args, run.tokenizer), held(run.model, run.optimizer)
+    whole = run.parameters_of_all()  # tied ones come once
+    network.load_state_dict(whole, strict=False)
     per_epoch = len(run.loader.sampler) * dist.get_world_size()
     trained = (args.epochs - run.first) * per_epoch
     more = {
@@ -219,8 +245,11 @@ def report(run):
         "gradient_bytes": kept["gradients"],
         "optimizer_bytes": kept["optimizer"],
         "train_loss": round(losses[-1], 4),
+        "validation_loss": round(run.validation_loss, 4),
         "samples_per_second": round(trained / run.seconds),
     }
+    if dist.get_rank() == 0:
+        export(network, run.tokenizer, args.out / "model")
     found = network, run.train_set, losses, run.seconds
     return runs.finish(args, run.device, *found, more=more) | {"losses": losses}
 

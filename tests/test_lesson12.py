@@ -16,13 +16,16 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.flop_counter import FlopCounterMode
 
 from ddp_course import UsageError, lesson12
 from ddp_course.checkpoints import sharded as sharded_checkpoints
 from ddp_course.data.text import load_text
 from ddp_course.estimates import memory
+from ddp_course.models import six_ways, zero
 from ddp_course.models.gpt import GPT
-from ddp_course.models.recipe import loss_of
+from ddp_course.models.recipe import learning_rate, loss_of, parameter_groups
+from ddp_course.models.recompute import recompute
 from ddp_course.models.sharded import Sharded, gather, whole_parameters
 from ddp_course.ranks import watch
 from ddp_course.ranks.environment import process_group
@@ -71,7 +74,7 @@ def train_in_all_ways(dtype):
     """For each way: (the losses of some steps, the parameters at the end)."""
     with process_group() as (rank, world_size):
         results = {}
-        for name, way in lesson12.WAYS.items():
+        for name, way in six_ways.WAYS.items():
             # on rank 1 another beginning: all ways have to take rank 0's, but for
             # fully_shard, which trusts
             model, optimizer, parameters_of_all = way(
@@ -89,7 +92,7 @@ def train_in_all_ways(dtype):
 
 def train_alone(world_size, dtype):
     alone = network(dtype=dtype)
-    optimizer = torch.optim.AdamW(alone.parameters(), **lesson12.ADAM)
+    optimizer = torch.optim.AdamW(alone.parameters(), **six_ways.ADAM)
     losses = []
     for tokens, targets in batches(world_size):
         optimizer.zero_grad()
@@ -124,7 +127,7 @@ def test_all_six_ways_train_as_one_process_with_the_joined_batch_does(nproc):
 
 def ddp_with_buckets(whole, device):
     model = DistributedDataParallel(whole)
-    return model, torch.optim.AdamW(whole.parameters(), **lesson12.ADAM)
+    return model, torch.optim.AdamW(whole.parameters(), **six_ways.ADAM)
 
 
 def observe_ways():
@@ -139,7 +142,7 @@ def observe_ways():
         lesson12.train_one_epoch(model, [(text, text)], optimizer, CPU)
 
     with process_group():
-        ways = lesson12.WAYS | {"buckets": ddp_with_buckets}
+        ways = six_ways.WAYS | {"buckets": ddp_with_buckets}
         return {
             name: watch.observe(partial(build, way), step, parameters)
             for name, way in ways.items()
@@ -212,7 +215,7 @@ def shards_of():
     with process_group() as (rank, world_size):
         whole = network()
         before = {name: value.clone() for name, value in whole.named_parameters()}
-        model, *_ = lesson12.fsdp_by_hand(whole, CPU)
+        model, *_ = six_ways.fsdp_by_hand(whole, CPU)
         emptied = [
             value.numel() for value in model.parameters() if not value.requires_grad
         ]
@@ -338,20 +341,20 @@ def test_two_dtypes_in_one_sharded_module_are_refused():
 def test_every_rank_gets_about_as_much_and_the_largest_come_first():
     sizes = [value.numel() for value in network(SHAPE).parameters()]
     for world_size in (1, 2, 4, 8):
-        owners = lesson12.deal(sizes, world_size)
+        owners = zero.deal(sizes, world_size)
         loads = [
             sum(s for s, owner in zip(sizes, owners) if owner == rank)
             for rank in range(world_size)
         ]
         assert sum(loads) == sum(sizes) and max(loads) - min(loads) <= max(sizes)
-    assert lesson12.deal([1, 5, 1, 3], 2) == [1, 0, 1, 1]
-    assert lesson12.deal([2], 3) == [0]
+    assert zero.deal([1, 5, 1, 3], 2) == [1, 0, 1, 1]
+    assert zero.deal([2], 3) == [0]
 
 
 def train_with_an_empty_share():
     with process_group() as (rank, world_size):
         weight = nn.Parameter(torch.ones(2))
-        optimizer = lesson12.ShardedOptimizer([weight], torch.optim.SGD, lr=0.5)
+        optimizer = zero.ShardedOptimizer([weight], torch.optim.SGD, lr=0.5)
         weight.grad = torch.ones(2)
         optimizer.step()
         optimizer.zero_grad()
@@ -445,7 +448,7 @@ def test_what_cannot_be_resumed_gives_one_line(tmp_path):
     none, _, done, by_owner, larger = launch(programs, runs, nproc=1)[0]
     assert none == f"no checkpoint in {tmp_path}: start without --resume"
     assert done.endswith("is of epoch 1: --epochs 1 leaves nothing to do")
-    assert by_owner == "--resume needs --sharding ddp or fsdp"
+    assert by_owner == "--resume needs --sharding ddp, fsdp or hsdp"
     assert "epoch-0001 cannot be used: ValueError Size mismatch between" in larger
     [torn] = (tmp_path / "checkpoints" / "epoch-0001").glob("*.distcp")
     torn.write_bytes(torn.read_bytes()[:1000])
@@ -462,7 +465,7 @@ def test_a_shallower_network_is_not_read_from_a_deeper_one(tmp_path):
             args = lesson12.arguments(["--resume", "--epochs", "2"])
             args.out, args.shape = tmp_path, "shallow"
             shape = lesson12.SHAPES["small"] | {"layers": 1}
-            model, optimizer, _ = lesson12.fsdp(GPT(**shape), CPU)
+            model, optimizer, _ = six_ways.fsdp(GPT(**shape), CPU)
             sharded_checkpoints.begin(args, model, optimizer)
 
     with pytest.raises(RankError, match="epoch-0001 is of --shape small"):
@@ -481,9 +484,172 @@ def test_a_disk_that_is_full_gives_one_line(tmp_path):
     assert not list((tmp_path / "checkpoints").glob("epoch-*"))
 
 
+# ---- the whole recipe ----
+
+TINY = {"context": 16, "layers": 2, "heads": 2, "width": 32}
+RECIPE = "--recipe --warmup 2 --max-norm 0.2 --batch-size 2 --train-samples 48".split()
+
+
+def whole_recipe(folder, combinations):
+    """For each combination of flags: its losses, and what is trained, on this rank."""
+    lesson12.SHAPES["tiny"] = TINY
+    flags = [*RECIPE, "--shape", "tiny", "--eval-windows", "4"]
+    runs = [(folder, [*flags, *flags_of.split()]) for flags_of in combinations]
+    found = {}
+    for name, result in zip(combinations, programs(runs)):
+        found[name] = result["losses"], result["validation_loss"]
+    return found
+
+
+def combinations(precisions, accumulations, more=""):
+    """All that lesson 12's program can do with its recipe: lists of flags, as text."""
+    ways = "ddp", "zero1", "fsdp", "hsdp", "fsdp --offload", "hsdp --offload"
+    kept = "none", "selective", "full"
+    return [
+        f"--precision {precision} --accumulate {size} --recompute {what} "
+        f"--sharding {way} {more}".strip()
+        for precision in precisions
+        for size in accumulations
+        for what in kept
+        for way in ways
+    ]
+
+
+def train_alike(found):
+    """In fp32 within rounding; in bf16 autocast, which DDP uses, rounds in other places
+    than the policy of fully_shard.
+    """
+    for name, (losses, validation) in found.items():
+        bf16, size = "bf16" in name, name.split("--accumulate ")[1][0]
+        same = f"--precision {'bf16' if bf16 else 'fp32'} --accumulate {size} "
+        expected, held_out = found[f"{same}--recompute none --sharding ddp"]
+        assert losses == pytest.approx(expected, rel=1e-3 if bf16 else 2e-6), name
+        assert validation == pytest.approx(held_out, abs=2e-3 if bf16 else 2e-4), name
+
+
+def test_the_whole_recipe_trains_alike_in_every_way(tmp_path):
+    names = combinations(["fp32", "bf16"], [1, 2] if THOROUGH else [2])
+    found = launch(whole_recipe, tmp_path, names, nproc=4, timeout=550)[0]
+    assert len(found) == len(names)
+    train_alike(found)
+
+
+@pytest.mark.skipif(not THOROUGH, reason="compiles for a minute: make thorough")
+def test_compiled_blocks_train_alike_in_every_way(tmp_path):
+    names = combinations(["fp32", "bf16"], [2], "--compile")
+    names += [
+        name.removesuffix(" --compile")
+        for name in names
+        if "none --sharding ddp" in name
+    ]
+    found = launch(whole_recipe, tmp_path, names, nproc=4, timeout=550)[0]
+    train_alike(found)
+
+
+def test_a_few_of_the_ways_with_the_whole_recipe_train_alike(tmp_path):
+    fp32 = "--precision fp32 --accumulate 2 --recompute"
+    names = [
+        f"{fp32} none --sharding ddp",
+        f"{fp32} selective --sharding zero1",
+        f"{fp32} full --sharding fsdp --offload",
+        f"{fp32} selective --sharding hsdp --chunked-loss",
+    ]
+    found = launch(whole_recipe, tmp_path, names, nproc=4, timeout=200)[0]
+    train_alike(found)
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert model.config.n_layer == TINY["layers"]
+
+
+def test_the_recipe_clips_warms_up_and_spares_vectors_the_decay(tmp_path):
+    """With one rank, against lesson 10's recipe by hand, on batches that are joined.
+    Some gradients are clipped and some are not, or Adam would hide a factor of two.
+    """
+    flags = [*RECIPE, "--shape", "tiny", "--max-norm", "2.4", "--accumulate", "2"]
+
+    def both():
+        lesson12.SHAPES["tiny"] = TINY
+        with process_group():
+            args = lesson12.arguments([*flags, "--out", str(tmp_path)])
+            run = lesson12.prepare(args, 0, 1, CPU)
+            torch.manual_seed(0)
+            model = GPT(256, **TINY)
+            groups = parameter_groups(model, 0.1)
+            optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
+            run.loader.sampler.set_epoch(0)
+            batches, losses, norms = list(run.loader), [], []
+            for step in range(len(batches) // 2):
+                pair = batches[2 * step : 2 * step + 2]
+                optimizer.zero_grad()
+                loss = model(*(torch.cat(part) for part in zip(*pair)))
+                loss.backward()
+                norms.append(nn.utils.clip_grad_norm_(model.parameters(), 2.4).item())
+                for group in optimizer.param_groups:
+                    group["lr"] = learning_rate(step, len(batches) // 2, args)
+                optimizer.step()
+                losses.append(loss.item())
+            lesson12.train(run)
+            off = [
+                (whole.full_tensor() - mine).abs().max().item()
+                for whole, mine in zip(run.model.parameters(), model.parameters())
+            ]
+            return losses, run.losses, norms, max(off)
+
+    [(expected, found, norms, off)] = launch(both, nproc=1)
+    assert min(norms) < 2.2 and max(norms) > 2.6, norms
+    assert found == pytest.approx(expected, rel=1e-6) and off < 2e-5
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        ("fsdp-by-hand --recipe", "--sharding fsdp-by-hand does not take --recipe"),
+        ("zero2-by-hand --accumulate 2", "does not take --accumulate"),
+        ("zero1-by-hand --chunked-loss", "does not take --chunked-loss"),
+        ("ddp --offload", "--offload needs --sharding fsdp or hsdp"),
+        ("hsdp --replicas 0", "--replicas"),
+    ],
+)
+def test_what_no_way_can_do_gives_one_line(flags, words):
+    with pytest.raises(UsageError, match=words) as error:
+        lesson12.arguments(["--sharding", *flags.split()])
+    assert "\n" not in str(error.value)
+
+
+def test_replicas_that_do_not_divide_the_ranks_give_one_line(tmp_path):
+    flags = ["--sharding", "hsdp", "--replicas", "3"]
+    [said, _] = launch(programs, [(tmp_path, flags)], nproc=2)
+    assert said == ["--replicas 3 does not divide 2 ranks"]
+
+
+def kept_and_computed(what):
+    """Bytes that forward keeps, operations of a step, and gradients."""
+    torch.manual_seed(0)
+    model, tokens = network(SHAPE), torch.arange(64).view(2, 32)
+    for block in model.blocks:
+        recompute(block, what)
+    with watch.memory_timeline() as timeline, FlopCounterMode(display=False) as flops:
+        loss = model(tokens, tokens)
+        kept = timeline[-1]
+        loss.backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    return kept, flops.get_total_flops(), gradients
+
+
+def test_selective_recomputing_computes_no_matrix_product_again():
+    all_kept, once, expected = kept_and_computed("none")
+    some_kept, selective, found = kept_and_computed("selective")
+    assert selective == once and some_kept < 0.8 * all_kept
+    assert all(map(torch.equal, found, expected))
+    few_kept, more, found = kept_and_computed("full")
+    assert 1.2 * once < more < 4 / 3 * once and few_kept < 0.2 * all_kept
+    assert all(map(torch.equal, found, expected))
+
+
 def train_on_a_nan():
     with process_group() as (rank, _):
-        model, optimizer, _ = lesson12.zero2_by_hand(network(), CPU)
+        model, optimizer, _ = six_ways.zero2_by_hand(network(), CPU)
         if rank == 1:
             model.norm.weight.data.fill_(float("nan"))
         lesson12.train_one_epoch(model, batches(2, rank), optimizer, CPU)
@@ -505,7 +671,7 @@ def sharded(mesh_shape, **options):
     mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=names)
     for part in (*model.blocks, model):
         fully_shard(part, mesh=mesh, **options)
-    return model, torch.optim.AdamW(model.parameters(), **lesson12.ADAM)
+    return model, torch.optim.AdamW(model.parameters(), **six_ways.ADAM)
 
 
 TEXT = torch.arange(8)[None]

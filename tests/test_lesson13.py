@@ -26,6 +26,7 @@ from ddp_course.checkpoints.deepspeed_configurations import BATCH, check_batch
 from ddp_course.checks import ex13
 from ddp_course.data.tokenizers import Bytes
 from ddp_course.estimates import pipeline
+from ddp_course.models import six_ways
 from ddp_course.models.gpt import GPT, SHAPES
 from ddp_course.models.stages import layers_of_gpt, token_loss
 from ddp_course.ranks import sleepy_stages, watch
@@ -64,7 +65,7 @@ def engine_for(*flags, **more):
 
 def with_ddp():
     torch.manual_seed(0)
-    model, optimizer, parameters_of_all = lesson12.ddp(GPT(**SHAPE), CPU)
+    model, optimizer, parameters_of_all = six_ways.ddp(GPT(**SHAPE), CPU)
     return lesson12.train_one_epoch(
         model, batches(), optimizer, CPU
     ), parameters_of_all()
@@ -912,7 +913,7 @@ def same_batch():
 def with_ddp_on_the_same_batch():
     with process_group() as (rank, world_size):
         torch.manual_seed(0)
-        model, optimizer, _ = lesson12.ddp(GPT(**SHAPE), CPU)
+        model, optimizer, _ = six_ways.ddp(GPT(**SHAPE), CPU)
         mine = tuple(part.chunk(world_size)[rank] for part in same_batch())
         return lesson12.train_one_epoch(model, [mine] * STEPS, optimizer, CPU)
 
@@ -1119,7 +1120,7 @@ def by_torch(kind, pieces, rank, world_size):
     stage = pipelining.PipelineStage(part, rank, world_size, CPU)
     plan = getattr(pipelining, kind)
     schedule = plan(stage, len(pieces), loss_fn=token_loss)
-    optimizer = torch.optim.AdamW(part.parameters(), **lesson12.ADAM)
+    optimizer = torch.optim.AdamW(part.parameters(), **six_ways.ADAM)
     tokens, targets = (torch.cat(column) for column in zip(*pieces))
     found = []
     for _ in range(STEPS):
@@ -1141,7 +1142,7 @@ def pieces_of(micro_batches):
 @pytest.mark.parametrize("stages", [2, 3])
 def test_a_pipeline_trains_as_the_model_in_one_piece(stages):
     model, expected, pieces = built(SPECS), [], pieces_of(4)
-    optimizer = torch.optim.AdamW(model.parameters(), **lesson12.ADAM)
+    optimizer = torch.optim.AdamW(model.parameters(), **six_ways.ADAM)
     for _ in range(STEPS):
         optimizer.zero_grad()
         losses = [token_loss(model(x), y) for x, y in pieces]

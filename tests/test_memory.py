@@ -23,9 +23,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ddp_course import lesson12
 from ddp_course.estimates import memory, pipeline
+from ddp_course.models import six_ways, zero
 from ddp_course.models.gpt import GPT
 from ddp_course.models.master_weights import MasterAdamW
+from ddp_course.models.modern import ModernGPT
 from ddp_course.models.recipe import loss_of
+from ddp_course.models.recompute import recompute
 from ddp_course.ranks import watch
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import launch, start_server
@@ -113,45 +116,45 @@ def in_policy(network, device):
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for part in (*network.blocks, network):
         fully_shard(part, mesh=mesh, mp_policy=policy)
-    return network, torch.optim.AdamW(network.parameters(), **lesson12.ADAM)
+    return network, torch.optim.AdamW(network.parameters(), **six_ways.ADAM)
 
 
 def with_master_weights(way, network, device):
     """One of lesson 12's ways, with a network and gradients in bf16."""
     model, *_ = way(network.bfloat16(), device)
     trained = [value for value in model.parameters() if value.requires_grad]
-    return model, MasterAdamW(trained, **lesson12.ADAM)
+    return model, MasterAdamW(trained, **six_ways.ADAM)
 
 
 def owners_of_master_weights(way, network, device):
     """The same where a rank owns whole parameters."""
     model, *_ = way(network.bfloat16(), device)
-    options = MasterAdamW, lesson12.ADAM
-    sharded = lesson12.ShardedOptimizer(network.parameters(), options[0], **options[1])
+    options = MasterAdamW, six_ways.ADAM
+    sharded = zero.ShardedOptimizer(network.parameters(), options[0], **options[1])
     return model, sharded
 
 
 def zero2_with_master_weights(network, device):
-    parameters, adam = network.bfloat16().parameters(), lesson12.ADAM
-    optimizer = lesson12.ShardedOptimizer(parameters, MasterAdamW, **adam)
-    lesson12.reduce_to_owners(optimizer.parameters, optimizer.owners)
+    parameters, adam = network.bfloat16().parameters(), six_ways.ADAM
+    optimizer = zero.ShardedOptimizer(parameters, MasterAdamW, **adam)
+    zero.reduce_to_owners(optimizer.parameters, optimizer.owners)
     return network, optimizer
 
 
 KINDS = {  # name: (precision, stage, how it is built)
-    "autocast, DDP": ("autocast", 0, lesson12.ddp),
-    "autocast, ZeRO-1": ("autocast", 1, lesson12.zero1),
-    "autocast, ZeRO-2": ("autocast", 2, lesson12.zero2_by_hand),
-    "autocast, FSDP": ("autocast", 3, lesson12.fsdp),
+    "autocast, DDP": ("autocast", 0, six_ways.ddp),
+    "autocast, ZeRO-1": ("autocast", 1, six_ways.zero1),
+    "autocast, ZeRO-2": ("autocast", 2, six_ways.zero2_by_hand),
+    "autocast, FSDP": ("autocast", 3, six_ways.fsdp),
     "policy, FSDP": ("policy", 3, in_policy),
-    "master, DDP": ("master", 0, partial(with_master_weights, lesson12.ddp)),
-    "master, ZeRO-1": ("master", 1, partial(owners_of_master_weights, lesson12.ddp)),
+    "master, DDP": ("master", 0, partial(with_master_weights, six_ways.ddp)),
+    "master, ZeRO-1": ("master", 1, partial(owners_of_master_weights, six_ways.ddp)),
     "master, ZeRO-2": ("master", 2, zero2_with_master_weights),
-    "master, FSDP": ("master", 3, partial(with_master_weights, lesson12.fsdp)),
+    "master, FSDP": ("master", 3, partial(with_master_weights, six_ways.fsdp)),
     "master, FSDP by hand": (
         "master",
         3,
-        partial(with_master_weights, lesson12.fsdp_by_hand),
+        partial(with_master_weights, six_ways.fsdp_by_hand),
     ),
 }
 
@@ -219,7 +222,7 @@ def test_a_master_weight_adds_up_updates_that_16_bits_lose():
 
 def fsdp_as_one(network, device):
     fully_shard(network, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-    return network, torch.optim.AdamW(network.parameters(), **lesson12.ADAM)
+    return network, torch.optim.AdamW(network.parameters(), **six_ways.ADAM)
 
 
 def observe_peaks():
@@ -231,7 +234,7 @@ def observe_peaks():
     with process_group():
         return [
             max(watch.observe(partial(from_new, way), step).in_use)
-            for way in (lesson12.fsdp, fsdp_as_one)
+            for way in (six_ways.fsdp, fsdp_as_one)
         ]
 
 
@@ -272,7 +275,7 @@ def test_attention_that_is_not_fused_keeps_a_number_per_pair_of_tokens_too(token
     assert kept == pytest.approx(expected, rel=0.01)
 
 
-def recompute(block, x):
+def again(block, x):
     return checkpoint(block, x, use_reentrant=False)
 
 
@@ -281,7 +284,7 @@ def operations(recomputed):
     model = GPT(**SHAPE)
     if recomputed:
         for block in model.blocks:
-            block.forward = partial(recompute, block.forward)
+            block.forward = partial(again, block.forward)
     text = torch.zeros(2, 64, dtype=torch.long)
     with FlopCounterMode(display=False) as counted:
         loss_of(model, text, text, torch.float32, CPU).backward()
@@ -505,3 +508,74 @@ def test_the_command_imports_no_torch():
 def test_wrong_use_gives_one_line_and_exit_code_2(arguments, said):
     done = course(*arguments)
     assert done.returncode == 2 and done.stderr == f"ddp-course: {said}\n"
+
+
+# ---- the plan on paper ----
+
+MODEL = {"vocabulary": 4096, "context": 256, "layers": 8, "heads": 8, "width": 256}
+AS_PLANNED = memory.Llama(
+    layers=8, width=256, inner=704, keys=128, vocabulary=4096, tied=True
+)
+
+
+def modern(what, chunked):
+    model = ModernGPT(**MODEL)
+    model.head.chunked = chunked
+    for block in model.blocks:
+        recompute(block, what)
+    return model
+
+
+def test_the_parameters_of_a_plan_are_those_of_the_model():
+    parameters = sum(value.numel() for value in modern("none", False).parameters())
+    assert AS_PLANNED.parameters() == parameters
+    assert memory.LLAMA_3_8B.parameters() == 8_030_261_248  # as its model card says
+
+
+def kept_by_blocks(what, number):
+    """Bytes that this many blocks keep of 128 tokens, and what there is besides."""
+    model = modern(what, False)
+    x = model.embed(torch.zeros(2, 64, dtype=torch.long), 0)
+    with watch.memory_timeline() as timeline:
+        for block in model.blocks[:number]:
+            x = block(x)
+    return timeline[-1]
+
+
+@pytest.mark.parametrize("what, more", [("none", 2), ("selective", 0), ("full", 0)])
+def test_a_block_of_todays_model_keeps_what_the_plan_says(what, more):
+    """In fp32 on a CPU, the two norms keep two rows of `width` more."""
+    kept = (kept_by_blocks(what, 4) - kept_by_blocks(what, 1)) / 3
+    expected = memory.kept_by_block(AS_PLANNED, 128, what, size=4)
+    assert kept == pytest.approx(expected + 4 * 128 * 256 * more, rel=0.02)
+
+
+def peaks(choices):
+    """The highest moment of a step for each way, in bytes."""
+    found = {}
+    with process_group():
+        text = torch.zeros(4, 256, dtype=torch.long)
+
+        def build(model):
+            policy = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}
+            return six_ways.fsdp(model(), CPU, policies=policy)
+
+        def step(model, optimizer):
+            optimizer.zero_grad()
+            for _ in range(2):  # the second finds the first one's gradients
+                loss_of(model, text, text, torch.float32, CPU).backward()
+            optimizer.step()
+
+        for choice in choices:
+            model = partial(modern, *choice)
+            seen = watch.observe(partial(build, model), step, 1)
+            found[choice] = max(seen.in_use)
+    return found
+
+
+def test_the_peak_of_a_step_is_the_plans_within_a_tenth():
+    new = hasattr(nn, "LinearCrossEntropyOptions")  # torch 2.15
+    choices = [("selective", False), ("full", new)]
+    for (what, part), peak in launch(peaks, choices, timeout=200)[0].items():
+        expected = sum(memory.plan(AS_PLANNED, 2, 4 * 256, what, part))
+        assert peak == pytest.approx(expected, rel=0.1), (what, part)

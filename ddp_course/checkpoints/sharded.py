@@ -16,8 +16,6 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
     get_state_dict,
     set_state_dict,
 )
@@ -32,13 +30,11 @@ from ddp_course.files import (
     tensors_in,
 )
 
-SAVED = ("ddp", "fsdp")  # the ways of sharding whose optimizer torch can save and load
-
-
-def full_parameters(model):
-    """The whole parameters by name, on all ranks, which call this together."""
-    options = StateDictOptions(full_state_dict=True)
-    return get_model_state_dict(model, options=options)
+SAVED = (
+    "ddp",
+    "fsdp",
+    "hsdp",
+)  # the ways of sharding whose optimizer torch can save and load
 
 
 def begin(args, model, optimizer):
@@ -61,7 +57,7 @@ def begin(args, model, optimizer):
 def resume(args, model, optimizer):
     """Read the newest checkpoint into a model and its optimizer; return its epoch."""
     if args.sharding not in SAVED:
-        raise UsageError(f"--resume needs --sharding {' or '.join(SAVED)}")
+        raise UsageError("--resume needs --sharding ddp, fsdp or hsdp")
     there = found_in(args.out / "checkpoints")
     if not there:
         raise UsageError(f"no checkpoint in {args.out}: start without --resume")

@@ -108,6 +108,83 @@ def activations(batch, tokens, width, layers, heads=0, size=4):
     return size * batch * tokens * layers * (16 * width + heads * tokens)
 
 
+# ---- a plan on paper: a Llama with fully_shard ----
+
+
+class Llama(NamedTuple):
+    """A model's sizes. keys: the width of all keys together, smaller than `width` where
+    several heads of queries share them. tied: whether the head is the token embedding.
+    """
+
+    layers: int
+    width: int
+    inner: int
+    keys: int
+    vocabulary: int
+    tied: bool = False
+
+    def block(self):
+        """The parameters of one block: attention, SwiGLU, two norms."""
+        attention = 2 * self.width * (self.width + self.keys)
+        return attention + 3 * self.width * self.inner + 2 * self.width
+
+    def rest(self):
+        """The parameters outside of blocks: embedding, head, the last norm."""
+        matrices = 1 if self.tied else 2
+        return matrices * self.vocabulary * self.width + self.width
+
+    def parameters(self):
+        return self.layers * self.block() + self.rest()
+
+
+# A. Grattafiori et al., "The Llama 3 Herd of Models", 2024, table 3
+LLAMA_3_8B = Llama(layers=32, width=4096, inner=14336, keys=1024, vocabulary=128256)
+
+
+def kept_by_block(model, tokens, recompute="none", size=2):
+    """What forward keeps for backward in one block of a Llama, in bytes.
+
+    Per token: the inputs of two norms, of attention's and the MLP's first layers, and of
+    attention's output layer; queries, keys, values and their mixture; and four rows of
+    the MLP's inner width. "selective" keeps the block's input and the results of matrix
+    products and attention; "full" keeps its input. Where a norm is not one fused
+    operation, as on a CPU, it keeps more.
+    """
+    rows = {
+        "none": 7 * model.width + 2 * model.keys + 4 * model.inner,
+        "selective": 5 * model.width + 2 * model.keys + 2 * model.inner,
+        "full": model.width,
+    }
+    return size * tokens * rows[recompute]
+
+
+class Plan(NamedTuple):
+    """Bytes on one rank at the highest moment of a step."""
+
+    state: float  # shards of weights, gradients and Adam's averages
+    gathered: float  # two blocks and what is outside of blocks, in 16 bits
+    activations: float
+    moment: float  # logits with their gradients; or a recomputed block, and gradients
+
+
+def plan(model, ranks, tokens, recompute="none", chunked=False):
+    """A Plan for a Llama with fully_shard, a policy of bf16, and `tokens` per rank and
+    micro-batch, not the first of its update: the shards of gradients are there already.
+    chunked: a loss that never has all logits at once.
+    """
+    whole = 2 * model.block() + model.rest()
+    logits = tokens * model.vocabulary * (0.52 if chunked else 12)
+    again = kept_by_block(model, tokens) if recompute != "none" else 0
+    # of two blocks and the head, in 16 bits; one block's in fp32 as well, to be reduced
+    gradients = 2 * (2 * model.block() + model.rest()) + 4 * model.block()
+    return Plan(
+        state=sum(states(model.parameters(), ranks, 3, "policy")),
+        gathered=2 * whole,
+        activations=model.layers * kept_by_block(model, tokens, recompute),
+        moment=max(logits, again + gradients),
+    )
+
+
 # ---- a model that is cut in other ways, too ----
 
 

@@ -445,7 +445,7 @@ class OneMessagePerOwner(Dealt):
 def sharded_by(kind, parameters, lr):
     """An optimizer that is there already: lesson 12's, or torch's."""
     if kind == "lesson":
-        from ddp_course.lesson12 import ShardedOptimizer as Optimizer
+        from ddp_course.models.zero import ShardedOptimizer as Optimizer
     else:
         from torch.distributed.optim import ZeroRedundancyOptimizer as Optimizer
     return Optimizer(parameters, torch.optim.AdamW, lr=lr)
