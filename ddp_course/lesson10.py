@@ -24,18 +24,15 @@ from ddp_course.data.order import ResumableSampler, seed_workers
 from ddp_course.data.text import load_windows
 from ddp_course.files import check_alike
 from ddp_course.lesson06 import PRECISIONS, grouped
+from ddp_course.models import recipe
 from ddp_course.models.gpt import GPT, SHAPES
 from ddp_course.models.modern import ModernGPT
-from ddp_course.models.recipe import (
-    bits_per_byte,
-    evaluate,
-    learning_rate,
-    loss_of,
-    parameter_groups,
-)
+from ddp_course.models.muon import Together
+from ddp_course.models.recipe import learning_rate, loss_of, parameter_groups
 from ddp_course.ranks.environment import backend_for, choose_device, process_group
 from ddp_course.ranks.spawn import start_ranks
 
+LOSSES = ["train_loss", "validation_loss", "bits_per_byte"]
 MOST_ON_A_CPU = 8192  # windows to train on, unless --train-samples says more
 
 
@@ -60,28 +57,6 @@ def update(model, micro_batches, optimizer, rate, args, device):
     return torch.stack([mean, norm, torch.full_like(mean, rate)])
 
 
-def evaluate_and_sample(run):
-    """The loss on text of the training set and on held-out text, and a sample."""
-    args, network, tokenizer = run.args, run.model.module, run.tokenizer
-    how = PRECISIONS[args.precision], run.device
-    seen, held_out = run.texts
-    train_loss, _ = evaluate(network, seen, *how)
-    validation_loss, error = evaluate(network, held_out, *how)
-    tokens = tokenizer.encode(args.prompt.encode()).tolist()
-    if dist.get_rank() == 0:  # the other ranks train on
-        tokens = network.generate(tokens, args.sample_tokens)
-    losses = {"train_loss": train_loss, "validation_loss": validation_loss}
-    losses["validation_error"] = error
-    losses["bits_per_byte"] = bits_per_byte(validation_loss, held_out, tokenizer)
-    return losses | {"sample": tokenizer.decode(tokens)}
-
-
-def in_words(number, norm, found):
-    loss, held_out, error, bits, sample = found.values()
-    losses = f"loss {loss:.3f}, held out {held_out:.3f} ± {error:.3f} ({bits:.2f} bits"
-    return f"update {number}: {losses} per byte), gradient norm {norm:.2f}\n{sample}"
-
-
 def arguments(argv=()):
     about = {"trains": "text", "most": MOST_ON_A_CPU, "per": "micro-batch"}
     parser = runs.parser(__file__, __doc__, **about)
@@ -97,6 +72,9 @@ def arguments(argv=()):
     flag("--chunked-loss", action="store_true", help="never all logits at once")
     flag("--accumulate", **count, default=1, help="micro-batches per update (1)")
     flag("--learning-rate", type=runs.number, default=2e-3, help="the highest (2e-3)")
+    flag("--schedule", choices=["cosine", "wsd"], default="cosine", help="of the rate")
+    optimizer_help = "adamw, or muon for the matrices of the blocks (adamw)"
+    flag("--optimizer", choices=["adamw", "muon"], default="adamw", help=optimizer_help)
     flag("--warmup", **count, default=20, help="updates of rising learning rate (20)")
     flag("--weight-decay", type=runs.number, default=0.1, help="of matrices (0.1)")
     flag("--max-norm", type=runs.number, default=1.0, help="clip longer gradients (1)")
@@ -145,11 +123,9 @@ def join(args):
 
 def settings_of(args, fingerprint, train_set, world_size):
     """What a run must have in common with the run that it resumes."""
-    names = (
-        "shape modern seed batch_size accumulate precision dropout learning_rate warmup"
-    )
-    names = [*names.split(), "weight_decay", "max_norm"]
-    chosen = {name.replace("_", "-"): vars(args)[name] for name in names}
+    names = "shape modern seed batch_size accumulate precision dropout learning_rate "
+    names += "warmup schedule optimizer weight_decay max_norm"
+    chosen = {name.replace("_", "-"): vars(args)[name] for name in names.split()}
     data = {"data": fingerprint, "train-samples": len(train_set)}
     return chosen | data | {"ranks": world_size}
 
@@ -188,9 +164,9 @@ def prepare(args, rank, world_size, device):
     model = kind(tokenizer.vocabulary, dropout=args.dropout, **shape).to(device)
     model.head.chunked = args.chunked_loss
     groups = parameter_groups(model, args.weight_decay)
+    by_name = recipe.optimizers(groups, args.optimizer, model)
     gpu = [device] if device.type == "cuda" else None
     model = DistributedDataParallel(model, device_ids=gpu, gradient_as_bucket_view=True)
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
     arrange_buckets(model, torch.zeros(1, 1, dtype=torch.long, device=device))
     if args.compile:
         model.compile()  # after wrapping; in place, so names of parameters stay
@@ -199,8 +175,8 @@ def prepare(args, rank, world_size, device):
     run = SimpleNamespace(
         args=args, log=log, device=device, train_set=train_set, loader=loader,
         texts=(seen, held_out), tokenizer=tokenizer, fingerprint=fingerprint,
-        model=model, optimizer=optimizer, per_epoch=per_epoch,
-        parts={"model": model.module, "optimizer": optimizer},
+        model=model, optimizer=Together(*by_name.values()), per_epoch=per_epoch,
+        parts={"model": model.module, **by_name},
         updates=args.epochs * per_epoch, folder=args.out / "checkpoints",
         settings=settings_of(args, fingerprint, train_set, world_size),
         generator=generator, losses=[], evaluations={}, seconds=0.0,
@@ -233,8 +209,10 @@ def train(run):
             runs.check_finite(torch.stack(losses[epoch * per_epoch :])[:, 0])
             run.seconds += time.perf_counter() - begin
             if evaluates:
-                run.evaluations[number] = found = evaluate_and_sample(run)
-                run.log.info(in_words(number, losses[-1][1], found))
+                how = args, PRECISIONS[args.precision], run.device
+                what = run.model.module, run.texts, run.tokenizer
+                run.evaluations[number] = found = recipe.evaluate_texts(*what, *how)
+                run.log.info(recipe.in_words(number, losses[-1][1], found))
             if saves:
                 lesson09.write_checkpoint(run, evaluations=run.evaluations)
             begin = time.perf_counter()
@@ -255,9 +233,7 @@ def report(run):
     more = {
         "data_sha256": run.fingerprint,
         "parameters": sum(value.numel() for value in network.parameters()),
-        "train_loss": round(last["train_loss"], 4),
-        "validation_loss": round(last["validation_loss"], 4),
-        "bits_per_byte": round(last["bits_per_byte"], 4),
+        **{name: round(last[name], 4) for name in LOSSES},
         "tokens": last["tokens"],
         "samples_per_second": None,
         "tokens_per_second": round(last["tokens"] / run.seconds),

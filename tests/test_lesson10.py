@@ -637,6 +637,45 @@ def test_a_run_that_has_ended_can_go_on_for_more_epochs_but_not_for_fewer(
         run(text, tmp_path / "out", "--epochs", "1", "--resume")
 
 
+def undo(out, updates):
+    """Remove the checkpoints after so many updates."""
+    for checkpoint in checkpoints.checkpoints(out / "checkpoints"):
+        if checkpoint.name > f"step-{updates:08}":
+            checkpoints.remove(checkpoint)
+
+
+@pytest.mark.parametrize("schedule", ["wsd", "cosine"])
+def test_only_with_wsd_a_run_continued_before_its_decay_is_the_longer_run(
+    schedule, text, tmp_path
+):
+    options = "--train-samples 48 --save-every 3 --keep 9 --eval-every 99".split()
+    options += ["--schedule", schedule]
+    [planned, _], expected = run(text, tmp_path / "long", *options, "--epochs", "4")
+    run(text, tmp_path / "out", *options, "--epochs", "2")
+    undo(tmp_path / "out", 9)
+    [result, _], history = run(
+        text, tmp_path / "out", *options, "--epochs", "4", "--resume"
+    )
+    assert len(history) == 24
+    same = result["params_sha256"] == planned["params_sha256"]
+    assert same == (history == expected) == (schedule == "wsd")
+
+
+def test_with_muon_n_ranks_train_as_one_and_a_resumed_run_ends_the_same(text, tmp_path):
+    options = "--optimizer muon --train-samples 48 --save-every 4".split()
+    [whole, _], expected = run(text, tmp_path / "out", *options)
+    together = ["--batch-size", "8"]
+    _, alone = run(text, tmp_path / "one", *options, *together, nproc=1)
+    for one, other in zip(expected, alone):
+        assert one["loss"] == pytest.approx(other["loss"], abs=1e-2)
+    undo(tmp_path / "out", 4)
+    [result, _], history = run(text, tmp_path / "out", *options, "--resume")
+    assert "resuming from step-00000004" in (tmp_path / "out/train.log").read_text()
+    assert history == expected and result["params_sha256"] == whole["params_sha256"]
+    with pytest.raises(RankError, match="was made with optimizer muon, not adamw"):
+        run(text, tmp_path / "out", *options, "--optimizer", "adamw", "--resume")
+
+
 def test_a_run_with_another_recipe_is_not_resumed(text, tmp_path):
     run(text, tmp_path / "out")
     with pytest.raises(RankError, match="was made with max-norm 1.0, not 2.0"):
