@@ -52,6 +52,7 @@ def write_atomically(path, content):
     It is written under another name, flushed to the disk, and renamed. Raises
     UsageError where that fails, on a full disk for example; an older file stays.
     """
+    path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
     try:
         with temporary.open("wb") as file:

@@ -11,6 +11,7 @@ import shutil
 import symtable
 import tempfile
 from pathlib import Path
+from types import ModuleType
 
 import nbformat
 import pytest
@@ -383,6 +384,32 @@ def names_for(path):
                         importlib.import_module(f"{node.module}.{alias.name}")
                     names[alias.asname or alias.name] = getattr(module, alias.name)
     return names
+
+
+def missing_from_the_course(names, cells):
+    """What cells take from the course's modules that is not there, `lesson12.ddp`.
+
+    names: those of names_for. `make thorough` runs the cells; this finds at once what a
+    function's new name or place has left behind.
+    """
+    for cell in cells:
+        for node in ast.walk(ast.parse(without_magics(cell))):
+            if not (
+                isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+            ):
+                continue
+            thing = names.get(node.value.id)
+            if isinstance(thing, ModuleType) and not hasattr(thing, node.attr):
+                yield ast.unparse(node)
+
+
+@each_notebook
+def test_what_it_takes_from_the_course_is_there(path):
+    cells = [cell.source for cell in code_cells(path)]
+    assert list(missing_from_the_course(names_for(path), cells)) == []
+    names = {"lesson12": importlib.import_module("ddp_course.lesson12")}
+    planted = ["%%ranks 2\nlesson12.ddp(1)", "lesson12.main()"]
+    assert list(missing_from_the_course(names, planted)) == ["lesson12.ddp"]
 
 
 def calls(path, function):

@@ -15,10 +15,10 @@ class NanGuard:
 
     It looks at the output of each layer, and at the gradient of each parameter before
     the ranks average it, because then all ranks have it. An infinite output alone does
-    not stop them: attention masks are made of -inf. Raises UsageError before the
+    not stop them: attention masks contain -inf. Raises UsageError before the
     optimizer's step, with the rank and what went wrong first there; layers whose output
     has been infinite before are not taken for the cause. Not for fp16 with a
-    GradScaler, which makes infinite gradients on purpose, and skips those steps.
+    GradScaler, which raises the scale until gradients overflow, and skips those steps.
     """
 
     def __init__(self, model, optimizer, timeout=60):

@@ -13,8 +13,8 @@ Which:  `recomputed metadata: {'shape': torch.Size([0])...` means sharded parame
         means autocast. Another number of tensors means another branch.
         `set_checkpoint_debug_enabled(True)` prints both runs.
 Fix:    Make the layer's forward depend on its inputs only: `use_cache=False`, no counters, and
-        random numbers from torch's own generator. Apply checkpointing before `fully_shard`, and
-        compile after it.
+        random numbers from torch's own generator. The order is: checkpoint each block, compile
+        it, then call `fully_shard` on it.
 Lesson: 12
 Source: https://github.com/pytorch/pytorch/issues/144035
 Source: https://github.com/pytorch/torchtitan/issues/1117

@@ -145,9 +145,10 @@ class Machines:
         network = f"{self.bits / 1e6:g} Mbit/s" if self.bits else "as fast as it goes"
         network += f", {self.delay * 1e3:g} ms" if self.delay else ""
         network += ", without the GPUs of this host" if gpus.count() else ""
+        machines = "1 machine" if self.count == 1 else f"{self.count} machines"
         if self.obstacle is None:
-            return f"{self.count} machines in network namespaces, {network}"
-        pretended = f"{self.count} machines, pretended on loopback, {network}"
+            return f"{machines} in network namespaces, {network}"
+        pretended = f"{machines}, pretended on loopback, {network}"
         return f"{pretended} ({self.obstacle})"
 
     # ---- what runs in them ----
