@@ -144,8 +144,8 @@ LLAMA_3_8B = Llama(layers=32, width=4096, inner=14336, keys=1024, vocabulary=128
 def kept_by_block(model, tokens, recompute="none", size=2):
     """What forward keeps for backward in one block of a Llama, in bytes.
 
-    Per token: the inputs of two norms, of attention's and the MLP's first layers, and of
-    attention's output layer; queries, keys, values and their mixture; and four rows of
+    Per token: the inputs of two norms, of attention's and the MLP's first layers, and
+    of attention's output layer; queries, keys, values and their mixture; and four rows of
     the MLP's inner width. "selective" keeps the block's input and the results of matrix
     products and attention; "full" keeps its input. Where a norm is not one fused
     operation, as on a CPU, it keeps more.

@@ -1,4 +1,4 @@
-"""Losses of answers: per token, their mean, and of an answer that is preferred to another."""
+"""Losses of answers: per token, their mean, and of one that is preferred to another."""
 
 import torch
 from torch.nn import functional as F
@@ -19,7 +19,7 @@ def mean_loss(prediction):
 
 
 def log_likelihoods(model, batch):
-    """How likely the model finds each answer: the log of its probability, float (batch,)."""
+    """The log of the probability that the model gives each answer, float (batch,)."""
     logits = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     return -token_losses(logits, batch["labels"]).sum(dim=1)
 

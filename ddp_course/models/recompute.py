@@ -1,4 +1,4 @@
-"""Activation checkpointing: what forward keeps for backward, and what it computes again."""
+"""Activation checkpointing: what forward keeps for backward, and what is recomputed."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ KEPT = [
 
 
 def recompute(block, what):
-    """Let a block keep less of its forward pass, and compute the rest again in backward.
+    """Let a block keep less of its forward pass, and recompute the rest in backward.
 
     what: "none"; "full", then it keeps its input only; or "selective", then it keeps
     the results of KEPT as well, so that no matrix product is computed again. Call it

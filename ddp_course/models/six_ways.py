@@ -74,8 +74,8 @@ def full_parameters(model):
 
 
 def mesh_of(device, replicas=1):
-    """The ranks as fully_shard takes them: in a row; with several replicas of the model,
-    HSDP, a row for each. Raises UsageError where the rows would not be equally long.
+    """The ranks as fully_shard takes them: in a row; with several replicas of the
+    model, HSDP, a row for each. Raises UsageError where the rows would not be equally long.
     """
     ranks = dist.get_world_size()
     if replicas == 1:
