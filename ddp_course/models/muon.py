@@ -10,6 +10,8 @@ import math
 import torch
 import torch.distributed as dist
 
+from ddp_course.models.zero import deal
+
 COEFFICIENTS = 3.4445, -4.7750, 2.0315  # K. Jordan's, of each Newton-Schulz iteration
 
 
@@ -96,15 +98,9 @@ class OwnedMuon(Muon):
 
 
 def owners_of(matrices, ranks):
-    """The rank that owns each matrix: the costliest matrices first, each to the rank
-    that has the least to do so far.
-    """
-    loads, owners = [0] * ranks, [0] * len(matrices)
+    """The rank that owns each matrix, so that all ranks have about as much to do."""
     costs = [min(matrix.shape) * matrix.numel() for matrix in matrices]
-    for number in sorted(range(len(matrices)), key=lambda number: -costs[number]):
-        owners[number] = loads.index(min(loads))
-        loads[owners[number]] += costs[number]
-    return owners
+    return deal(costs, ranks)
 
 
 def wait_for_all(works):
