@@ -72,7 +72,8 @@ def arguments(argv=()):
     flag("--chunked-loss", action="store_true", help="never all logits at once")
     flag("--accumulate", **count, default=1, help="micro-batches per update (1)")
     flag("--learning-rate", type=runs.number, default=2e-3, help="the highest (2e-3)")
-    flag("--schedule", choices=["cosine", "wsd"], default="cosine", help="of the rate")
+    schedule_help = "what the rate does after its warm-up (cosine)"
+    flag("--schedule", choices=["cosine", "wsd"], default="cosine", help=schedule_help)
     optimizer_help = "adamw, or muon for the matrices of the blocks (adamw)"
     flag("--optimizer", choices=["adamw", "muon"], default="adamw", help=optimizer_help)
     flag("--warmup", **count, default=20, help="updates of rising learning rate (20)")

@@ -90,7 +90,8 @@ def train_one_epoch(model, loader, optimizer, device, recipe=PLAIN):
 
 
 def arguments(argv=()):
-    parser = runs.parser(__file__, __doc__, trains="text", most=MOST_ON_A_CPU)
+    about = {"trains": "text", "most": MOST_ON_A_CPU, "per": "micro-batch"}
+    parser = runs.parser(__file__, __doc__, **about)
     parser.set_defaults(epochs=1, batch_size=8)
     flag, count, number = parser.add_argument, {"type": runs.count}, runs.number
     ways, kept = [*WAYS, "hsdp"], ["none", "selective", "full"]

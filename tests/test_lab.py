@@ -210,6 +210,8 @@ def test_its_kernels_find_the_command_and_write_into_the_course_folder(
     [file] = checkout.parent.rglob(f"kernel-{kernel['id']}.json")
     client = BlockingKernelClient(connection_file=str(file))
     client.load_connection_file()
+    # by default, a kernel that does not answer for a second is taken for dead
+    client.hb_channel.time_to_dead = 60
     client.start_channels()
     printed = []
     program = (
