@@ -10,6 +10,7 @@ Text:   slurmstepd: error: Detected 1 oom-kill event(s) in StepId=191.batch cgro
 Text:   slurmstepd: error: Detected 1 oom_kill event in StepId=11300781.0. Some of the step tasks
         have been OOM Killed.
 Text:   srun: error: node107: task 0: Out Of Memory
+Text:   slurmstepd: error: Exceeded job memory limit
 Text:   exits with return code = -9
 Text:   ProcessExitedException: process 0 terminated with signal SIGKILL
 Cause:  The kernel or the scheduler killed the rank without asking it, so there is no traceback.

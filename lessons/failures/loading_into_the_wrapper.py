@@ -1,19 +1,24 @@
-"""A bare state dict loaded into the wrapper
+"""The prefix of the wrapper in a state dict, missing or too much
 
 Run:    python lessons/failures/loading_into_the_wrapper.py
 Text:   RuntimeError: Error(s) in loading state_dict for DistributedDataParallel: Missing key(s) in
         state_dict: "module.weight", "module.bias".
 Text:   Error(s) in loading state_dict for DistributedDataParallel:
 Text:   Error(s) in loading state_dict for DataParallel:
+Text:   Missing key(s) in state_dict: "weight", "bias". Unexpected key(s) in state_dict:
+        "module.weight", "module.bias".
 Text:   Missing key(s) in state_dict: "module.weight", "module.bias". Unexpected key(s) in
         state_dict: "weight", "bias".
-Cause:  The checkpoint was saved from the bare model, as it should be, and is now loaded into the
-        wrapper, whose names all begin with `module.`.
-Which:  `Missing key(s): "module...."` is this direction. `Unexpected key(s): "module...."` is the
-        other one: the wrapper was saved and the bare model loads it (lesson 4).
-Fix:    Load before wrapping, `model.load_state_dict(state)` and then
-        `DistributedDataParallel(model)`, or load into `ddp.module`. Do not pass `strict=False`: it
-        would load nothing, without an error.
+Cause:  In the wrapper, DDP or DataParallel, all names begin with `module.`; in the bare model none
+        does. The checkpoint was saved from one of them and is loaded into the other.
+Which:  `Missing key(s): "module...."`: the bare model was saved, as it should be, and the wrapper
+        loads it. `Unexpected key(s): "module...."`: the wrapper was saved, and the bare model loads
+        it (lesson 4).
+Fix:    Missing: load before wrapping, `model.load_state_dict(state)` and then
+        `DistributedDataParallel(model)`, or load into `ddp.module`. Unexpected: first
+        `torch.nn.modules.utils.consume_prefix_in_state_dict_if_present(state, "module.")`, and from
+        now on save `ddp.module.state_dict()`. Do not pass `strict=False`: it would load nothing,
+        without an error.
 Lesson: 4
 Source: https://github.com/pytorch/pytorch/issues/3805
 """

@@ -3,6 +3,7 @@
 Run:    python lessons/failures/local_rank_argument.py
 Text:   error: unrecognized arguments: --local-rank=0
 Text:   error: unrecognized arguments: --local_rank=0
+Text:   AttributeError: 'Namespace' object has no attribute 'local_rank'
 Text:   FutureWarning: The module torch.distributed.launch is deprecated and will be removed in
         future. Use torchrun.
 Cause:  `python -m torch.distributed.launch` adds `--local-rank=N` to the program's arguments, with

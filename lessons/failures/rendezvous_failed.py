@@ -10,6 +10,8 @@ Text:   [E socket.cpp:860] [c10d] The client socket has timed out after 60s whil
 Text:   The node 'node2_3140_0' has failed to shutdown the rendezvous '3045' due to an error of type
         RendezvousConnectionError.
 Text:   torch.distributed.DistNetworkError: Connection refused
+Text:   torch.distributed.DistStoreError: Socket Timeout
+Text:   RuntimeError: Socket Timeout
 Text:   torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 2/4 clients
         joined.
 Cause:  The torchrun commands of the machines meet in a store on the machine that `--rdzv_endpoint`

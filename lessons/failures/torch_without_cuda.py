@@ -7,12 +7,14 @@ Text:   RuntimeError: Found no NVIDIA driver on your system. Please check that y
         GPU and installed a driver from
 Text:   RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please
         update your GPU driver
+Text:   RuntimeError: CUDA error: CUDA driver version is insufficient for CUDA runtime version
 Cause:  The program uses a GPU, by `.cuda()`, `device="cuda"` or `device_map`, and there is none for
         it: torch was built for CPUs, the machine has no GPU or no driver, or `CUDA_VISIBLE_DEVICES`
         hides it.
 Which:  "not compiled with CUDA" is about the installed torch. "No CUDA GPUs" and "no NVIDIA driver"
         are about the machine, the container or the job: run `nvidia-smi` in the same place. "too
-        old" is about the driver.
+        old" and "insufficient" are about the driver; in a container also when it was started without
+        GPUs.
 Fix:    On a machine without a GPU choose the device, `torch.accelerator.current_accelerator()` or
         `"cuda" if torch.cuda.is_available() else "cpu"`. Otherwise install the build for your
         driver, give the container its GPUs (`docker run --gpus all`), or ask the scheduler for one
@@ -20,6 +22,7 @@ Fix:    On a machine without a GPU choose the device, `torch.accelerator.current
 Lesson: 1
 Source: https://github.com/facebookresearch/detectron2/issues/460
 Source: https://github.com/NVlabs/neuralrgbd/issues/24
+Source: https://github.com/NVIDIA/nvidia-docker/issues/400
 """
 
 import torch
