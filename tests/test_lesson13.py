@@ -25,6 +25,7 @@ from ddp_course import UsageError, lesson12, lesson13, runs
 from ddp_course.checkpoints.deepspeed_configurations import BATCH, check_batch
 from ddp_course.checks import ex13
 from ddp_course.data.tokenizers import Bytes
+from ddp_course.detectors.flight_record import flight_record
 from ddp_course.estimates import pipeline
 from ddp_course.models import six_ways
 from ddp_course.models.gpt import GPT, SHAPES
@@ -69,6 +70,59 @@ def with_ddp():
     return lesson12.train_one_epoch(
         model, batches(), optimizer, CPU
     ), parameters_of_all()
+
+
+# ---- offload, and ZeRO++ ----
+
+
+def train_and_count(stage, **zero):
+    """Losses of four steps; and for each kind of message in a fifth step, the numbers of
+    ranks that took part, each once.
+    """
+    config = configuration("--stage", stage)
+    config["zero_optimization"] |= zero
+    torch.manual_seed(0)
+    engine = lesson13.start_engine(GPT(**SHAPE), config, CPU)
+    losses = lesson13.train_one_epoch(engine, batches(), CPU)
+    before = len(flight_record()["entries"])
+    lesson13.train_one_epoch(engine, batches()[:1], CPU)
+    names = {
+        name: dist.get_world_size(group)
+        for group, name in dist.distributed_c10d._world.pg_names.items()
+    }
+    calls = {}
+    for entry in flight_record()["entries"][before:]:
+        kind = entry["profiling_name"].partition(":")[2]
+        calls.setdefault(kind, []).append(names[entry["process_group"][0]])
+    return losses, calls
+
+
+def offload_and_zero_plus_plus():
+    cpu = {"device": "cpu"}
+    with process_group():
+        found = {"2": train_and_count(2), "3": train_and_count(3)}
+        found["2, offload"] = train_and_count(2, offload_optimizer=cpu)
+        both = {"offload_optimizer": cpu, "offload_param": cpu}
+        found["3, offload"] = train_and_count(3, **both)
+        found["3, hpZ"] = train_and_count(3, zero_hpz_partition_size=2)
+        for name in ("zero_quantized_weights", "zero_quantized_gradients"):
+            with pytest.raises((UsageError, ValueError)) as error:
+                train_and_count(3, **{name: True})
+            found[name] = str(error.value)
+        return found
+
+
+def test_offload_trains_alike_and_zero_plus_plus_is_for_gpus():
+    """Four ranks. DeepSpeed 0.19 takes hpZ's line on a CPU, and gathers as before; what
+    quantises messages ends with a message.
+    """
+    found = launch(offload_and_zero_plus_plus, nproc=4, timeout=280)[0]
+    for name in ("2, offload", "3, offload", "3, hpZ"):
+        assert found[name][0] == pytest.approx(found[name[0]][0], rel=1e-5)
+    for name in ("3", "3, hpZ"):
+        assert set(found[name][1]["all_gather"]) == {4}
+    for name in ("zero_quantized_weights", "zero_quantized_gradients"):
+        assert "This op had not been implemented on CPU backend." in found[name]
 
 
 def train_in_all_stages():
