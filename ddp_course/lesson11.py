@@ -124,7 +124,8 @@ def arguments(argv=()):
     flag("--r", **number, default=8, help="rank of the adapters' matrices (8)")
     flag("--alpha", **number, default=32, help="their scale is alpha / r (32)")
     flag("--targets", choices=TARGETS, default="all-linear", help="layers (all-linear)")
-    flag("--all-linear", action="store_true", help="the default now: see --targets")
+    alias = {"dest": "targets", "action": "store_const", "const": "all-linear"}
+    flag("--all-linear", **alias, help="the same as --targets all-linear")
     flag("--dropout", type=runs.share, default=0.05, help="in the adapters (0.05)")
     flag("--longest", **number, default=256, help="tokens; the rest is cut off (256)")
     flag("--all-tokens", action="store_true", help="learn the questions, too")

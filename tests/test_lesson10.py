@@ -668,6 +668,9 @@ def test_with_muon_n_ranks_train_as_one_and_a_resumed_run_ends_the_same(text, tm
     _, alone = run(text, tmp_path / "one", *options, *together, nproc=1)
     for one, other in zip(expected, alone):
         assert one["loss"] == pytest.approx(other["loss"], abs=1e-2)
+    _, of_adamw = run(text, tmp_path / "adamw", "--train-samples", "48")
+    assert of_adamw[0]["loss"] == expected[0]["loss"]
+    assert abs(of_adamw[-1]["loss"] - expected[-1]["loss"]) > 0.03  # it is another one
     undo(tmp_path / "out", 4)
     [result, _], history = run(text, tmp_path / "out", *options, "--resume")
     assert "resuming from step-00000004" in (tmp_path / "out/train.log").read_text()

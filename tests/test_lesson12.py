@@ -623,6 +623,98 @@ def test_replicas_that_do_not_divide_the_ranks_give_one_line(tmp_path):
     assert said == ["--replicas 3 does not divide 2 ranks"]
 
 
+def sent_per_update(folder, way, size):
+    """Bytes of gradients that a rank hands over in an update of `size` micro-batches."""
+    lesson12.SHAPES["tiny"] = TINY
+    flags = [*RECIPE, "--shape", "tiny", "--sharding", way, "--accumulate", size]
+    with process_group() as (rank, ranks):
+        args = lesson12.arguments([*flags, "--out", str(folder)])
+        run = lesson12.prepare(args, rank, ranks, CPU)
+        groups = iter(lesson12.grouped(run.loader, args.accumulate))
+
+        def update():
+            lesson12.update(run.model, next(groups), run.optimizer, run.recipe, CPU)
+
+        update()  # DDP makes its buckets anew after the first one
+        shared = watch.count_bytes(update)
+    return shared.get("reduce_scatter", 0) or shared["allreduce"]
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_an_update_of_four_micro_batches_sends_the_gradients_of_one(way, tmp_path):
+    one, four = (
+        launch(sent_per_update, tmp_path, way, size, nproc=2)[0] for size in ("1", "4")
+    )
+    assert one == four
+
+
+def as_asked(folder, flags):
+    """A model of the program for these flags, on this rank, after a forward pass."""
+    lesson12.SHAPES["tiny"] = TINY
+    args = lesson12.arguments([*RECIPE, "--shape", "tiny", *flags, "--out", folder])
+    run = lesson12.prepare(args, dist.get_rank(), dist.get_world_size(), CPU)
+    tokens = torch.zeros(8, 16, dtype=torch.long)
+    with watch.memory_timeline() as timeline:
+        loss = loss_of(run.model, tokens, tokens, run.recipe.autocast, CPU)
+    loss.backward()
+    return run, timeline[-1]
+
+
+def observe_flags(folder):
+    """All that equal losses cannot show: whether a flag does anything."""
+    found = {}
+    with process_group():
+        for what in ("none", "selective", "full"):
+            found[what] = as_asked(folder, ["--recompute", what])[1]
+        run, _ = as_asked(
+            folder, ["--offload", "--precision", "bf16", "--chunked-loss"]
+        )
+        group = run.model._get_fsdp_state()._fsdp_param_group
+        found["offload"] = type(group.offload_policy).__name__
+        computed = []
+        hook = lambda module, inputs, output: computed.append(str(output.dtype))
+        run.model.blocks[0].register_forward_hook(hook)
+        run.model(torch.zeros(1, 4, dtype=torch.long))
+        found["computed in"] = computed[0]
+        found["autocast"] = str(run.recipe.autocast)
+        found["chunked"] = run.model.head.chunked
+        run, _ = as_asked(folder, ["--sharding", "hsdp"])
+        found["placements"] = str(run.model.norm.weight.placements)
+        run, _ = as_asked(folder, ["--sharding", "ddp", "--precision", "bf16"])
+        found["autocast of DDP"] = str(run.recipe.autocast)
+        modern = ["--sharding", "ddp", "--modern", "--tokenizer", "bpe"]
+        run, _ = as_asked(folder, modern)
+        found["modern"] = type(run.model.module).__name__
+        found["vocabulary"] = run.model.module.head.out_features
+    return found
+
+
+def test_each_flag_of_the_whole_recipe_does_what_it_says(tmp_path):
+    found = launch(observe_flags, str(tmp_path), nproc=4, timeout=200)[0]
+    assert found["full"] < 0.7 * found["selective"] < 0.7 * found["none"]
+    assert found["offload"] == "CPUOffloadPolicy"
+    assert (found["computed in"], found["autocast"]) == (
+        "torch.bfloat16",
+        "torch.float32",
+    )
+    assert found["autocast of DDP"] == "torch.bfloat16" and found["chunked"]
+    assert found["placements"] == "(Replicate(), Shard(dim=0))"
+    assert (found["modern"], found["vocabulary"]) == ("ModernGPT", 2048)
+
+
+def blocks_of(flags):
+    with process_group():
+        model = network()
+        lesson12.arrange(model, lesson12.arguments(flags), CPU)
+        return [block._compiled_call_impl is not None for block in model.blocks]
+
+
+@pytest.mark.parametrize("flags, compiled", [(["--compile"], True), ([], False)])
+def test_each_block_is_compiled_where_that_is_asked_for(flags, compiled):
+    """A block is compiled when it is called; here nothing is."""
+    assert set(launch(blocks_of, flags, nproc=1)[0]) == {compiled}
+
+
 def kept_and_computed(what):
     """Bytes that forward keeps, operations of a step, and gradients."""
     torch.manual_seed(0)

@@ -94,7 +94,7 @@ def train_and_count(stage, **zero):
     for entry in flight_record()["entries"][before:]:
         kind = entry["profiling_name"].partition(":")[2]
         calls.setdefault(kind, []).append(names[entry["process_group"][0]])
-    return losses, calls
+    return losses, calls, (engine.zero_use_cpu_optimizer(), engine.zero_offload_param())
 
 
 def offload_and_zero_plus_plus():
@@ -119,6 +119,8 @@ def test_offload_trains_alike_and_zero_plus_plus_is_for_gpus():
     found = launch(offload_and_zero_plus_plus, nproc=4, timeout=280)[0]
     for name in ("2, offload", "3, offload", "3, hpZ"):
         assert found[name][0] == pytest.approx(found[name[0]][0], rel=1e-5)
+    assert found["2, offload"][2][0] and found["3, offload"][2][0]  # it is on
+    assert "cpu" in str(found["3, offload"][2][1]) and not found["3"][2][0]
     for name in ("3", "3, hpZ"):
         assert set(found[name][1]["all_gather"]) == {4}
     for name in ("zero_quantized_weights", "zero_quantized_gradients"):

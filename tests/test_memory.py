@@ -573,9 +573,10 @@ def peaks(choices):
     return found
 
 
-def test_the_peak_of_a_step_is_the_plans_within_a_tenth():
+def test_the_peak_of_a_step_is_the_plans_within_six_percent():
+    """Each of the plan's parts is more than that of one of the two."""
     new = hasattr(nn, "LinearCrossEntropyOptions")  # torch 2.15
     choices = [("selective", False), ("full", new)]
     for (what, part), peak in launch(peaks, choices, timeout=200)[0].items():
         expected = sum(memory.plan(AS_PLANNED, 2, 4 * 256, what, part))
-        assert peak == pytest.approx(expected, rel=0.1), (what, part)
+        assert peak == pytest.approx(expected, rel=0.06), (what, part)
