@@ -112,6 +112,44 @@ def test_the_texts_of_a_failure_that_lead_to_it_are_counted():
     assert missed == []
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "AttributeError: 'NoneType' object has no attribute 'shape'",
+        "AttributeError: 'Tokenizer' object has no attribute 'pad_id'",
+        "AttributeError: 'Namespace' object has no attribute 'warmup'",
+        "AttributeError: 'Trainer' object has no attribute 'config'",
+        "AttributeError: module 'torch' has no attribute 'compiler'",
+        "AttributeError: module 'numpy' has no attribute 'bool'",
+        "KeyError: 'input_ids'",
+        "KeyError: 'loss'",
+        "KeyError: 'model.layers.0.weight'",
+        "KeyError: 3",
+    ],
+)
+def test_an_error_with_a_name_of_the_readers_own_finds_no_page(line):
+    """What all attribute and key errors have in common says nothing."""
+    assert not alone(line) and not in_a_log(line)
+
+
+@pytest.mark.parametrize(
+    "line, page",
+    [
+        ("'DistributedDataParallel' object has no attribute 'embed'", "wrapper"),
+        ("AttributeError: 'DataParallel' object has no attribute 'loss_of'", "wrapper"),
+        ("AttributeError: 'DeepSpeedEngine' object has no attribute 'x'", "wrapper"),
+        ("KeyError: 'MASTER_ADDR'", "torchrun"),
+        ("KeyError: 'RANK'", "torchrun"),
+    ],
+)
+def test_a_wrapper_lacks_any_attribute_and_torchrun_any_of_its_variables(line, page):
+    pages = {
+        "wrapper": "attribute-of-the-wrapper",
+        "torchrun": "started-without-torchrun",
+    }
+    assert KNOWN[alone(line)[0][1]].page == pages[page]
+
+
 # ---- the programs ----
 
 
@@ -120,7 +158,7 @@ def test_a_program_has_what_its_page_needs(path):
     failure = from_programs.program_of(path)
     assert f"{path.stem}.py" in failure.run or not failure.runs
     assert bool(failure.code) == failure.runs == bool(failure.output)
-    assert failure.lesson in {f"{number:02}" for number in range(1, 17)}
+    assert failure.lesson in {f"{number:02}" for number in range(1, 19)}
     for source in failure.sources:
         assert re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/\w+/\d+", source)
     for text in (failure.cause, failure.fix, failure.which):

@@ -24,6 +24,12 @@ from conftest import COURSE, THOROUGH, descendants, wait_until
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.distributed.debug import start_debug_server, stop_debug_server
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -121,7 +127,8 @@ def test_there_are_fourteen_patients_at_least_and_each_is_a_page_of_torch_alone(
         assert 10 <= len(text.splitlines()) <= 42, name
         sentence, empty, command = ast.get_docstring(tree).splitlines()
         assert sentence.endswith(".") and not empty
-        assert command == f"torchrun --nproc_per_node 2 lessons/clinic/{name}.py"
+        ranks = 4 if name == "patient_31" else 2
+        assert command == f"torchrun --nproc_per_node {ranks} lessons/clinic/{name}.py"
         for node in ast.walk(tree):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 module = getattr(node, "module", None) or node.names[0].name
@@ -212,9 +219,10 @@ def test_a_swapped_order_times_out_and_detail_names_both_collectives(tmp_path):
     assert re.search(r"SequenceNumber=6", said)
 
 
-def last_calls(folder):
+def last_calls(folder, ranks=2):
     """The last collective of each rank: (its group's name, its number there)."""
-    records = [pickle.loads((folder / f"fr_{rank}").read_bytes()) for rank in range(2)]
+    paths = [folder / f"fr_{rank}" for rank in range(ranks)]
+    records = [pickle.loads(path.read_bytes()) for path in paths]
     last = [record["entries"][-1] for record in records]
     return [(call["process_group"][0], call["collective_seq_id"]) for call in last]
 
@@ -236,6 +244,30 @@ def with_the_loss_first_on_all_ranks():
 def test_one_order_on_all_ranks_cures_two_groups(capfd):
     launch(with_the_loss_first_on_all_ranks)
     assert capfd.readouterr().out.count("step 8") == 2
+
+
+def test_on_a_mesh_the_record_shows_a_circle_of_four_ranks_that_wait(tmp_path):
+    """Each waits in a group whose other rank waits in its other group."""
+    said = analysed("patient_31", tmp_path, nproc=4)
+    found = re.findall(r"group info: \d:(\w+)\n.*\nmissing ranks: \{(\d)\}", said)
+    assert set(found) == {
+        ("tensor", "1"),
+        ("tensor", "2"),
+        ("data", "3"),
+        ("data", "0"),
+    }
+    assert last_calls(tmp_path, 4) == [("1", 4), ("4", 4), ("3", 4), ("2", 4)]
+
+
+def in_one_order_on_all_ranks():
+    train = runpy.run_path(str(CLINIC / "patient_31.py"))["train"]
+    train.__globals__["data_is_ready_first"] = lambda rank, step: step == 4
+    train()
+    return dist.is_initialized()
+
+
+def test_one_order_on_all_ranks_cures_a_mesh():
+    assert launch(in_one_order_on_all_ranks, nproc=4) == [False] * 4
 
 
 def test_a_whole_state_dict_on_rank_0_is_a_collective_in_disguise(tmp_path):
@@ -755,24 +787,153 @@ def test_a_fault_of_rank_0_is_found_too_though_another_is_named():
     assert "desync in step 9: 1.weight of rank 1 differs" in line
 
 
-def step_of(count=0, calls=None, hashes=None):
-    return 3, count, calls or {}, hashes or {}
+def difference_of(first, other):
+    """What differs between two ranks, each (count, calls, hashes) in one group."""
+    of_ranks = [
+        (3, {"0": ([0, 1], count, calls)}, hashes)
+        for count, calls, hashes in (first, other)
+    ]
+    return difference(of_ranks, [[0, 1], [0, 1]])
 
 
 def test_a_difference_of_counts_calls_and_parameters_is_told():
     call = {1: "all_reduce [[4]] Float"}
-    assert difference(step_of(1, call), step_of(1, call), 1) is None
-    said = difference(step_of(1, call), step_of(), 1)
+    assert difference_of((1, call, {}), (1, call, {})) is None
+    said = difference_of((1, call, {}), (0, {}, {}))
     assert said == "rank 1 has called 0 collectives, and rank 0 1"
-    said = difference(step_of(hashes={"a": 1}), step_of(hashes={"b": 1}), 1)
+    said = difference_of((0, {}, {"a": 1}), (0, {}, {"b": 1}))
     assert said == "rank 1 has other parameters than rank 0"
     # one rank's ring has lost its first call already
     both = {1: "all_reduce [[4]] Float", 2: "broadcast [[4]] Float"}
     later = {2: "broadcast [[4]] Float"}
-    assert difference(step_of(2, both), step_of(2, later), 1) is None
+    assert difference_of((2, both, {}), (2, later, {})) is None
     later = {2: "barrier []"}
-    said = difference(step_of(2, both), step_of(2, later), 1)
+    said = difference_of((2, both, {}), (2, later, {}))
     assert said.startswith("collective 2 of rank 1 is barrier []")
+
+
+# ---- on a mesh: two ranks share each layer, and there are two such replicas ----
+
+
+def on_a_mesh(attach, fault=None):
+    """Train on 2 x 2 ranks with torch's tensor parallelism; what the tools say.
+
+    attach: takes the model, its optimizer, the data and the tensor group, and a list.
+    """
+    with process_group(timeout=30) as (rank, _):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+        data, tensor = mesh.get_group("data"), mesh.get_group("tensor")
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.LayerNorm(8))
+        plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+        parallelize_module(model, mesh["tensor"], plan)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, foreach=False)
+        said, samples = [], torch.Generator().manual_seed(rank // 2)
+        detector = attach(model, optimizer, data, tensor, said)
+        try:
+            for step in range(1, 11):
+                optimizer.zero_grad()
+                inputs = torch.randn(4, 8, generator=samples)
+                if hasattr(detector, "look"):
+                    detector.look(inputs)
+                loss = model(inputs).pow(2).sum()
+                time.sleep(0.05 if fault == "slow" and rank in (2, 3) else 0)
+                loss.backward()
+                for value in model.parameters():
+                    part = getattr(value.grad, "_local_tensor", value.grad)
+                    dist.all_reduce(part, group=data)
+                if fault and fault != "slow" and step == 6:
+                    fault(model, rank, data)
+                optimizer.step()
+        except UsageError as error:
+            said.append(str(error))
+        return said
+
+
+def cut_drifts(model, rank, data):
+    if rank == 3:
+        model[0].weight.data._local_tensor[0, 0] += 1
+
+
+def norm_drifts(model, rank, data):
+    """On both ranks that have this half of the layers: the replicas are equal."""
+    if rank in (1, 3):
+        model[2].weight.data[0] += 1
+
+
+def another_collective(model, rank, data):
+    wide = 6 if rank == 3 else 4
+    dist.broadcast(torch.zeros(wide), group_src=0, group=data)
+
+
+def nan_gradient(model, rank, data):
+    if rank == 1:
+        model[1].weight.grad._local_tensor[0, 0] = float("nan")
+
+
+def all_of_them(model, optimizer, data, tensor, said):
+    NanGuard(model, optimizer)
+    DesyncDetector(model, optimizer, every=4, group=data)
+    DesyncDetector(model[2], optimizer, every=4, group=tensor)
+    StragglerDetector(model, optimizer, said.append, factor=50, group=data)
+    return SampleDetector(every=4, group=data)
+
+
+def without_groups(model, optimizer, data, tensor, said):
+    DesyncDetector(model, optimizer, every=4)
+
+
+def in_the_world(model, optimizer, data, tensor, said):
+    return SampleDetector(every=4)
+
+
+def nan_in_a_layer(model, rank, data):
+    if rank == 2:
+        model[1].bias.data._local_tensor[0] = float("nan")
+
+
+def straggler_of_a_replica(model, optimizer, data, tensor, said):
+    StragglerDetector(model, optimizer, said.append, group=data)
+
+
+def said_on_a_mesh():
+    """All of them, in ranks that have to start once only."""
+    tried = [
+        (all_of_them, None),
+        (all_of_them, cut_drifts),
+        (all_of_them, norm_drifts),
+        (all_of_them, another_collective),
+        (all_of_them, nan_in_a_layer),
+        (without_groups, None),
+        (in_the_world, None),
+        (straggler_of_a_replica, "slow"),
+    ]
+    return [on_a_mesh(*each) for each in tried]
+
+
+def test_on_a_mesh_each_detector_compares_the_ranks_that_should_be_alike():
+    """Without a group, what tensor ranks have of their own is taken for a fault."""
+    of_ranks = launch(said_on_a_mesh, nproc=4, timeout=120)
+    healthy, cut, norm, call, nan, *without, slow = zip(*of_ranks)
+    assert healthy == ([],) * 4
+    same = lambda said: {line for [line] in said}
+    assert same(cut) == {
+        "desync in step 6: 0.weight of rank 3 differs from that of rank 1"
+    }
+    assert same(norm) == {
+        "desync in step 6: weight of rank 1 differs from that of rank 0"
+    }
+    [line] = same(call)
+    text = "desync in step 6: collective 7 of rank 3 in the group [1, 3] is broadcast"
+    assert line.startswith(f"{text} [[6]] Float, and that of rank 1 is broadcast [[4]]")
+    assert same(nan) == {
+        "NaN or infinity in step 7, first in the output of 1 on rank 2, and in the "
+        "output of 1 on rank 3"
+    }
+    assert "0.weight of rank 1 differs from that of rank 0" in same(without[0]).pop()
+    assert "ranks 0, 1 have the same batch in 4 of 4 steps" in same(without[1]).pop()
+    named = [re.search(r"rank (\d) needs", lines[0])[1] for lines in slow]
+    assert named == ["2", "3", "2", "3"], "the slow replica's, in each data group"
 
 
 def test_a_full_ring_is_no_desync():

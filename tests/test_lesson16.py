@@ -134,6 +134,21 @@ def test_a_trace_of_a_cpu_is_read_in_milliseconds_from_the_steps_begin(tmp_path)
     }
 
 
+def test_an_operator_that_waits_for_a_dtensors_collective_does_not_compute(tmp_path):
+    """The collective has returned before; who needs its result waits, inside."""
+    path = written(
+        tmp_path,
+        event("the step", "user_annotation", 0, 20_000),
+        event("_c10d_functional::all_reduce", "cpu_op", 1_000, 2_000),
+        event("gloo:all_reduce", "user_annotation", 1_500, 15_000),
+        event("aten::add", "cpu_op", 3_000, 17_000),
+        event("_c10d_functional::wait_tensor", "cpu_op", 4_000, 15_000),
+    )
+    spans = read_trace(path)
+    assert spans["communication"] == [(1.5, 15.0)]
+    assert spans["computing"] == [(3.0, 4.0), (15.0, 17.0)]
+
+
 def test_in_a_trace_of_a_gpu_its_kernels_count_until_the_last_one(tmp_path):
     path = written(
         tmp_path,

@@ -372,15 +372,20 @@ def test_on_a_mesh_of_data_ranks_the_formulas_are_zeros():
     assert memory.states_on(mesh, CUT, 3) == memory.states(largest, 4, 3)
 
 
+def cut_in_parts(block, width, tensor):
+    """Give a block one of `tensor` parts of its matrices."""
+    block.attention.query_key_value = nn.Linear(width, 3 * width // tensor)
+    block.attention.output = nn.Linear(width // tensor, width)
+    block.mlp.expand = nn.Linear(width, 4 * width // tensor)
+    block.mlp.contract = nn.Linear(4 * width // tensor, width)
+
+
 def kept_by_a_tensor_rank(layers, tensor):
     """As kept_by_forward, where each block has one of `tensor` parts of its matrices."""
     model = GPT(**SHAPE | {"layers": layers})
     width = SHAPE["width"]
     for block in model.blocks:
-        block.attention.query_key_value = nn.Linear(width, 3 * width // tensor)
-        block.attention.output = nn.Linear(width // tensor, width)
-        block.mlp.expand = nn.Linear(width, 4 * width // tensor)
-        block.mlp.contract = nn.Linear(4 * width // tensor, width)
+        cut_in_parts(block, width, tensor)
     text = torch.zeros(4, 64, dtype=torch.long)
     with watch.memory_timeline() as timeline:
         output = model(text)
@@ -397,6 +402,192 @@ def test_what_a_tensor_rank_keeps_of_its_activations_is_the_formulas(tensor, fus
     assert kept == pytest.approx(expected, rel=0.01)
 
 
+def kept_in(dtype, layers, autocast):
+    model = GPT(**SHAPE | {"layers": layers}).to(dtype)
+    text = torch.zeros(4, 64, dtype=torch.long)
+    with autocast, watch.memory_timeline() as timeline:
+        output = model(text)
+    return timeline[-1] - output.nbytes
+
+
+@pytest.mark.parametrize("precision", ["fp32", "autocast", "master"])
+def test_what_a_layer_keeps_in_each_precision_is_the_formulas(precision):
+    """Autocast keeps its copies of matrices and of their biases, too: in 16 bits."""
+    casts, sizes = precision == "autocast", memory.OF_ACTIVATIONS[precision]
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=casts)
+    dtype = torch.bfloat16 if precision == "master" else torch.float32
+    kept = kept_in(dtype, 5, autocast) - kept_in(dtype, 4, autocast)
+    copies = 2 * (12 * 128**2 + 9 * 128) if casts else 0
+    expected = memory.activations_on(memory.Mesh(), 4, 64, 128, 1, **sizes)
+    assert kept - copies == pytest.approx(expected, rel=0.01)
+
+
+# ---- tensor ranks and pipeline stages, measured on 2 x 2 ranks ----
+
+
+class Summed(torch.autograd.Function):
+    """Add up over the tensor ranks, forward or backward."""
+
+    @staticmethod
+    def forward(ctx, x, group, forward):
+        ctx.group, x = None if forward else group, x.clone()
+        if forward:
+            dist.all_reduce(x, group=group)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.clone()
+        if ctx.group:
+            dist.all_reduce(gradient, group=ctx.group)
+        return gradient, None, None
+
+
+def gathered(x, group):
+    """The tokens of both tensor ranks, (tokens, batch, width)."""
+    whole = x.new_empty(2 * len(x), *x.shape[1:])
+    dist.all_gather_into_tensor(whole, x.contiguous(), group=group)
+    return whole
+
+
+def scattered(x, group):
+    own = x.new_empty(len(x) // 2, *x.shape[1:])
+    dist.reduce_scatter_tensor(own, x.contiguous(), group=group)
+    return own
+
+
+class Moved(torch.autograd.Function):
+    """Gather forward and scatter backward, or the other way round."""
+
+    @staticmethod
+    def forward(ctx, x, group, forward, backward):
+        ctx.backward, ctx.group = backward, group
+        return forward(x, group)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.backward(gradient, ctx.group), None, None, None
+
+
+class LinearOfGathered(torch.autograd.Function):
+    """A linear layer that gathers its input, and again in backward."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, group):
+        ctx.save_for_backward(x, weight)
+        ctx.group = group
+        return nn.functional.linear(gathered(x, group), weight, bias)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        whole = gathered(x, ctx.group).flatten(0, 1)
+        flat = gradient.flatten(0, 1)
+        own = scattered(gradient @ weight, ctx.group)
+        return own, flat.T @ whole, flat.sum(0), None
+
+
+def cut_block(block, x, group, how):
+    """A block whose matrices two tensor ranks share. x: (tokens, batch, width)."""
+
+    def into(layer, x):
+        if how == "again":
+            return LinearOfGathered.apply(x, layer.weight, layer.bias, group)
+        if how == "sequence":
+            return layer(Moved.apply(x, group, gathered, scattered))
+        return layer(Summed.apply(x, group, False))
+
+    def out_of(layer, x):
+        if how == "tensor":
+            return Summed.apply(layer(x), group, True)
+        return Moved.apply(layer(x), group, scattered, gathered)
+
+    attention, mlp = block.attention, block.mlp
+    parts = into(attention.query_key_value, block.norm1(x)).chunk(3, -1)
+    heads = (part.unflatten(-1, (-1, attention.head_width)) for part in parts)
+    mixed = attention.attend(*(part.permute(1, 2, 0, 3) for part in heads))
+    mixed = mixed.permute(2, 0, 1, 3).flatten(-2)
+    x = x + out_of(attention.output, mixed)
+    hidden = nn.functional.gelu(into(mlp.expand, block.norm2(x)))
+    return x + out_of(mlp.contract, hidden)
+
+
+def run_1f1b(blocks, mesh, how, micro_batches=4, width=128):
+    """Train a step as one stage of two; the most bytes in use after a forward pass."""
+    stage, group = mesh.get_local_rank("pipeline"), mesh.get_group("tensor")
+    peer = dist.get_rank() + (2 if stage == 0 else -2)
+    shape = (64 // (1 if how == "tensor" else 2), 4, width)
+    flying, works, most = [], [], 0
+
+    def forward():
+        x = torch.randn(shape)
+        if stage == 1:
+            dist.recv(x, peer)
+        y = x.requires_grad_()
+        for block in blocks:
+            y = cut_block(block, y, group, how)
+        flying.append((x, y))
+        if stage == 0:
+            works.append((y.detach(), dist.isend(y.detach(), peer)))
+
+    def backward():
+        x, y = flying.pop(0)
+        gradient = torch.ones(shape)
+        if stage == 0:
+            dist.recv(gradient, peer)
+        y.backward(gradient)
+        if stage == 1:
+            works.append((x.grad, dist.isend(x.grad, peer)))
+
+    first = 1 - stage
+    order = "F" * first + "FB" * (micro_batches - first) + "B" * first
+    with watch.memory_timeline() as timeline:
+        for action in order:
+            forward() if action == "F" else backward()
+            most = max(most, timeline[-1]) if action == "F" else most
+    for _, work in works:
+        work.wait()
+    return most
+
+
+def kept_on_2_by_2(width=128):
+    found = {}
+    with process_group():
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pipeline", "tensor"))
+        for how in ("tensor", "sequence", "again"):
+            kept = []
+            for layers in (1, 2):
+                blocks = GPT(**SHAPE | {"layers": layers}).blocks
+                for block in blocks:
+                    cut_in_parts(block, width, 2)
+                    for parameter in block.parameters():
+                        parameter.grad = torch.zeros_like(parameter)
+                kept.append(run_1f1b(blocks, mesh, how))
+            found[how] = kept[1] - kept[0]
+    return found
+
+
+def test_tensor_and_sequence_ranks_of_a_1f1b_pipeline_keep_what_the_formulas_say():
+    """Measured on live storages: what one layer more keeps on each of the four ranks."""
+    mesh = memory.Mesh(tensor=2, pipeline=2)
+    for rank, kept in enumerate(launch(kept_on_2_by_2, nproc=4)):
+        for how, size in kept.items():
+            expected = memory.activations_on(
+                *(mesh, 4, 64, 128, 2),
+                in_flight=memory.in_flight_with_1f1b(2, rank // 2, 4),
+                sequence=how != "tensor",
+                again=how == "again",
+            )
+            assert size == pytest.approx(expected, rel=0.01), (rank, how)
+
+
+def test_korthikantis_equation_4_comes_out_but_for_the_dropout_masks():
+    s, b, h, a, t = 2048, 4, 1024, 16, 8
+    options = {"heads": a, "size": 2, "sequence": True, "again": True}
+    layer = memory.activations_on(memory.Mesh(tensor=t), b, s, h, 1, **options)
+    assert layer == ((34 - 2) * s * b * h + (5 - 3) * a * s * s * b) / t
+
+
 def test_korthikantis_equation_2_comes_out_but_for_the_dropout_masks():
     s, b, h, a, t = 2048, 4, 1024, 16, 8
     mesh = memory.Mesh(data=3, tensor=t)
@@ -406,8 +597,10 @@ def test_korthikantis_equation_2_comes_out_but_for_the_dropout_masks():
 
 def test_the_first_stage_of_1f1b_keeps_as_much_as_the_model_in_one_piece():
     """Korthikanti et al., section 4.2.3: p micro-batches of 1 / p of the layers."""
-    kept = [pipeline.kept_at_most(spans) for spans in pipeline.schedule("1F1B", 4, 8)]
+    kept = [memory.in_flight_with_1f1b(4, stage, 8) for stage in range(4)]
     assert kept == [4, 3, 2, 1]
+    scheduled = pipeline.schedule("1F1B", 4, 8)
+    assert kept == [pipeline.kept_at_most(spans) for spans in scheduled]
     whole = memory.activations(2, 64, 128, 8)
     by_stage = [
         memory.activations_on(memory.Mesh(pipeline=4), 2, 64, 128, 8, in_flight=count)
@@ -430,6 +623,12 @@ def test_context_ranks_keep_the_activations_of_their_own_tokens():
         (lambda: memory.parameters_on(memory.Mesh(tensor=4), **CUT), "2 heads cannot"),
         (lambda: memory.parameters_on(memory.Mesh(pipeline=3), **CUT), "4 layers"),
         (lambda: memory.activations_on(memory.Mesh(context=3), 1, 8, 8, 1), "8 tokens"),
+        (
+            lambda: memory.activations_on(
+                memory.Mesh(tensor=4), 1, 6, 8, 1, sequence=True
+            ),
+            "6 tokens cannot be cut into 4 equal parts",
+        ),
         (
             lambda: memory.activations_on(memory.Mesh(context=2), 1, 8, 8, 1, heads=2),
             "fused attention",
@@ -478,6 +677,30 @@ def test_the_command_prints_the_table_of_each_precision(precision, sums, sent):
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
+GPT3 = "--layers 96 --width 12288 --heads 96 --vocabulary 51200 --tokens 2048"
+
+
+def test_the_command_prints_what_a_rank_of_a_mesh_keeps():
+    """GPT-3 on 1024 GPUs: what is on the first of 8 stages, with 8 tensor ranks."""
+    mesh = "--ranks 1024 --tensor 8 --pipeline 8 --precision master"
+    found = {}
+    for how in ("", "--sequence", "--sequence --gather-again"):
+        done = course(*GPT3.split(), *mesh.split(), *how.split())
+        assert done.returncode == 0, done.stderr
+        assert max(map(len, done.stdout.splitlines())) <= 80
+        assert "Ranks: 16 data x 8 tensor x 8 pipeline." in done.stdout
+        found[how] = column(done.stdout, 5)[0], column(done.stdout, 6)
+    parameters = 12 * (12 * 12288**2 + 7 * 12288) // 8 + 12 * 6 * 12288
+    parameters += (51200 // 8 + 2048) * 12288
+    assert f"holds {parameters:,} parameters" in done.stdout
+    per_layer = 8 * 2048 * 12288 * 2 * 12 / 1e9  # a unit of 8 micro-batches, 12 layers
+    for (kept, sums), units in zip(found.values(), (4 + 12 / 8, 2 + 14 / 8, 16 / 8)):
+        assert float(kept) == pytest.approx(units * per_layer, rel=0.005)
+        assert float(sums[0]) == pytest.approx(
+            16 * parameters / 1e9 + float(kept), rel=0.005
+        )
+
+
 def test_the_command_imports_no_torch():
     code = "import sys, ddp_course.estimates.memory; print('torch' in sys.modules)"
     assert python("-c", code, cwd=COURSE).stdout == "False\n"
@@ -498,6 +721,24 @@ def test_the_command_imports_no_torch():
         (
             ["--params", "nan", "--ranks", "1"],
             "--params nan is not a whole number from 1",
+        ),
+        (["--ranks", "4"], "give --params, or all of --layers, --width and --heads"),
+        (
+            ["--params", "7e9", "--ranks", "4", "--tensor", "2"],
+            "for tensor ranks and pipeline stages, give --layers, --width and --heads in "
+            "place of --params",
+        ),
+        (
+            [*GPT3.split(), "--ranks", "6", "--tensor", "4"],
+            "6 ranks cannot be cut into 4 equal parts",
+        ),
+        (
+            [*GPT3.split(), "--ranks", "5", "--pipeline", "5"],
+            "96 layers cannot be cut into 5 equal parts",
+        ),
+        (
+            [*GPT3.split(), "--ranks", "4", "--sequence"],
+            "--sequence needs tensor ranks: --tensor 2 or more",
         ),
         (
             ["--params", "7e9", "--ranks", "2", "--precision", "mixed"],

@@ -329,29 +329,119 @@ def grade(
 
 @app.command()
 def memory(
-    params: str = typer.Option(..., help="how many parameters, such as 7.5e9"),
+    params: str = typer.Option(None, help="how many parameters, such as 7.5e9"),
     ranks: str = typer.Option(..., help="how many ranks"),
     precision: str = typer.Option(
         "autocast", help="fp32, autocast, policy (FSDP2's), master (weights in fp32)"
     ),
+    layers: int = typer.Option(
+        None, min=1, help="of a GPT, in place of --params, with --width and --heads"
+    ),
+    width: int = typer.Option(None, min=1, help="of a GPT"),
+    heads: int = typer.Option(None, min=1, help="of a GPT"),
+    vocabulary: int = typer.Option(50257, min=1, help="of a GPT"),
+    tokens: int = typer.Option(1024, min=1, help="in a text; a GPT's context"),
+    batch: int = typer.Option(1, min=1, help="texts in a micro-batch"),
+    tensor: int = typer.Option(1, min=1, help="how many ranks share each layer"),
+    sequence: bool = typer.Option(
+        False, "--sequence", help="between layers, tensor ranks share the tokens, too"
+    ),
+    again: bool = typer.Option(
+        False, "--gather-again", help="with --sequence: gather inputs again in backward"
+    ),
+    pipeline: int = typer.Option(1, min=1, help="how many stages share the layers"),
+    micro_batches: int = typer.Option(
+        None, min=1, help="of a pipeline's update; default: as many as 1F1B can keep"
+    ),
 ):
     """Estimate what each rank keeps and sends with DDP and ZeRO 1 to 3, with Adam and
-    without activations.
+    without activations; or, for a GPT of given sizes, what it keeps with activations,
+    also where tensor ranks and pipeline stages share it.
     """
+    from ddp_course.estimates import memory as formulas
+
+    if precision not in formulas.PRECISIONS:
+        names = ", ".join(formulas.PRECISIONS)
+        raise UsageError(f"--precision {precision} is none of {names}")
+    world_size = whole_number("--ranks", ranks)
+    sizes = {"layers": layers, "width": width, "heads": heads}
+    if params is not None and any(sizes.values()):
+        raise UsageError("give --params, or --layers, --width and --heads, not both")
+    if params is None and not all(sizes.values()):
+        raise UsageError("give --params, or all of --layers, --width and --heads")
+    if params is not None:
+        if tensor > 1 or pipeline > 1 or sequence or again:
+            known = "--layers, --width and --heads in place of --params"
+            raise UsageError(f"for tensor ranks and pipeline stages, give {known}")
+        return table_of_zero(whole_number("--params", params), world_size, precision)
+    if sequence and tensor == 1:
+        raise UsageError("--sequence needs tensor ranks: --tensor 2 or more")
+    if again and not sequence:
+        raise UsageError("--gather-again needs --sequence")
+    if width % heads:
+        raise UsageError(f"a width of {width} cannot be cut into {heads} heads")
+    shape = sizes | {"vocabulary": vocabulary, "context": tokens}
+    flying = formulas.in_flight_with_1f1b(pipeline, 0, micro_batches or pipeline)
+    how = {"sequence": sequence, "again": again}
+    try:
+        data = formulas.in_equal_parts(world_size, "ranks", tensor * pipeline)
+        mesh = formulas.Mesh(data, tensor, pipeline)
+        table_on_mesh(mesh, shape, batch, flying, how, precision)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def table_of_zero(parameters, ranks, precision):
+    """Print what each rank keeps and sends with DDP and ZeRO."""
     from ddp_course.estimates.memory import PRECISIONS, STAGES, sent, states
 
-    parameters = whole_number("--params", params)
-    world_size = whole_number("--ranks", ranks)
-    if precision not in PRECISIONS:
-        raise UsageError(f"--precision {precision} is none of {', '.join(PRECISIONS)}")
     table = Table("GB per rank", "weights", "gradients", "optimizer", "sum", "sent")
     for stage in PRECISIONS[precision].stages:
-        kept = states(parameters, world_size, stage, precision)
-        row = [*kept, sum(kept), sent(parameters, world_size, stage, precision)]
+        kept = states(parameters, ranks, stage, precision)
+        row = [*kept, sum(kept), sent(parameters, ranks, stage, precision)]
         table.add_row(STAGES[stage], *map(in_gigabytes, row))
     console.print(table)
     print(f"Precision: {PRECISIONS[precision].words}.")
     print("Sum: kept between two steps; activations come on top. Sent: per step.")
+    print("1 GB is 10^9 bytes.")
+
+
+def table_on_mesh(mesh, shape, batch, in_flight, how, precision):
+    """Print what a rank of a GPT's first pipeline stage keeps: it keeps most.
+
+    how: of sequence parallelism, for activations_on. Raises ValueError where the mesh
+    does not divide the model.
+    """
+    from ddp_course.estimates.memory import (
+        OF_ACTIVATIONS,
+        PRECISIONS,
+        STAGES,
+        activations_on,
+        parameters_on,
+        states_on,
+    )
+
+    names = "weights", "gradients", "optimizer", "activations", "sum"
+    kind, tokens, layers = PRECISIONS[precision], shape["context"], shape["layers"]
+    how = how | OF_ACTIVATIONS[precision]
+    of_one = activations_on(mesh, batch, tokens, shape["width"], layers, **how)
+    table = Table("GB per rank", *names)
+    for stage in kind.stages:
+        kept = [*states_on(mesh, shape, stage, precision), in_flight * of_one]
+        name = STAGES[stage].partition(":")[0]
+        table.add_row(name, *map(in_gigabytes, [*kept, sum(kept)]))
+    console.print(table)
+    largest = max(parameters_on(mesh, **shape))
+    of_ranks = f"{mesh.data} data x {mesh.tensor} tensor x {mesh.pipeline} pipeline"
+    print(f"Ranks: {of_ranks}. ZeRO shards over the data ranks.")
+    print(f"A rank of the first stage holds {largest:,} parameters.")
+    micro = f"{in_flight} micro-batch{'es' if in_flight > 1 else ''}"
+    print(f"Activations: of {micro} of {batch} x {tokens} tokens, with fused attention")
+    print("and no dropout. The last stage's logits and their loss come on top.")
+    if mesh.pipeline > 1:
+        last = in_gigabytes(of_one)
+        print(f"The pipeline runs 1F1B: its last stage keeps one, {last} GB.")
+    print(f"Precision: {kind.words}.")
     print("1 GB is 10^9 bytes.")
 
 

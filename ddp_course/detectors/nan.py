@@ -17,8 +17,9 @@ class NanGuard:
     the ranks average it, because then all ranks have it. An infinite output alone does
     not stop them: attention masks contain -inf. Raises UsageError before the
     optimizer's step, with the rank and what went wrong first there; layers whose output
-    has been infinite before are not taken for the cause. Not for fp16 with a
-    GradScaler, which raises the scale until gradients overflow, and skips those steps.
+    has been infinite before are not taken for the cause. On a mesh, too: of a DTensor,
+    each rank looks at its part. Not for fp16 with a GradScaler, which raises the scale
+    until gradients overflow, and skips those steps.
     """
 
     def __init__(self, model, optimizer, timeout=60):
@@ -39,11 +40,12 @@ class NanGuard:
         if torch.is_grad_enabled():
             for part in output if isinstance(output, tuple) else [output]:
                 if isinstance(part, torch.Tensor):
+                    part = local(part)
                     nan, infinite = part.isnan().any(), part.isinf().any()
                     self.note(f"output of {name}", infinite, bad=nan)
 
     def look_at_gradient(self, name, gradient):
-        bad = ~gradient.isfinite().all()
+        bad = ~local(gradient).isfinite().all()
         self.note(f"gradient of {name}", bad, bad)
 
     def note(self, name, infinite, bad):
@@ -74,3 +76,8 @@ class NanGuard:
         if any(bad):
             return unusual[0]
         self.often_infinite.update(unusual)
+
+
+def local(tensor):
+    """The part of a DTensor that is on this rank; any other tensor itself."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -13,22 +13,22 @@ class StragglerDetector:
     """Names a rank that keeps the others waiting.
 
     A rank's own time begins where a step ends, and ends with its last gradient; then it
-    waits in backward() for the others. Anything may delay a single step, but a
-    straggler is slow in all of them: the fastest of its last `every` steps takes at
-    least `factor` times the median of the other ranks' steps, and at least a
-    millisecond more, and it waits less than half as long as the rank that waits most.
-    Time in which other programs have the CPU does not count, or a busy machine would
-    give alarms. If the ranks communicate before the last gradient is there, as DDP does
-    for BatchNorm's buffers, the others wait there, and the detector counts this as
-    their own time: it may miss a straggler. If more than half of the ranks are slow, it
-    names none.
-    report: is called with a line about the slowest rank, on all ranks.
+    waits in backward() for the others. A straggler is slow in all steps: the fastest of
+    its last `every` steps takes at least `factor` times the median of the other ranks',
+    and a millisecond more, and it waits less than half as long as the rank that waits
+    most. Waiting before the last gradient, as with BatchNorm's buffers in DDP, is a
+    rank's own time: a straggler may be missed, and if more than half are slow, all are.
+    report: is called with a line about the slowest rank. group: a gloo group of ranks
+    with the same work: a pipeline's stage, or a mesh's data dimension, where all tensor
+    ranks of a slow replica are named.
     """
 
-    def __init__(self, model, optimizer, report, every=9, factor=1.5, timeout=60):
+    def __init__(self, model, optimizer, report, every=9, factor=1.5, timeout=60,
+                 group=None):  # fmt: skip
         self.report, self.every, self.factor = report, every, factor
         # of its own: collectives in one group are not confused with those in another
-        self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+        self.group = group or dist.new_group(None, timedelta(seconds=timeout), "gloo")
+        self.ranks = dist.get_process_group_ranks(self.group)
         self.device = next(model.parameters()).device
         self.step, self.begin, self.ready, self.times = 0, None, None, []
         for parameter in model.parameters():
@@ -51,17 +51,18 @@ class StragglerDetector:
             own = [seconds(begin, ready) for begin, ready, _ in self.times]
             waits = median(seconds(ready, end) for _, ready, end in self.times)
             self.times = []
-            of_ranks = [None] * dist.get_world_size()
+            of_ranks = [None] * len(self.ranks)
             dist.all_gather_object(of_ranks, (own, waits), self.group)
-            if line := slowest(of_ranks, self.factor):
+            if line := slowest(of_ranks, self.factor, self.ranks):
                 self.report(f"straggler in step {self.step}: {line}")
         self.begin, self.ready = moment(self.device), None
 
 
-def slowest(rows, factor):
+def slowest(rows, factor, names=None):
     """A line about the straggler among the ranks, or None.
 
-    rows: for each rank its own time in each step, and how long it waits.
+    rows: for each rank its own time in each step, and how long it waits. names: what
+    the ranks are called.
     """
     best, waits = zip(*((min(own), waits) for own, waits in rows))
     rank = best.index(max(best))
@@ -72,7 +73,8 @@ def slowest(rows, factor):
         return None
     if best[rank] < max(factor * median(others), median(others) + 1e-3):
         return None
-    line = f"rank {rank} needs {best[rank]:.3f} s and waits {waits[rank]:.3f} s"
+    name = names[rank] if names else rank
+    line = f"rank {name} needs {best[rank]:.3f} s and waits {waits[rank]:.3f} s"
     return f"{line}, the others need {median(others):.3f} s"
 
 

@@ -15,7 +15,8 @@ from ddp_course.files import Unusable, check_alike, json_of
 
 STEP = "the step"  # the range in a trace that holds the whole step
 TRANSFERS = ("gloo:", "nccl", "pretend:")  # what moves data
-STARTS = ("autograd::engine", "c10d::", "record_param_comms")  # what may only wait
+# what may only wait; the third are DTensor's collectives
+STARTS = ("autograd::engine", "c10d::", "_c10d_functional::", "record_param_comms")
 LATEST = 1e18  # microseconds
 
 
@@ -45,7 +46,7 @@ def read_trace(path):
     events = events_of(path, STEP)
     [whole] = [e for e in events if (e["name"], e["cat"]) == (STEP, "user_annotation")]
     device = "kernel" if any(e["cat"] == "kernel" for e in events) else "cpu_op"
-    spans = {"communication": [], "computing": []}
+    spans, waits = {"communication": [], "computing": []}, waits_in(events, whole["ts"])
     for event in events:
         begin = (event["ts"] - whole["ts"]) / 1e3
         span = begin, begin + event["dur"] / 1e3
@@ -53,9 +54,32 @@ def read_trace(path):
         if moves_data and (device == "cpu_op" or event["cat"] == "kernel"):
             spans["communication"].append(span)
         elif event["cat"] == device and not event["name"].startswith(STARTS):
-            spans["computing"].append(span)
+            spans["computing"] += outside(span, waits.get(str(event.get("tid")), []))
     ends = [end for of in spans.values() for _, end in of] if device == "kernel" else []
     return spans | {"step": (0.0, max([whole["dur"] / 1e3, *ends]))}
+
+
+def waits_in(events, start):
+    """Where each thread waits for a collective of DTensor's: {thread: [(begin, end), ...]}
+    in milliseconds, in order. It may be inside an operator that needs the result.
+    """
+    waits = {}
+    for event in sorted(events, key=lambda event: event["ts"]):
+        if event["name"] == "_c10d_functional::wait_tensor":
+            begin = (event["ts"] - start) / 1e3
+            span = begin, begin + event["dur"] / 1e3
+            waits.setdefault(str(event.get("tid")), []).append(span)
+    return waits
+
+
+def outside(span, waits):
+    """The parts of a span that are in none of these spans, which are in order."""
+    (begin, end), parts = span, []
+    for wait, over in waits:
+        if begin < over and wait < end:
+            parts += [(begin, wait)] if begin < wait else []
+            begin = over
+    return [*parts, (begin, end)] if begin < end else parts
 
 
 def time_use(communication, computing, step):

@@ -42,6 +42,15 @@ PRECISIONS = {
 }
 
 
+# bytes per number of an activation: `size` and `stream` of activations_on
+OF_ACTIVATIONS = {
+    "fp32": {"size": 4, "stream": 4},
+    "autocast": {"size": 2, "stream": 4},
+    "policy": {"size": 2, "stream": 2},
+    "master": {"size": 2, "stream": 2},
+}
+
+
 class State(NamedTuple):
     """Bytes on one rank."""
 
@@ -246,21 +255,49 @@ def states_on(mesh, shape, stage, precision="fp32"):
     return states(max(parameters_on(mesh, **shape)), mesh.data, stage, precision)
 
 
-def activations_on(mesh, batch, tokens, width, layers, heads=0, size=4, in_flight=1):
+def activations_on(
+    mesh,
+    batch,
+    tokens,
+    width,
+    layers,
+    heads=0,
+    size=4,
+    in_flight=1,
+    sequence=False,
+    again=False,
+    stream=None,
+):
     """What `activations` counts, on one rank of a mesh, in bytes.
 
     Of the 16 units per token, tensor ranks cut 12: those of attention, of its output
     layer, of the MLP's second layer and of GELU. The inputs of norms, query-key-value
-    and the MLP's first layer stay whole, as in Korthikanti et al., equation 2. Context
-    ranks cut the tokens, if keys and values of other ranks come and go. in_flight: how
-    many micro-batches of this size a pipeline's stage keeps at a time.
+    and the MLP's first layer stay whole, as in Korthikanti et al., equation 2.
+
+    sequence: sequence parallelism, which cuts the norms' inputs along the tokens, too.
+    The other two are gathered for the layers that need them whole, and kept so. again:
+    they are gathered again in backward instead, and all 16 are cut, as in equation 4.
+
+    Context ranks cut the tokens, if keys and values of other ranks come and go. in_flight:
+    how many micro-batches of this size a pipeline's stage keeps at a time. stream: bytes
+    per number of the norms' inputs, where it is not `size`: 4 with autocast.
     """
     without_experts(mesh)
     if heads and mesh.context > 1:
         raise ValueError("with context ranks, no formula holds but for fused attention")
     in_equal_parts(heads, "heads", mesh.tensor)
     tokens = in_equal_parts(tokens, "tokens", mesh.context)
+    if sequence:
+        in_equal_parts(tokens, "tokens", mesh.tensor)
     layers = in_equal_parts(layers, "layers", mesh.pipeline)
-    whole = activations(batch, tokens, 4 / 16 * width, layers, 0, size)
-    cut = activations(batch, tokens, 12 / 16 * width, layers, heads, size)
-    return in_flight * (whole + cut / mesh.tensor)
+    norms = 2 * width * (stream or size) / (mesh.tensor if sequence else 1)
+    gathered = 2 * width * size / (mesh.tensor if sequence and again else 1)
+    cut = (12 * width + heads * tokens) * size / mesh.tensor
+    return in_flight * batch * tokens * layers * (norms + gathered + cut)
+
+
+def in_flight_with_1f1b(stages, stage, micro_batches):
+    """How many micro-batches a stage of a pipeline keeps at a time, with 1F1B: it begins
+    as many as there are stages from it to the last one, then each backward lets one go.
+    """
+    return min(stages - stage, micro_batches)

@@ -6,6 +6,7 @@ Text:   AttributeError: 'DataParallel' object has no attribute 'config'
 Text:   AttributeError: 'FullyShardedDataParallel' object has no attribute 'generate'
 Text:   AttributeError: 'DeepSpeedEngine' object has no attribute 'config'
 Text:   AttributeError: 'OptimizedModule' object has no attribute 'encoder'
+Text:   'DistributedDataParallel' object has no attribute '…'
 Cause:  DDP, DataParallel and the others are modules of their own, with the model inside. They pass on
         `forward`, and not the model's other methods and attributes.
 Fix:    Ask the model inside: `model.module.config`, or `accelerator.unwrap_model(model).config`, and

@@ -11,13 +11,17 @@ Cause:  A collective waited for a rank that is alive and elsewhere. The rank tha
 Which:  Where is the other rank? In another collective, because of `if rank == 0` or of collectives
         in different orders. Out of batches, in a barrier or at the end. Evaluating or saving alone,
         through the DDP wrapper or an FSDP model. Still preparing data, so the limit is too short.
-        Lesson 15 shows how py-spy and `TORCH_DISTRIBUTED_DEBUG=DETAIL` answer that; the other
-        causes listed on this page show each case.
+        Between stages of a pipeline, `send` waits until the other rank receives: two neighbours
+        that both send first wait for each other, at any size. Lesson 15 shows how py-spy and
+        `TORCH_DISTRIBUTED_DEBUG=DETAIL` answer that; the other causes listed on this page show each
+        case.
 Fix:    Let all ranks call each collective, in the same order and equally often. Decide on one rank
-        and broadcast the decision. Evaluate with `ddp.module` on one rank, or with all ranks.
+        and broadcast the decision. Evaluate with `ddp.module` on one rank, or with all ranks. Send
+        with `isend`, and wait for it after the own `recv`.
 Lesson: 15
 Source: https://github.com/pytorch/pytorch/issues/33148
 Source: https://github.com/pytorch/pytorch/issues/54059
+Source: https://github.com/facebookresearch/detectron2/issues/3243
 """
 
 import time

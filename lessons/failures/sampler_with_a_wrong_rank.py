@@ -3,6 +3,7 @@
 Run:    python lessons/failures/sampler_with_a_wrong_rank.py
 Text:   ValueError: Invalid rank 5, rank should be in the interval [0, 3]
 Text:   assert len(indices) == self.total_size AssertionError
+Text:   Invalid rank 5, rank should be
 Cause:  DistributedSampler got a rank that is not below `num_replicas`: the number of GPUs per machine
         was given for all ranks, `local_rank` was confused with the rank, or the machine's number was
         multiplied by a wrong number of GPUs.

@@ -5,13 +5,12 @@ Text:   RuntimeError: The size of tensor a (8) must match the size of tensor b (
         dimension 1
 Text:   RuntimeError: Sizes of tensors must match except in dimension 0. Expected size 5 but got
         size 7 for tensor number 1 in the list.
-Text:   RuntimeError: shape '[8, 4]' is invalid for input of size 16
 Text:   RuntimeError: The expanded size of the tensor (8) must match the existing size (4) at
         non-singleton dimension 0.
 Cause:  Two tensors should have one shape and do not. On one GPU it is an ordinary mistake of
         shapes. If it appears only with several ranks: predictions of different lengths are
-        gathered, the last batch is smaller on one rank, a view uses the global batch size, or
-        DeepSpeed loads the optimizer's parts of another number of ranks.
+        gathered, the last batch is smaller on one rank, or DeepSpeed loads the optimizer's parts of
+        another number of ranks.
 Which:  `Sizes of tensors must match except in dimension 0` in a `gather` or `cat`: lengths that
         differ between ranks. `non-singleton dimension 0` in an optimizer's or checkpoint's code:
         another number of ranks.

@@ -8,6 +8,10 @@ Text:   ValueError: Error initializing torch.distributed using env:// rendezvous
 Text:   KeyError: 'LOCAL_RANK'
 Text:   KeyError: 'RANK'
 Text:   KeyError: 'WORLD_SIZE'
+Text:   KeyError: 'LOCAL_WORLD_SIZE'
+Text:   KeyError: 'MASTER_ADDR'
+Text:   KeyError: 'MASTER_PORT'
+Text:   KeyError: 'NODE_RANK'
 Cause:  `init_process_group` reads who this process is from the environment, and torchrun has not
         set it: the program was started with `python train.py`, by an editor's run button, or by
         srun without torchrun.

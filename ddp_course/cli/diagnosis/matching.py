@@ -33,6 +33,16 @@ RULES = [
     (r"\b0x[0-9A-Fa-f]+|\b[0-9a-f]{12,}\b", " "),  # addresses
     (r"torch\.Size\(\[0\]\)", " empty_shape "),  # what ZeRO leaves of a parameter
     (r"tensor [ab] \(0\)", " empty_shape "),
+    (  # any attribute: it is the wrapper that has none
+        r"'(DistributedDataParallel|DataParallel|FullyShardedDataParallel"
+        r"|DeepSpeedEngine|OptimizedModule)' object has no attribute '([^']*)'",
+        " attribute_of_a_wrapper $2 ",
+    ),
+    # elsewhere the words that all such lines have in common say nothing
+    (r"'(\w+)' object has no attribute '([^']*)'", " no_attribute_of_$1 $2 "),
+    (r"module '([\w.]+)' has no attribute '([^']*)'", " no_attribute_in_$1 $2 "),
+    (r"KeyError: '([A-Za-z_]+)'", " keyerror_$1 "),
+    (r"KeyError: '[^']*'", " "),
     (r"\d+", " "),  # and every number
 ]
 WORD = r"[a-z_]{2,}"
@@ -60,7 +70,7 @@ class Match(NamedTuple):
 def cleaned(line):
     """A line without what is different in each run."""
     for pattern, replacement in RULES:
-        line = re.sub(pattern, replacement.replace("$1", r"\1"), line)
+        line = re.sub(pattern, replacement.replace("$", "\\"), line)
     return line
 
 
