@@ -42,10 +42,11 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, x, cache=None):
-        batch, tokens, _ = x.shape
+        all_three = self.query_key_value(x)
+        batch, tokens, _ = all_three.shape
         query, key, value = (  # as many heads as there are weights for
             part.view(batch, tokens, -1, self.head_width).transpose(1, 2)
-            for part in self.query_key_value(x).chunk(3, dim=-1)
+            for part in all_three.chunk(3, dim=-1)
         )
         if cache is not None:
             key, value = cache.extended(self, key, value)

@@ -84,6 +84,22 @@ EQUIVALENT = {
         "10: chance > error: another comparison": "no power of 2 is a part of 5 %",
         "12: faster > slower: another comparison": "with as many on each side, nothing is shown",
     },
+    "17 vocabulary_parallel_loss": {
+        "11: 0: one less": "the gathered logits are one column",
+    },
+    "17 dropout_states": {
+        "5: seed * 64 + data_rank: another operator": "64 numbers below a multiple of 64 are as good as 64 above it",
+        "5: 64: one more": "more room for each seed",
+        "5: 9: one more": "more room for each data rank",
+    },
+    "17 tensor_parallel_block": {
+        "1: def all_reduced(x, group):: without `x = x.clone()`": "nobody needs what is added up in place",
+        "20: @staticmethod: without `ctx.group = group`": "the backward of Leave needs no group",
+        "30: 1: one less": "the layer's first weight is replaced",
+        "30: 0: one more": "the layer's first weight is replaced",
+        "30: 0: one less": "the layer's first weight is replaced",
+    },
+    "17 clip_gradients": {"10: norm + 1e-06: another operator": "a millionth more or less is within what is allowed"},
 }  # fmt: skip
 
 NAN = """

@@ -27,6 +27,7 @@ from ddp_course.notebook.plots.pipeline_film import pipeline_steps
 from ddp_course.notebook.plots.ring_film import ring, ring_knob
 from ddp_course.notebook.plots.samples import batch_statistics, images, sample_map
 from ddp_course.notebook.plots.speed import exposed, predictions, ratios, roofline
+from ddp_course.notebook.plots.tensor_film import tensor_parallel
 from ddp_course.notebook.plots.timelines import (
     attempts,
     pipelines,
@@ -67,5 +68,6 @@ __all__ = [
     "sample_map",
     "stacked",
     "step_timelines",
+    "tensor_parallel",
     "who_holds_what",
 ]

@@ -1,0 +1,40 @@
+"""Groups of ranks on which the questions of exercise 17 try an answer."""
+
+import torch.distributed as dist
+
+GATHERS = ("allgather", "allgather_coalesced", "allgather_into_tensor_coalesced")
+
+
+def group_of(groups):
+    """This rank's group among these lists of ranks: (the group, this rank's place in it,
+    the number of the list).
+    """
+    made = [dist.new_group(ranks) for ranks in groups]
+    rank = dist.get_rank()
+    [number] = [number for number, ranks in enumerate(groups) if rank in ranks]
+    return made[number], groups[number].index(rank), number
+
+
+def whole_world(n):
+    return [list(range(n))]
+
+
+def in_words(groups):
+    if len(groups) == 1:
+        return f"a group of {len(groups[0])} ranks"
+    return "groups " + " and ".join(map(str, groups))
+
+
+def given(log, size):
+    """The bytes that a rank gives to the communication in a Watch's log, in groups of
+    this size.
+    """
+    return sum(entry["whole"] // (size if entry["name"] in GATHERS else 1) for entry in log if is_message(entry))
+
+
+def is_message(entry):
+    return not entry["name"].startswith(("barrier", "monitored", "recv"))
+
+
+def names_in(log):
+    return [entry["name"] for entry in log if is_message(entry)]
