@@ -26,11 +26,10 @@ from ddp_course.checkpoints.deepspeed_configurations import BATCH, check_batch
 from ddp_course.checks import ex13
 from ddp_course.data.tokenizers import Bytes
 from ddp_course.detectors.flight_record import flight_record
-from ddp_course.estimates import pipeline
 from ddp_course.models import six_ways
 from ddp_course.models.gpt import GPT, SHAPES
 from ddp_course.models.stages import layers_of_gpt, token_loss
-from ddp_course.ranks import sleepy_stages, watch
+from ddp_course.ranks import watch
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, launch
 
@@ -1134,15 +1133,12 @@ def built(specs, first=0):
 
 
 def pipelines(micro_batches):
-    """The losses of some steps, of DeepSpeed's pipeline and of torch's schedules."""
-    with process_group() as (rank, world_size):
+    """The losses of some steps, of DeepSpeed's pipeline with two ways to cut it."""
+    with process_group():
         pieces = pieces_of(micro_batches)
-        found = {
+        return {
             method: by_deepspeed(pieces, method) for method in ("parameters", "uniform")
         }
-        for kind in ("ScheduleGPipe", "Schedule1F1B"):
-            found[kind] = by_torch(kind, pieces, rank, world_size)
-        return found
 
 
 def seed_with_int(seed):
@@ -1168,27 +1164,6 @@ def by_deepspeed(pieces, method):
     return [engine.train_batch(stream).item() for _ in range(STEPS)]
 
 
-def by_torch(kind, pieces, rank, world_size):
-    from torch.distributed import pipelining
-
-    cuts = [len(SPECS) * stage // world_size for stage in range(world_size + 1)]
-    part = built(SPECS[cuts[rank] : cuts[rank + 1]], cuts[rank])
-    stage = pipelining.PipelineStage(part, rank, world_size, CPU)
-    plan = getattr(pipelining, kind)
-    schedule = plan(stage, len(pieces), loss_fn=token_loss)
-    optimizer = torch.optim.AdamW(part.parameters(), **six_ways.ADAM)
-    tokens, targets = (torch.cat(column) for column in zip(*pieces))
-    found = []
-    for _ in range(STEPS):
-        losses = []
-        optimizer.zero_grad()
-        last = {"target": targets} if rank == world_size - 1 else {}
-        schedule.step(*[tokens] * (rank == 0), **last, losses=losses)
-        optimizer.step()
-        found.append(sum(loss.item() for loss in losses) / len(pieces))
-    return found
-
-
 def pieces_of(micro_batches):
     generator = torch.Generator().manual_seed(2)
     numbers = torch.randint(61, (micro_batches, 2, 2, 8), generator=generator)
@@ -1196,7 +1171,7 @@ def pieces_of(micro_batches):
 
 
 @pytest.mark.parametrize("stages", [2, 3])
-def test_a_pipeline_trains_as_the_model_in_one_piece(stages):
+def test_deepspeeds_pipeline_trains_as_the_model_in_one_piece(stages):
     model, expected, pieces = built(SPECS), [], pieces_of(4)
     optimizer = torch.optim.AdamW(model.parameters(), **six_ways.ADAM)
     for _ in range(STEPS):
@@ -1209,8 +1184,6 @@ def test_a_pipeline_trains_as_the_model_in_one_piece(stages):
     of_ranks = launch(pipelines, 4, nproc=stages, timeout=120)
     for kind in ("parameters", "uniform"):
         assert of_ranks[0][kind] == pytest.approx(expected, rel=1e-4), kind
-    for kind in ("ScheduleGPipe", "Schedule1F1B"):
-        assert of_ranks[-1][kind] == pytest.approx(expected, rel=1e-4), kind
 
 
 def test_the_layers_together_are_the_network_but_for_the_tied_head():
@@ -1219,94 +1192,6 @@ def test_the_layers_together_are_the_network_but_for_the_tied_head():
         layer.load_state_dict(part.state_dict())
     tokens = torch.randint(61, (2, 8))
     torch.testing.assert_close(layers(tokens), network(tokens))
-
-
-def sleepy(kind, micro_batches):
-    with process_group():
-        return sleepy_stages.sleepy_step(kind, micro_batches)
-
-
-@pytest.mark.parametrize("kind", ["GPipe", "1F1B"])
-def test_stages_that_sleep_wait_as_long_as_the_formula_says(kind):
-    stages, m = 3, 4
-    logs, clocks = zip(*launch(sleepy, f"Schedule{kind}", m, nproc=stages))
-    waiting = 1 - 3 * m / max(clocks)  # a forward takes 1 and a backward 2
-    assert waiting == pytest.approx(pipeline.bubble(stages, m))
-    kept = [pipeline.kept_at_most(log) for log in logs]
-    assert kept == ([m] * stages if kind == "GPipe" else [3, 2, 1])
-    for spans in sleepy_stages.since_the_beginning(logs):
-        assert len(spans) == 2 * m and min(begin for *_, begin, _ in spans) >= 0
-
-
-@pytest.mark.parametrize(
-    "kind, stages, m",
-    [
-        ("GPipe", 2, 3),
-        ("GPipe", 3, 4),
-        ("GPipe", 2, 1),
-        ("1F1B", 2, 2),
-        ("1F1B", 3, 4),
-        ("1F1B", 4, 9),
-    ],
-)
-def test_the_schedule_that_is_drawn_is_the_one_that_real_ranks_follow(kind, stages, m):
-    logs, clocks = zip(*launch(sleepy, f"Schedule{kind}", m, nproc=stages))
-    planned = pipeline.schedule(kind, stages, m)
-    for log, clock, spans in zip(logs, clocks, planned):
-        assert [entry[:2] for entry in log] == [entry[:2] for entry in spans]
-        *_, begin, length = spans[-1]
-        assert clock == begin + length
-
-
-def test_torchs_1f1b_refuses_fewer_micro_batches_than_stages():
-    with pytest.raises(RankError, match="must be greater than or equal to the number"):
-        launch(sleepy, "Schedule1F1B", 1, nproc=2)
-
-
-@pytest.mark.parametrize("kind", ["GPipe", "1F1B"])
-@pytest.mark.parametrize(
-    "stages, micro_batches", [(1, 1), (1, 4), (2, 1), (4, 2), (4, 4), (8, 1), (8, 24)]
-)
-def test_the_idle_share_of_a_schedule_is_the_formula_of_the_bubble(
-    kind, stages, micro_batches
-):
-    planned = pipeline.schedule(kind, stages, micro_batches, unit=0.5)
-    end = max(begin + length for spans in planned for *_, begin, length in spans)
-    for spans in planned:
-        busy = sum(length for *_, length in spans)
-        assert busy == 1.5 * micro_batches
-        assert 1 - busy / end == pytest.approx(pipeline.bubble(stages, micro_batches))
-        begins = [begin for *_, begin, _ in spans]
-        ends = [begin + length for *_, begin, length in spans]
-        assert all(end <= begin for end, begin in zip(ends, begins[1:]))
-
-
-def test_a_schedule_that_is_written_by_hand_is_played_and_a_deadlock_is_told():
-    down, up = [("forward", 0), ("forward", 1)], [("backward", 1), ("backward", 0)]
-    first, last = pipeline.play([down + up] * 2, unit=10)
-    assert [begin for *_, begin, _ in first] == [0, 10, 50, 70]
-    assert [begin for *_, begin, _ in last] == [10, 20, 30, 50]
-    assert pipeline.kept_at_most(first) == 2
-    for orders in ([down + up, up + down], [up[:1] + down[1:]]):
-        with pytest.raises(ValueError, match="wait for each other"):
-            pipeline.play(orders)
-
-
-@pytest.mark.parametrize(
-    "stages, micro_batches", [(1, 4), (2, 1), (2, 8), (4, 4), (8, 24)]
-)
-def test_the_bubble_is_that_of_a_schedule_that_is_played_through(stages, micro_batches):
-    """GPipe, forwards only: a stage begins when it is free and its micro-batch has
-    come.
-    """
-    ends = [0] * stages
-    for _ in range(micro_batches):
-        arrives = 0
-        for stage in range(stages):
-            ends[stage] = arrives = max(ends[stage], arrives) + 1
-    assert 1 - micro_batches / ends[-1] == pytest.approx(
-        pipeline.bubble(stages, micro_batches)
-    )
 
 
 def test_stage_3_without_a_launcher_is_refused_in_one_line(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ bytes each time; the animations play.
 
 import asyncio
 import base64
+import collections
 import functools
 import html
 import inspect
@@ -30,7 +31,9 @@ from tornado.websocket import websocket_connect
 
 from ddp_course import lesson02, lesson16
 from ddp_course.detectors.step_profile import StepProfile
-from ddp_course.estimates.pipeline import schedule
+from ddp_course.estimates.pipeline import PLANS, schedule
+from ddp_course.models import tensor_parallel
+from ddp_course.models.gpt import GPT
 from ddp_course.notebook import plots
 from ddp_course.notebook.plots import (
     axes,
@@ -42,6 +45,7 @@ from ddp_course.notebook.plots import (
     style,
 )
 from ddp_course.notebook.plots.collectives import name_of
+from ddp_course.ranks import watch
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import launch
 
@@ -276,6 +280,12 @@ ALONE = {
             for m in (1, 2, 4, 8, 16, 32)
         }
     ),
+    "pipeline_steps, two stages per rank": lambda: plots.pipeline_steps(
+        {"interleaved": schedule("interleaved", 2, 4)}
+    ),
+    "pipeline_knob, all kinds": lambda: plots.pipeline_knob(
+        {m: {k: schedule(k, 4, m) for k in PLANS} for m in (4, 8)}
+    ),
     "adapter": lambda: plots.adapter(inputs=256, outputs=256, r=8),
     "four_bits": lambda: plots.four_bits(
         NF4, (torch.randn(65536, generator=torch.manual_seed(0)) / 2.8).clamp(-1, 1)
@@ -338,12 +348,14 @@ OF_RANKS = {
     "ring": lambda n: plots.ring(ring_frames(n)),
     "ring_knob": lambda n: plots.ring_knob(ring_frames(n)),
     "pipelines": lambda n: plots.pipelines(
-        {f"{k}, {n} stages": schedule(k, n, 4, 0.03) for k in ("1F1B", "GPipe")}
+        {f"{k}, {n} ranks": schedule(k, n, n) for k in PLANS}
     ),
     "pipeline_steps": lambda n: plots.pipeline_steps(
-        {f"{k}, {n} stages": schedule(k, n, 4, 0.03) for k in ("1F1B", "GPipe")}
+        {f"{k}, {n} ranks": schedule(k, n, 4) for k in ("1F1B", "ZB-H1")}
     ),
     "fsdp": plots.fsdp,
+    "tensor_parallel": plots.tensor_parallel,
+    "sequence parallel": lambda n: plots.tensor_parallel(n, sequence=True),
     "sample_map": lambda n: plots.sample_map(
         {"padded": owners(n), "drop_last": owners(n, padded=False)}, "14 samples"
     ),
@@ -851,7 +863,7 @@ def test_colours_of_ranks_are_named_wherever_they_are_used():
 
 # ---- animations ----
 
-FILMS = ["ring, 3", "fsdp, 2", "pipeline_steps, 3"]
+FILMS = ["ring, 3", "fsdp, 2", "tensor_parallel, 2", "pipeline_steps, 3"]
 
 
 @functools.cache
@@ -936,17 +948,43 @@ def test_fsdp_gathers_a_block_and_frees_it(n):
     assert held(15.9) == ("optimizer: each rank updates its shards", own, own)
 
 
-def test_the_stages_of_a_pipeline_show_what_the_schedule_has_them_compute():
-    stages = 3
-    pipeline = film_of(f"pipeline_steps, {stages}")
-    spans = schedule("1F1B", stages, 4, 0.03)
-    longest = max(begin + length for of in spans for *_, begin, length in of)
+def collectives_of_a_block(sequence):
+    with process_group():
+        network = tensor_parallel.cut(GPT(64, 8, 1, 2, 8), sequence=sequence)
+        x = torch.zeros(1, 4 if sequence else 8, 8)
+        return watch.count_collectives(lambda: network.blocks[0](x))
+
+
+@pytest.mark.parametrize("name", ["tensor_parallel, 2", "sequence parallel, 2"])
+def test_a_block_that_is_cut_sends_in_the_film_what_it_sends_on_ranks(name):
+    of_ranks = launch(collectives_of_a_block, name.startswith("seq"), nproc=2)[0]
+    told = collections.Counter(
+        re.findall(r"\w+_\w+(?=:)", output_of(name)["text/plain"])
+    )
+    names = {"allreduce": "all_reduce", "allgather": "all_gather"}
+    assert told == {names.get(kind, kind): number for kind, number in of_ranks.items()}
+    last = film_of(name).stills([film_of(name).length - 1.6], 1, "").decode()
+    texts = [text for text, *_ in Sheet(last).texts]
+    assert texts.count("part") == 4 and "rank 1" in texts
+
+
+@pytest.mark.parametrize(
+    "name, kinds, ranks",
+    [
+        ("pipeline_steps, 3", ["1F1B", "ZB-H1"], 3),
+        ("pipeline_steps, two stages per rank", ["interleaved"], 2),
+    ],
+)
+def test_the_ranks_of_a_pipeline_show_what_the_schedule_has_them_do(name, kinds, ranks):
+    pipeline, played = film_of(name), [schedule(kind, ranks, 4) for kind in kinds]
+    longest = max(begin + long for s in played for of in s for *_, begin, long in of)
     left = drawing.MARGIN + pipeline_film.STAGE + pipeline_film.STAGE_WIDE / 2
-    for rank, of_rank in enumerate(spans):
-        for kind, number, begin, length in of_rank:
+    rows = [spans for of_ranks in played for spans in of_ranks]
+    for row, spans in enumerate(rows):
+        y = 36 * (row // ranks + 1) + row * pipeline_film.ROW + pipeline_film.HIGH / 2
+        for kind, _, number, begin, length in spans:
             beat = (begin + 0.9 * length) * pipeline_film.SECONDS / longest
             sheet = Sheet(pipeline.stills([beat], 1, "").decode())
-            y = 36 + rank * pipeline_film.ROW + pipeline_film.HIGH / 2
             now = [
                 (t, ground)
                 for t, x, at, _, _, ground in sheet.texts

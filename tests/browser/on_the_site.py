@@ -220,8 +220,8 @@ SIDES = ("left", "prev"), ("right", "next")
 SLIDERS = {
     "lessons/02_ranks_and_collectives.html": "step",
     "lessons/12_memory.html": "number of ranks",
-    "lessons/13_deepspeed.html": "micro-batches",
     "lessons/16_making_it_fast.html": "bucket size",
+    "lessons/18_pipeline_parallel.html": "micro-batches",
 }
 
 

@@ -6,6 +6,8 @@ there.
 """
 
 from ddp_course.estimates.memory import STAGES, states
+from ddp_course.notebook.plots.actions import COLORS as ACTION_COLORS
+from ddp_course.notebook.plots.actions import colors_of
 from ddp_course.notebook.plots.drawing import (
     box,
     boxes,
@@ -18,9 +20,7 @@ from ddp_course.notebook.plots.drawing import (
 from ddp_course.notebook.plots.knob import knob
 from ddp_course.notebook.plots.speed import TIME_COLORS
 from ddp_course.notebook.plots.style import (
-    BACKWARD,
     BLUE,
-    FORWARD,
     GREEN,
     GREY,
     INK,
@@ -96,10 +96,10 @@ STAGE_LEFT, STAGE_WIDE, STAGE_HIGH = 64, WIDE - 68, 16
 
 
 def pipeline_knob(steps, at=4):
-    """A slider over the number of micro-batches: which stage of a pipeline works when,
+    """A slider over the number of micro-batches: which rank of a pipeline works when,
     and how much of the step is the bubble.
 
-    steps: {micro-batches: {title: what estimates.pipeline.schedule returned}}; at: the
+    steps: {micro-batches: {title: for each rank its spans, see actions.py}}; at: the
     number that it begins at. Each step is as wide as the picture.
     """
     pictures = [(str(m), *pipeline_panels(m, of)) for m, of in steps.items()]
@@ -109,34 +109,37 @@ def pipeline_knob(steps, at=4):
 def pipeline_panels(micro_batches, pipelines):
     """A panel for each pipeline: alternative text, and SVG in bytes."""
     pieces, told, top = [], [], 0
-    for title, stages in pipelines.items():
-        work = sum(length for spans in stages for *_, length in spans)
-        idle = 1 - work / (end_of(stages) * len(stages))
+    for title, ranks in pipelines.items():
+        work = sum(length for spans in ranks for *_, length in spans)
+        idle = 1 - work / (end_of(ranks) * len(ranks))
         label = f"{title}: bubble {idle:.0%}"
         told.append(f"{title}, of which {idle:.0%} of the time is the bubble")
         pieces.append(text(0, top + 10, label, anchor="start", weight=700))
-        pieces += stage_rows(top + 24, stages)
-        top += 24 + (STAGE_HIGH + 3) * len(stages) + 18
-    colors = {"forward": FORWARD, "backward": BACKWARD, "the stage waits": GREY}
-    pieces.append(legend(STAGE_LEFT, top + 6, colors))
+        pieces += rank_rows(top + 24, ranks)
+        top += 24 + (STAGE_HIGH + 3) * len(ranks) + 18
+    waits = {"a rank waits": GREY}
+    colors = list((colors_of(pipelines.values()) | waits).items())
+    for row in range(0, len(colors), 3):
+        pieces.append(legend(STAGE_LEFT, top + 6, dict(colors[row : row + 3])))
+        top += 22
     head = f"One step of {count(micro_batches, 'micro-batch')} through pipelines"
     alt = f"{head}: {'; '.join(told)}."
-    return alt, document(WIDE, top + 20, pieces, alt)
+    return alt, document(WIDE, top - 2, pieces, alt)
 
 
-def stage_rows(top, stages):
-    """The pieces of one pipeline, a row for each stage."""
-    scale, found = STAGE_WIDE / end_of(stages), {"forward": [], "backward": []}
-    for rank, spans in enumerate(stages):
+def rank_rows(top, ranks):
+    """The pieces of one pipeline, a row for each rank."""
+    scale, found = STAGE_WIDE / end_of(ranks), {}
+    for rank, spans in enumerate(ranks):
         y = top + (STAGE_HIGH + 3) * rank
         yield text(0, y + STAGE_HIGH / 2, f"rank {rank}", anchor="start", size=12)
         yield rectangle(STAGE_LEFT, y, STAGE_WIDE, STAGE_HIGH, GREY)
-        for kind, _, begin, length in spans:
+        for kind, *_, begin, length in spans:
             wide = length * scale
             place = STAGE_LEFT + begin * scale, y, wide - min(1, wide / 8), STAGE_HIGH
-            found[kind].append(place)
-    yield boxes(found["forward"], FORWARD)
-    yield boxes(found["backward"], BACKWARD)
+            found.setdefault(kind, []).append(place)
+    for kind, places in found.items():
+        yield boxes(places, ACTION_COLORS[kind])
 
 
 # ---- overlap over the size of buckets ----

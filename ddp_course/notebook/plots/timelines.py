@@ -1,6 +1,13 @@
 """What happened when: a training step, a pipeline, attempts at a run, replica groups."""
 
 from ddp_course.notebook.plots import axes
+from ddp_course.notebook.plots.actions import (
+    CHUNKS,
+    COLORS,
+    colors_of,
+    has_chunks,
+    has_foot,
+)
 from ddp_course.notebook.plots.display import display_figure
 from ddp_course.notebook.plots.style import (
     BACKWARD,
@@ -8,6 +15,7 @@ from ddp_course.notebook.plots.style import (
     FORWARD,
     GREEN,
     GREY,
+    INK,
     LINE,
     ORANGE,
     PAPER,
@@ -70,44 +78,44 @@ def in_words(rows):
 
 @styled
 def pipelines(schedules):
-    """Which stage computes which micro-batch, and when. schedules: {title: for each
-    stage its [(kind, micro-batch, begin, seconds)]}.
-
-    kind: 'forward' or 'backward'.
+    """Which rank computes which micro-batch, and when. schedules: {title: for each rank
+    its spans}, see actions.py.
     """
-    figure, panels = axes.charts([0.5 + 0.34 * len(s) for s in schedules.values()])
-    for axis, (title, stages) in zip(panels, schedules.items()):
-        axes.rows_down(axis, [f"rank {rank}" for rank in range(len(stages))])
-        for rank, spans in enumerate(stages):
-            for kind, micro_batch, begin, seconds in spans:
-                left, width = 1e3 * begin, 1e3 * seconds
-                color = FORWARD if kind == "forward" else BACKWARD
-                place = (axis, left, rank - 0.4, width, 0.8)
-                axes.box(*place, color, str(micro_batch), edge=PAPER, size=10)
-        axis.set(title=title, xlim=(0, 1e3 * max(map(end_of, schedules.values()))))
-    panels[-1].set_xlabel("time since the step began (ms)")
-    kinds = {"forward": FORWARD, "backward": BACKWARD}
-    legend = [axes.swatch(color, kind) for kind, color in kinds.items()]
-    axes.legend_below(figure, [*legend, axes.mark(PAPER, "numbers: micro-batches")])
-    told = [f"{title}: {busy(stages)}" for title, stages in schedules.items()]
+    every = schedules.values()
+    figure, panels = axes.charts([0.5 + 0.34 * len(ranks) for ranks in every])
+    for axis, (title, ranks) in zip(panels, schedules.items()):
+        axes.rows_down(axis, [f"rank {rank}" for rank in range(len(ranks))])
+        for rank, spans in enumerate(ranks):
+            for kind, stage, micro_batch, begin, length in spans:
+                place, color = (axis, begin, rank - 0.4, length, 0.8), COLORS[kind]
+                wide = length > len(str(micro_batch)) * max(map(end_of, every)) / 75
+                name = str(micro_batch) if wide else ""
+                axes.box(*place, color, name, edge=PAPER, size=9)
+                if has_foot(stage, len(ranks)):
+                    axes.box(axis, begin, rank + 0.28, length, 0.12, INK, edge=PAPER)
+        axis.set(title=title, xlim=(0, max(map(end_of, every))))
+    panels[-1].set_xlabel("slots: a forward of a whole rank takes 1")
+    legend = [axes.swatch(color, name) for name, color in colors_of(every).items()]
+    words = CHUNKS if has_chunks(every) else "numbers: micro-batches"
+    axes.legend_below(figure, [*legend, axes.mark(PAPER, words)])
+    told = [f"{title}: {busy(ranks)}" for title, ranks in schedules.items()]
     display_figure(figure, f"Pipelines in time. {'; '.join(told)}.")
 
 
-def end_of(stages):
-    """When the last stage has finished, in seconds."""
-    return max(begin + length for spans in stages for *_, begin, length in spans)
+def end_of(ranks):
+    """When the last rank has finished."""
+    return max(begin + length for spans in ranks for *_, begin, length in spans)
 
 
-def busy(stages):
+def busy(ranks):
     """What a pipeline does, in words: its length, and how long each rank computes."""
-    end = end_of(stages)
-    shares = [sum(length for *_, length in spans) / end for spans in stages]
-    number_of = sum(kind == "forward" for kind, *_ in stages[0])
+    end = end_of(ranks)
+    shares = [sum(length for *_, length in spans) / end for spans in ranks]
+    batches = count(len({span[2] for span in ranks[0]}), "micro-batch")
     told = listing(f"rank {rank} {share:.0%}" for rank, share in enumerate(shares))
-    batches = "micro-batches" if number_of != 1 else "micro-batch"
     return (
-        f"{number_of} {batches} through {count(len(stages), 'stage')} take "
-        f"{number(1e3 * end)} ms, of which the ranks compute: {told}"
+        f"{batches} through {count(len(ranks), 'rank')} take {number(end)} slots, of "
+        f"which the ranks compute: {told}"
     )
 
 
