@@ -100,13 +100,20 @@ def update(parallel, tokens, targets, optimizer, rate, max_norm):
 
 @torch.no_grad()
 def held_out_loss(run):
-    """The mean over some windows, which the data ranks share, in nats per token."""
+    """The mean over some windows, which the data ranks share, in nats per token.
+
+    Each data rank computes as many, since with FSDP a forward pass takes all ranks; what
+    comes beyond the last window does not count.
+    """
     run.parallel.model.eval()
-    group, total = run.mesh["data"].get_group(), torch.zeros((), device=run.device)
-    for number in range(run.data_rank, len(run.held_out), run.mesh["data"].size()):
-        tokens, targets = (part[None].to(run.device) for part in run.held_out[number])
-        total += dtensors.full(run.parallel.loss(tokens, targets))
-    dist.all_reduce(total, group=group)
+    data, total = run.mesh["data"], torch.zeros((), device=run.device)
+    for begin in range(0, len(run.held_out), data.size()):
+        number = begin + run.data_rank
+        window = run.held_out[min(number, len(run.held_out) - 1)]
+        tokens, targets = (part[None].to(run.device) for part in window)
+        loss = dtensors.full(run.parallel.loss(tokens, targets))
+        total += loss if number < len(run.held_out) else 0
+    dist.all_reduce(total, group=data.get_group())
     run.parallel.model.train()
     return total.item() / len(run.held_out)
 
@@ -153,10 +160,10 @@ def mesh_for(args, world_size, device):
     tensor = args.tensor or math.gcd(world_size, shape["heads"])
     if world_size % tensor:
         raise UsageError(f"--tensor {tensor} does not divide {world_size} ranks")
-    for what in ("heads", "context"):
-        if shape[what] % tensor and (what == "heads" or args.sequence):
-            size = f"the {shape[what]} {what} of --shape {args.shape}"
-            raise UsageError(f"--tensor {tensor} does not divide {size}")
+    for what, size in (("heads", shape["heads"]), ("tokens", shape["context"])):
+        if size % tensor and (what == "heads" or args.sequence):
+            problem = f"does not divide the {size} {what} of --shape {args.shape}"
+            raise UsageError(f"--tensor {tensor} {problem}")
     sizes, names = (world_size // tensor, tensor), ("data", "tensor")
     return init_device_mesh(device.type, sizes, mesh_dim_names=names)
 
@@ -214,7 +221,8 @@ def report(run):
     """The result, with the bytes that each rank keeps, and the model as one folder."""
     args, kept = run.args, held(run.parallel.network, run.optimizer)
     network = GPT(run.tokenizer.vocabulary, **SHAPES[args.shape])
-    network.load_state_dict(run.parallel.whole_parameters(), strict=False)
+    found = network.load_state_dict(run.parallel.whole_parameters(), strict=False)
+    assert found.missing_keys == ["head.weight"] and not found.unexpected_keys  # tied
     samples = args.epochs * len(run.loader) * args.batch_size * run.mesh["data"].size()
     more = {
         "sharding": " x ".join(f"{size} {name}" for name, size in sizes_of(run.mesh)),
@@ -228,8 +236,8 @@ def report(run):
     }
     if dist.get_rank() == 0:
         export(network, run.tokenizer, args.out / "model")
-    found = network, run.train_set, run.losses, run.seconds
-    return runs.finish(args, run.device, *found, more=more) | {"losses": run.losses}
+    trained = network, run.train_set, run.losses, run.seconds
+    return runs.finish(args, run.device, *trained, more=more) | {"losses": run.losses}
 
 
 def sizes_of(mesh):

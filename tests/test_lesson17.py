@@ -2,21 +2,24 @@
 process; what it sends and keeps is what the formulas say; mistakes are found.
 """
 
+import json
 from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
-from ddp_course import UsageError, lesson17
+from ddp_course import UsageError, lesson10, lesson17
 from ddp_course.estimates import memory
 from ddp_course.models import dtensors, tensor_parallel
 from ddp_course.models.gpt import GPT
@@ -511,10 +514,18 @@ def test_tensor_ranks_belong_inside_a_machine():
 # ---- the program ----
 
 
-def program(folder, *flags, nproc):
-    flags = ["--train-samples", "32", "--batch-size", "4", "--device", "cpu", *flags]
-    how = {"nproc": nproc, "timeout": 200}
-    return launch(lesson17.main, [*flags, "--out", str(folder)], **how)[0]
+def program(folder, *flags, nproc, lesson=lesson17):
+    """Two epochs, whose gradients are clipped; three held-out windows."""
+    flags = ["--train-samples", "32", "--batch-size", "4", "--epochs", "2", *flags]
+    flags += ["--max-norm", "0.5", "--warmup", "2", "--eval-windows", "3"]
+    flags += ["--device", "cpu", "--out", str(folder)]
+    return launch(lesson.main, flags, nproc=nproc, timeout=200)[0]
+
+
+def assert_exported_alike(*folders):
+    found, expected = (load_file(one / "model/model.safetensors") for one in folders)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -536,8 +547,72 @@ def test_the_program_trains_as_one_process_and_saves_the_whole_model(
     assert found["validation_loss"] == pytest.approx(alone["validation_loss"], rel=1e-4)
     assert found["parameters"] == alone["parameters"]
     assert found["weight_bytes"] < 0.53 * alone["weight_bytes"]
-    assert (tmp_path / "cut/model/model.safetensors").is_file()
     assert f"{ranks // 2} data x 2 tensor" == found["sharding"]
+    assert_exported_alike(tmp_path / "cut", tmp_path / "alone")
+
+
+def test_in_one_process_the_program_trains_as_lesson_10s(tmp_path):
+    found = program(tmp_path / "17", nproc=1)
+    expected = program(tmp_path / "10", nproc=1, lesson=lesson10)
+    rows = (tmp_path / "10/metrics.jsonl").read_text().splitlines()
+    losses = [json.loads(row)["loss"] for row in rows]
+    assert found["losses"] == pytest.approx(losses, rel=1e-5)
+    assert found["validation_loss"] == pytest.approx(
+        expected["validation_loss"], abs=1e-4
+    )
+    assert_exported_alike(tmp_path / "17", tmp_path / "10")
+
+
+def as_prepared(folder, flags):
+    """This rank's tensor ranks; whether the tokens are shared; FSDP's blocks; and the
+    collectives of clipping.
+    """
+    flags = [*flags, "--train-samples", "32", "--device", "cpu", "--out", folder]
+    with process_group() as (_, ranks):
+        run = lesson17.prepare(lesson17.arguments(flags), ranks, torch.device("cpu"))
+        network = run.parallel.network
+        tokens, targets = next(iter(run.loader))
+        run.parallel.backward(run.parallel.loss(tokens, targets))
+        clip = watch.count_collectives(lambda: run.parallel.clip(0.1))
+        norm = run.parallel.clip(0.1).item()
+        positions = type(network.position_embedding).__name__
+        sharded = [isinstance(block, FSDPModule) for block in network.blocks]
+        return run.mesh["tensor"].mesh.tolist(), positions, set(sharded), clip, norm
+
+
+def test_each_flag_of_the_program_does_what_it_says(tmp_path):
+    job = partial(launch, as_prepared, str(tmp_path), nproc=4, timeout=100)
+    for rank, (mesh, positions, sharded, clip, norm) in enumerate(
+        job(["--tensor", "2", "--sequence"])
+    ):
+        assert mesh == [rank // 2 * 2, rank // 2 * 2 + 1]  # neighbours share a model
+        assert positions == "OwnPositions" and sharded == {False}
+        assert clip == {"allreduce": 1} and norm == pytest.approx(0.1, rel=1e-4)
+    [(mesh, _, sharded, clip, norm), *_] = job(["--tensor", "2", "--layers", "torch"])
+    assert mesh == [0, 1] and sharded == {True}
+    assert clip == {"allreduce": 1} and norm == pytest.approx(0.1, rel=1e-4)
+
+
+def losses_of_extremes():
+    """Of huge logits in 32 bits, and of a model in 16 bits: cut, and in one process."""
+    with process_group():
+        [(tokens, targets)], found = texts(SHAPE), []
+        for dtype, factor in ((torch.float32, 3000.0), (torch.bfloat16, 20.0)):
+            whole = a_gpt(SHAPE).to(dtype)
+            cut = a_gpt(SHAPE).to(dtype)
+            for network in (whole, cut):
+                network.norm.weight.data *= factor
+            logits = whole(tokens).flatten(0, 1).float()
+            loss = tensor_parallel.cut(cut)(tokens, targets)
+            found.append((loss.item(), loss.dtype))
+            found.append(F.cross_entropy(logits, targets.flatten()).item())
+        return found
+
+
+def test_huge_logits_do_not_overflow_and_16_bits_have_a_loss_in_32():
+    (large, _), whole, (small, dtype), half = launch(losses_of_extremes, nproc=2)[0]
+    assert large == pytest.approx(whole, rel=1e-4) and whole > 500
+    assert dtype == torch.float32 and small == pytest.approx(half, rel=3e-3)
 
 
 @pytest.mark.parametrize(
@@ -552,7 +627,7 @@ def test_the_program_trains_as_one_process_and_saves_the_whole_model(
         (
             ["--tensor", "3", "--sequence", "--shape", "gpt2"],
             3,
-            "--tensor 3 does not divide the 1024 context of --shape gpt2",
+            "--tensor 3 does not divide the 1024 tokens of --shape gpt2",
         ),
     ],
 )

@@ -57,8 +57,11 @@ def parallelize(network, mesh, sequence=True):
     """Cut a GPT for the ranks of a mesh of one dimension, in place, and return it.
 
     Without `sequence`, norms and positions stay plain tensors, which nn.utils refuses
-    to clip together with the others.
+    to clip together with the others. Raises ValueError with dropout: the plan hands out
+    plain tensors, whose masks do not follow a placement.
     """
+    if network.dropout.p:
+        raise ValueError("a GPT with dropout is not cut here")
     for block in network.blocks:
         block.attention.query_key_value = Separate(block.attention.query_key_value)
         parallelize_module(block, mesh, plan(sequence))
@@ -90,8 +93,13 @@ def shard_over_data(network, mesh):
 def loss_of(network, tokens, targets):
     """The mean cross entropy, of logits that stay cut. Call it, and backward, within
     `loss_parallel()`.
+
+    Where the vocabulary is no multiple of 128, GPT's head pads its matrix, and torch
+    gathers it for that: see gpt.Head.
     """
-    return F.cross_entropy(network(tokens).flatten(0, 1), targets.flatten())
+    logits = network(tokens)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def full(value):

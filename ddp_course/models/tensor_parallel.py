@@ -73,8 +73,8 @@ def passages(group, sequence=False):
 def own_part(parameter, dimension, places):
     """A parameter with some rows (dimension 0) or columns (1) of another one.
 
-    places: their numbers, int64 (some,). Its attribute `cut` has all three, so that the
-    whole can be put together again.
+    places: their numbers, int64 (some,). Its attribute `cut` has both and the shape of
+    the whole, which can then be put together again. A deepcopy does not have it.
     """
     part = nn.Parameter(parameter.detach().index_select(dimension, places))
     part.cut = dimension, places, parameter.shape
@@ -149,8 +149,9 @@ class VocabularyLoss(torch.autograd.Function):
     """The mean cross entropy, in nats, of logits whose columns the ranks share.
 
     logits: float (batch, tokens, some of the vocabulary); targets: int64 (batch,
-    tokens). Three numbers per token are sent: the highest logit, the sum of the
-    exponentials, and the target's logit. Backward sends nothing.
+    tokens), all of them in the vocabulary: -100 is not left out. Three numbers per
+    token are sent: the highest logit, the sum of the exponentials, and the target's
+    logit. Backward sends nothing.
     """
 
     @staticmethod
