@@ -100,6 +100,29 @@ EQUIVALENT = {
         "30: 0: one less": "the layer's first weight is replaced",
     },
     "17 clip_gradients": {"10: norm + 1e-06: another operator": "a millionth more or less is within what is allowed"},
+    "18 schedule": {
+        "6: 0: one more": "a step may begin in any slot",
+        "6: 0: one less": "a step may begin in any slot",
+        "7: 0: one more": "a step may begin in any slot",
+        "7: 0: one less": "a step may begin in any slot",
+        "16: free[rank] > slot: another comparison": "all ranks begin a slot later, which changes no list",
+        "19: 2: one more": "the lists are the same with a longer backward",
+        "19: 2: one less": "the lists are the same with a shorter backward",
+        "26: 1: one more": "the lists are as short with a longer forward",
+        "26: 1: one less": "the lists are as short where a forward takes no time",
+        "31: slot + length: another operator": "the lists are as short where nothing takes time",
+        "32: 1: one more": "the lists are as short in steps of two slots",
+    },
+    "18 balance": {
+        "4: 0: one more": "only differences of these sums are used",
+        "4: 0: one less": "only differences of these sums are used",
+        "11: 0: one more": "each stage takes one or more",
+        "11: 0: one less": "each stage takes more than nothing",
+        "13: 0: one more": "what does not fit has no cut",
+        "13: 0: one less": "what does not fit has no cut",
+        "14: 1: one less": "no layers have no last stage",
+    },
+    "18 tied_gradients": {"27: 0: one less": "the last copy has the gradient of the first one"},
 }  # fmt: skip
 
 NAN = """

@@ -1,0 +1,63 @@
+"""Question 2: layers on stages, as fast as possible, where each stage has to fit."""
+
+from ddp_course.checks.claims import hold
+from ddp_course.checks.ex18.placing_claims import best, claims, smallest_memory
+from ddp_course.checks.functions import as_plain
+from ddp_course.judge.answer import trying
+from ddp_course.judge.question import question
+
+ALIKE = (1, 1, 1)
+SIMPLE = [  # layers, ranks, memory
+    ([ALIKE] * 6, 3, 100),
+    ([(4, 1, 1), *[ALIKE] * 7, (6, 1, 1)], 4, 100),
+    ([(2, 3, 1), (5, 2, 2)], 1, 9),
+    ([ALIKE] * 4, 4, 100),
+    ([ALIKE] * 8, 2, 15),  # 4 layers keep 12 on rank 0, 5 keep 15
+    ([ALIKE] * 9, 3, 11),  # 2 layers on rank 0, 3 on rank 1: the last one has to take 4
+    ([(2, 3, 1), (5, 2, 2)], 1, 7),  # they hold 8
+    ([ALIKE] * 3, 4, 100),
+]
+
+
+def observe_places(balance, cases):
+    seen = []
+    for layers, ranks, memory in cases:
+        with trying(f"balance({layers if len(layers) < 20 else '...'}, {ranks}, {memory})"):
+            try:
+                seen.append(as_plain(balance(list(layers), ranks, memory)))
+            except ValueError:
+                seen.append("ValueError")
+    return seen
+
+
+def drawn(draw, layers, ranks):
+    """Layers whose memory is so small that it matters for most of them."""
+    costs = [(draw.randrange(1, 20), draw.randrange(1, 9), draw.randrange(6)) for _ in range(layers)]
+    smallest = smallest_memory(costs, ranks)
+    more = [smallest // 10] if layers > 20 else [-1, 0, 1, smallest // 10, smallest // 4]
+    return costs, ranks, smallest + draw.choice(more)
+
+
+@question(
+    "Two things count: how long the slowest stage takes, and whether each stage fits. The first stages keep the activations "
+    "of most micro-batches, so they have to be smaller than the last ones. There are too many placements to try them all.",
+    "Ask for each number of layers j: how fast can the slowest of the first r stages be, if they have exactly the first j "
+    "layers? The answer for r + 1 stages follows from the answers for r: its last stage begins at some layer i. This is "
+    "dynamic programming.",
+    "fastest[j] = min over i < j of max(before[i], time of layers i to j - 1), for those i with which weights + (ranks - "
+    "rank) * activations <= memory; once for each rank. Begin with before = [0, inf, inf, ...]; keep the best i for each "
+    "rank and j, and go back from the last layer. Sums from the first layer on (itertools.accumulate) give the sum of any "
+    "layers by one subtraction. inf at the end: raise ValueError.",
+)
+def check_balance(answer, draw):
+    """Small and large models, drawn at random: the stages fit, and the slowest one is as
+    fast as possible.
+    """
+    cases = list(SIMPLE)
+    for _ in range(16):
+        layers = draw.randrange(4, 14)
+        cases.append(drawn(draw, layers, draw.randrange(2, min(layers, 6) + 1)))
+    cases.append(drawn(draw, 200, 16))
+    [seen] = answer.on_ranks(observe_places, cases, timeout=8)
+    for case, got in zip(cases, seen):
+        hold(claims(*case, got, best(*case)))
