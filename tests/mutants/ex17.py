@@ -580,7 +580,7 @@ def the_parameters(model, group):
         dist.all_reduce(value.data, group=group)
 
 
-@wrong("sum_gradients", "still what backward left")
+@wrong("sum_gradients", "the sum is not written back")
 def forgets_to_copy_back(model, group):
     found = chosen(model)
     if found:
@@ -2184,3 +2184,245 @@ def clips_at_one(parameters, max_norm):
     norm = norm_over_ranks(parameters)
     shorten(parameters, 1.0, norm)
     return norm
+
+
+# ---- large logits of both signs, and traffic outside the group ----
+
+OF_ALL_RANKS = "the largest logit of the token first, over all ranks of the group"
+
+
+@wrong("vocabulary_parallel_loss", "the MAX needs group=group, too")
+def the_largest_of_the_world(*args):
+    return shared(args, largest=lambda x, group: largest_of(x, None))
+
+
+@wrong("vocabulary_parallel_loss", "the MAX needs group=group, too")
+def the_largest_gathered_in_the_world(*args):
+    def largest(x, group):
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, x)
+        return torch.stack(parts).amax(0)
+
+    return shared(args, largest=largest)
+
+
+@wrong("vocabulary_parallel_loss", "each collective needs group=group, a barrier, too")
+def a_barrier_in_the_world(*args):
+    dist.barrier()
+    return shared(args)
+
+
+@wrong("vocabulary_parallel_loss", "each collective needs group=group, a barrier, too")
+def objects_through_the_world(*args):
+    dist.all_gather_object([None] * dist.get_world_size(), 1)
+    return shared(args)
+
+
+@wrong("vocabulary_parallel_loss", OF_ALL_RANKS)
+def one_largest_for_all_tokens(*args):
+    return shared(args, largest=lambda x, group: largest_of(x.max(), group).expand(len(x)))
+
+
+@wrong("vocabulary_parallel_loss", OF_ALL_RANKS)
+def one_largest_and_no_zero(*args):
+    return shared(
+        args,
+        largest=lambda x, group: largest_of(x.max(), group).expand(len(x)),
+        total=lambda x, group: summed(x, group).clamp(min=1e-300),
+    )
+
+
+@wrong("vocabulary_parallel_loss", OF_ALL_RANKS)
+def shifts_by_a_mean(logits, *rest):
+    def largest(x, group):
+        return summed(logits.detach().mean(1), group) / dist.get_world_size(group)
+
+    return shared((logits, *rest), largest=largest)
+
+
+@wrong("vocabulary_parallel_loss", OF_ALL_RANKS)
+def shifts_by_the_first_rank(*args):
+    def largest(x, group):
+        x = x.clone()
+        dist.broadcast(x, dist.get_global_rank(group, 0), group=group)
+        return x
+
+    return shared(args, largest=largest)
+
+
+class SoftmaxInPlace(torch.autograd.Function):
+    """Makes the softmax in the memory of the logits, in backward."""
+
+    @staticmethod
+    def forward(ctx, logits, targets, first, group):
+        largest = largest_of(logits.max(1).values, group)
+        log_sum = largest + summed((logits - largest[:, None]).exp().sum(1), group).log()
+        here, place, chosen = looked_up(logits, targets, first)
+        counted = (targets != -100).double()
+        ctx.kept = logits, log_sum, here, place, counted / counted.sum().clamp(min=1)
+        return ((log_sum - summed(chosen, group)) * ctx.kept[-1]).sum()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        logits, log_sum, here, place, share = ctx.kept
+        softmax = logits.detach().sub_(log_sum[:, None]).exp_()
+        softmax[torch.arange(len(place)), place] -= here.double()
+        return softmax * share[:, None] * gradient, None, None, None
+
+
+@wrong("vocabulary_parallel_loss", "also in backward")
+def changes_the_logits_in_backward(*args):
+    return SoftmaxInPlace.apply(*args)
+
+
+kept_for = {}
+
+
+@wrong("vocabulary_parallel_loss", "each loss keeps its own numbers for backward")
+def keeps_it_once_for_each_logits(logits, *rest):
+    """A second loss of the same logits finds nothing left."""
+
+    def keep(x, *_):
+        kept_for[logits.data_ptr()] = x
+        return x
+
+    def back(gradient, kept, group):
+        return gradient * kept_for.pop(logits.data_ptr(), torch.zeros_like(kept))
+
+    return shared((logits, *rest), of_logits=keep, backward=back)
+
+
+# ---- a third block, and a sum that is lost ----
+
+
+@wrong("sum_gradients", "still what backward left")
+def of_two_blocks_only(model, group):
+    sum_flat(chosen(model, besides=[f"blocks.{number}." for number in range(2, 9)]), group)
+
+
+@wrong("sum_gradients", "the sum is not written back")
+def written_into_copies(model, group):
+    copies = [value.grad.flatten().clone() for value in chosen(model)]
+    if copies:
+        flat = torch.cat(copies)
+        dist.all_reduce(flat, group=group)
+        for one, part in zip(copies, flat.split([len(one) for one in copies])):
+            one.copy_(part)
+
+
+# ---- runs that share a stream, and streams that overlap ----
+
+OTHER_RUN = "runs with different seeds must not share a stream"
+MOVED = "one stream is another one, moved forward"
+
+
+def numbered(number):
+    """States whose streams have number(seed, data rank, k): k is 0 for the replicated
+    region, and 1 + the tensor rank for the sharded one.
+    """
+
+    class Numbered(States):
+        def of_replicated(self, seed, data_rank, tensor_rank):
+            return number(seed, data_rank, 0)
+
+        def of_sharded(self, seed, data_rank, tensor_rank):
+            return number(seed, data_rank, 1 + tensor_rank)
+
+    return Numbered
+
+
+def offset_by(many):
+    """The replicated streams first, then the sharded ones."""
+    return numbered(lambda s, d, k: s * 64 + d if k == 0 else many + (s * 64 + d) * 8 + k - 1)
+
+
+def named(name, kind):
+    kind.__name__ = name
+    return kind
+
+
+right("dropout_states")(named("RightAfterTheReplicatedOnes", offset_by(64_000_000)))
+right("dropout_states")(
+    named("TimesAnOddNumber", numbered(lambda s, d, k: ((s * 64 + d) * 9 + k) * 2654435761 % 2**32))
+)
+for kind in [
+    named("TenMillionApart", offset_by(10_000_000)),
+    named("FiftyMillionApart", offset_by(50_000_000)),
+    named("SteppedByFiftyMillion", numbered(lambda s, d, k: s * 64 + d + 50_000_000 * k)),
+    named("MoreThan32Bits", numbered(lambda s, d, k: s * 2**14 + d * 16 + k)),
+    named(
+        "XorOfTheSharded", numbered(lambda s, d, k: (s * 64 + d) * 8 if k == 0 else ((s * 64 + d) * 8 + k - 1) ^ 0x5555)
+    ),
+    named("XorOfShiftedRanks", numbered(lambda s, d, k: s ^ (d << 16) ^ (k << 22))),
+    named("AHundredThousandPerDataRank", numbered(lambda s, d, k: s + 100_000 * d + 10_000_000 * k)),
+]:
+    wrong("dropout_states", OTHER_RUN)(kind)
+wrong("dropout_states", f"{OTHER_RUN}|a plain sum is not")(
+    named("Product", numbered(lambda s, d, k: s * (d + 1) if k == 0 else s * (d + 1) * 1000 + k))
+)
+
+
+class Ahead(States):
+    """The sharded streams are parts of the replicated one."""
+
+    many = 1000
+
+    def __init__(self, seed, data_rank, tensor_rank):
+        torch.manual_seed(seed * 64 + data_rank)
+        outside = torch.get_rng_state()
+        torch.rand(self.many * (1 + tensor_rank))
+        self.state = torch.get_rng_state()
+        torch.set_rng_state(outside)
+
+
+@wrong("dropout_states", MOVED)
+class AThousandAhead(Ahead):
+    pass
+
+
+@wrong("dropout_states", MOVED)
+class OneAhead(Ahead):
+    many = 1
+
+
+@wrong("dropout_states", "__init__ must seed the default generator")
+class NeverSeeded(States):
+    def __init__(self, *three):
+        before = torch.get_rng_state()
+        super().__init__(*three)
+        torch.set_rng_state(before)
+
+
+@wrong("dropout_states", "__init__ must seed the default generator")
+class SeededByTheFirstBlock(States):
+    def __init__(self, *three):
+        before = torch.get_rng_state()
+        super().__init__(*three)
+        self.replicated = torch.get_rng_state()
+        torch.set_rng_state(before)
+
+    @contextmanager
+    def sharded(self):
+        if self.replicated is not None:
+            torch.set_rng_state(self.replicated)
+            self.replicated = None
+        with super().sharded():
+            yield
+
+
+@wrong("tensor_parallel_block", "rank and size of the given group")
+class RankModuloTheSize(Repaired):
+    """Right in the groups [0, 1] and [2, 3]."""
+
+    def place(self, group):
+        n = dist.get_world_size(group)
+        return dist.get_rank() % n, n
+
+
+@wrong("tensor_parallel_block", "rank and size of the given group")
+class RankOverTheSize(Repaired):
+    """Right in the groups [0, 2] and [1, 3]."""
+
+    def place(self, group):
+        n = dist.get_world_size(group)
+        return (dist.get_rank() // n if n < dist.get_world_size() else dist.get_rank()), n

@@ -60,12 +60,13 @@ def check_tensor_parallel_block(answer, draw):
     """Output and gradients are those of the whole block, with two all-reduces in forward
     and two in backward.
     """
-    pairs = draw.choice([[[0, 1], [2, 3]], [[0, 2], [1, 3]]])
-    for n, groups in [(draw.choice([2, 3]), None), (4, pairs)]:
+    # in one a rank's place is rank % 2, in the other it is rank // 2
+    pairs = [[[0, 1], [2, 3]], [[0, 2], [1, 3]]]
+    for n, groups in [(draw.choice([2, 3]), []), (4, pairs)]:
         cases = []
-        for group in [whole_world(n), groups]:
+        for group in [whole_world(n), *groups]:
             case = {"groups": group, "width": HEADS * draw.choice([2, 3]), "tokens": draw.randrange(4, 8)}
-            cases += [] if group is None else [case | {"seed": draw.randrange(10**6)}]
+            cases.append(case | {"seed": draw.randrange(10**6)})
         of_ranks = answer.on_ranks(observe_blocks, cases, nproc=n, timeout=10)
         for number, case in enumerate(cases):
             on_every_rank(partial(claims, case), [seen[number] for seen in of_ranks])

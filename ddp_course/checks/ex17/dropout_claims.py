@@ -13,8 +13,9 @@ def claims(words, shape, rank, of_ranks):
     def other(what, got, ones, cause):
         return Claim(name + what, got in ones, False, cause, told="another mask", shown=f"the same mask, {got[:24]}...")
 
-    yield same("the first mask of a second run with this seed", seen["without"][0], seen["before"],
-               "__init__ must set the default generator from its arguments alone: then a run can be repeated")  # fmt: skip
+    yield same("the first mask of a second run with this seed, with other numbers drawn before", seen["without"][0],
+               seen["before"], "__init__ must seed the default generator, from its arguments alone: what was drawn before "
+               "must not matter, so that a run can be repeated")  # fmt: skip
     leader = of_ranks[data * shape[1]]
     yield same("the first mask of the replicated region", seen["before"], leader["before"],
                "in the replicated region, all tensor ranks of a data rank need the same mask: its seed must not depend on "

@@ -1,10 +1,21 @@
 """What question 2 claims of the gradients on a rank, and of what was sent."""
 
-from ddp_course.checks.claims import Between, Claim, OneOf
+from ddp_course.checks.claims import Between, Claim, OneOf, agree
 from ddp_course.checks.ex17.gradient_cases import cut, described
 from ddp_course.checks.ex17.gradient_causes import in_part, otherwise_of, reason
 
 SIZE = 8  # bytes of a number in float64
+
+NOT_WRITTEN = (
+    "an all-reduce was seen, and no gradient has changed: the sum is not written back. flatten and cat may make copies, so "
+    "copy the parts of the sum to the gradients"
+)
+
+
+def not_written(seen):
+    """Whether something was summed, and all gradients are what they were."""
+    same = (agree(seen["after"][name], own, digits=15) for name, own in seen["before"].items() if own is not None)
+    return any(name.startswith("allreduce") for name in seen["names"]) and all(same)
 
 
 def claims(case, wanted, rank, of_ranks):
@@ -28,6 +39,7 @@ def claims(case, wanted, rank, of_ranks):
         everybody = sum(seen["before"][name] for seen in of_ranks)
         mistakes = [
             (expected, "some digits are lost: keep the dtype of the gradients, float64 here"),
+            (own if partly and not_written(seen) else None, NOT_WRITTEN),
             (own, f"this is still what backward left: {reason(name)}"),
             (total / n, "this is a mean: each rank has a part of the sum, so add them up and do not divide"
              if partly else reason(name)),

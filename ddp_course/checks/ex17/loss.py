@@ -5,11 +5,10 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from ddp_course.checks.checked_watch import CheckedWatch
 from ddp_course.checks.claims import on_every_rank
 from ddp_course.checks.ex17.loss_cases import columns, described, made
 from ddp_course.checks.ex17.loss_claims import claims
-from ddp_course.checks.ex17.meshes import given, group_of, names_in, whole_world
+from ddp_course.checks.ex17.meshes import GroupWatch, given, group_of, names_in, outside, whole_world
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.ranks.environment import process_group
@@ -17,37 +16,44 @@ from ddp_course.ranks.environment import process_group
 
 def observe_losses(answer, cases):
     """The loss of each case on this rank, its gradient, and what is sent. Another loss is
-    computed between forward and backward.
+    computed between forward and backward: of other logits, or `twice` of the same.
     """
     seen = []
     with process_group(timeout=5) as (rank, n):
         for case in cases:
             group, place, number = group_of(case["groups"])
+            ranks = case["groups"][number]
             dist.barrier()
             tries = []
             for further in (0, 10):
-                logits, targets = made(case, number + further)
-                own = logits[:, columns(case, place)].clone().requires_grad_()
-                before = own.detach().clone(), targets.clone()
-                with trying(described(case)), CheckedWatch() as forward:
+                if further == 0 or not case["twice"]:
+                    logits, targets = made(case, number + further)
+                    own = logits[:, columns(case, place)].clone().requires_grad_()
+                    before = own.detach().clone(), targets.clone()
+                with trying(described(case)), GroupWatch() as forward:
                     loss = answer(own, targets, columns(case, place).start, group)
-                tries.append({"loss": loss, "own": own, "log": forward.log})
-                tries[-1]["changed"] = [
-                    name for name, old, new in zip(("logits", "targets"), before, (own, targets))
-                    if not torch.equal(old, new.detach())
-                ]  # fmt: skip
+                tensors = [*zip(("logits", "targets"), before, (own, targets))]
+                tries.append({"value": loss, "own": own, "tensors": tensors, "changed": changed(tensors)})
+                log = forward.log
+                tries[-1] |= {"forward": given(log, len(ranks)), "names": names_in(log), "outside": outside(log, ranks)}
             for one in tries:
-                loss = one.pop("loss")
-                one["value"] = loss
-                with trying(f"backward of {described(case)}"), CheckedWatch() as backward:
+                own, loss = one.pop("own"), one["value"]
+                own.grad = None
+                with trying(f"backward of {described(case)}"), GroupWatch() as backward:
                     if isinstance(loss, torch.Tensor) and loss.requires_grad and loss.numel() == 1:
                         (case["factor"] * loss).backward()
-                one["gradient"], size = one.pop("own").grad, len(case["groups"][0])
-                log = one.pop("log")
-                one |= {"forward": given(log, size), "names": names_in(log), "backward": names_in(backward.log)}
-            seen.append(tries[0])
+                one |= {"gradient": own.grad, "backward": names_in(backward.log)}
+                one["outside"] += outside(backward.log, ranks)
+                one["changed_in_backward"] = changed(one.pop("tensors"))
+                if one["changed_in_backward"]:
+                    break  # what comes next may raise an error that says less
+            seen.append(tries[0] | {"second": tries[1].get("gradient")})
             dist.barrier()
     return seen
+
+
+def changed(tensors):
+    return [name for name, old, new in tensors if not torch.equal(old, new.detach())]
 
 
 @question(
@@ -69,7 +75,7 @@ def check_vocabulary_parallel_loss(answer, draw):
     """
     pairs = draw.choice([[[0, 1], [2, 3]], [[0, 2], [1, 3]]])
     few = draw.choice([2, 3])
-    for n, groups in [(few, [whole_world(few)] * 5), (4, [whole_world(4), pairs])]:
+    for n, groups in [(few, [whole_world(few)] * 7), (4, [whole_world(4), pairs])]:
         cases = []
         for place, group in enumerate(groups):
             # the first is the easiest, where it is easiest to say what is wrong
@@ -78,8 +84,9 @@ def check_vocabulary_parallel_loss(answer, draw):
             case["widths"] = widths if place or n == 4 else [draw.randrange(6, 9)] * n
             if place == 1:
                 case["widths"][draw.randrange(len(widths))] = 1
-            case["around"] = [0, 0, 1e4, -1e4, 0][place]
-            case["ignored"] = ["none", "some", "some", "all but one", "all"][place] if n < 4 else "some"
+            case["around"] = [0, 0, 1e4, -1e4, 0, "tokens", "ranks"][place] if n < 4 else [0, "groups"][place]
+            ignored = ["none", "some", "some", "all but one", "all", "some", "some"]
+            case["ignored"], case["twice"] = ignored[place] if n < 4 else "some", place == 2
             case["factor"] = draw.choice([0.25, 3.0]) if place or n == 4 else 1.0
             cases.append(case)
         of_ranks = answer.on_ranks(observe_losses, cases, nproc=n, timeout=10)

@@ -46,8 +46,11 @@ def otherwise_of_loss(case, got):
         return "return one number, of shape (), the mean over the tokens"
     if not got.isfinite() and case["ignored"] == "all":
         return "no token counts, so the sum is 0: divide it by 1, and not by 0"
-    if not got.isfinite() and case["around"]:
-        return "exp of such a logit is inf, or all are 0: subtract the largest logit of the token first, over all ranks"
+    if case["around"] and (not got.isfinite() or case["around"] in ("tokens", "ranks")):
+        return (
+            "exp of such a logit is inf, or all are 0: subtract the largest logit of the token first, over all ranks of the "
+            "group: not that of other tokens, of other groups, or of one rank"
+        ) + (", so the MAX needs group=group, too" if len(case["groups"]) > 1 else "")
     if len(case["groups"]) > 1:
         return f"is every collective in the given group, with group=group? {TOKEN}"
     return TOKEN

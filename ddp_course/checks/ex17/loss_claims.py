@@ -32,6 +32,21 @@ def claims(case, rank, of_ranks):
     yield Claim(
         f"{words}: what the function changes", seen["changed"], [], "leave logits and targets as they are: copy first",
     )  # fmt: skip
+    yield Claim(
+        f"{words}: what backward changes", seen["changed_in_backward"], [],
+        "leave logits and targets as they are, also in backward: detach() and .data are no copies",
+    )  # fmt: skip
+    if case["twice"]:
+        yield Claim(
+            f"{words}, two losses of the same logits before the first backward: the gradient of the second", seen["second"],
+            expected, "each loss keeps its own numbers for backward: in ctx, and not in a tensor that the two share",
+            scale=scale,
+        )  # fmt: skip
+    yield Claim(
+        f"{words}: communication outside the group", seen["outside"], [],
+        "all communication is inside the given group: each collective needs group=group, a barrier, too",
+        told="none", shown=", ".join(seen["outside"]),
+    )  # fmt: skip
     most = 3 * case["tokens"] * SIZE
     yield Claim(
         f"{words}: bytes that a rank gives to collectives in forward", seen["forward"], Between(0, most + ROOM),
