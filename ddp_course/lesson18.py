@@ -72,8 +72,13 @@ def arguments(argv=()):
     parser = runs.parser(__file__, __doc__, **about)
     parser.set_defaults(epochs=1, batch_size=8)
     flag, count = parser.add_argument, {"type": runs.count}
-    flag("--schedule", choices=list(PLANS), default="1f1b", help="what when (1f1b)")
-    flag("--replicas", **count, default=1, help="pipelines beside each other (1)")
+    flag(
+        "--schedule",
+        choices=list(PLANS),
+        default="1f1b",
+        help="the order of the work (1f1b)",
+    )
+    flag("--replicas", **count, default=1, help="of the pipeline, with other texts (1)")
     flag("--accumulate", **count, default=4, help="micro-batches per update (4)")
     flag("--shape", choices=list(SHAPES), default="small", help="of the model (small)")
     flag("--learning-rate", type=runs.number, default=1e-3, help="of AdamW (1e-3)")
@@ -144,7 +149,8 @@ def prepare(args, rank, world_size, device):
 
 def train(run):
     log, args, optimizer = run.log, run.args, run.optimizer
-    log.info(f"{args.schedule}: {idle(play(run.plan)):.0%} of each step is the bubble")
+    bubble = f"{idle(play(run.plan)):.0%} of each step is the bubble"
+    log.info(f"{args.schedule}: {bubble}, if stages are equal")
     for epoch in range(args.epochs):
         run.loader.sampler.set_epoch(epoch)
         begin = time.perf_counter()

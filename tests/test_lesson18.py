@@ -201,6 +201,14 @@ def by_hand(plans_by_name, m, replicas=1, channels=False):
             parts = pipeline.place(whole(), owners)
             ways = pipeline.channels_of(owners) if channels else ()
             pipe = pipeline.Pipeline(parts, owners, SHAPE["width"], channels=ways)
+            if channels:
+                pipe.tag = lambda *_: 0
+                borders = {s for s in range(max(owners)) if owners[s] != owners[s + 1]}
+                own = {s for s in borders if rank in (owners[s], owners[s + 1])}
+                both = {(s, s + 1) for s in own} | {(s + 1, s) for s in own}
+                assert set(ways) == both and len(set(map(id, ways.values()))) == len(
+                    both
+                )
             losses = pipe.run(plan[column], *mine)
             pipeline.Shared(parts, owners, across).gradients()
             group = mesh.get_group("stage")
@@ -404,11 +412,76 @@ def test_with_any_schedule_the_program_trains_as_ddp_in_one_process(tmp_path):
 
 
 def test_two_replicas_of_two_stages_train_as_ddp_on_two_ranks(tmp_path):
-    ddp = ["--sharding", "ddp", "--accumulate", "2"]
-    expected, _ = run(tmp_path / "ddp", *ddp, lesson=lesson12)
-    results = run(tmp_path, "--accumulate", "2", "--replicas", "2", nproc=4)
+    flags = ["--accumulate", "2", "--epochs", "2", "--seed", "3"]
+    expected, _ = run(tmp_path / "ddp", "--sharding", "ddp", *flags, lesson=lesson12)
+    results = run(tmp_path, *flags, "--replicas", "2", nproc=4)
     assert [r["samples_per_update"] for r in results] == [16] * 4
     assert_trained_alike(results, expected)
+
+
+def kept_in_an_update(folder, names):
+    """For each schedule: what this rank has kept at most, what it is to keep, and the
+    learning rate and the width of its model.
+    """
+    found = []
+    with process_group() as (rank, ranks):
+        for name in names:
+            flags = ["--schedule", name, "--accumulate", "8", "--shape", "medium"]
+            flags += ["--learning-rate", "0.25", "--out", folder, *FLAGS]
+            flags += ["--batch-size", "1", "--train-samples", "8"]
+            run = lesson18.prepare(lesson18.arguments(flags), rank, ranks, CPU)
+            batches = list(run.loader)
+            how = run.shared, run.actions, batches, run.optimizer, CPU
+            lesson18.update(run.pipe, *how)
+            most, rate = run.pipe.most, run.optimizer.param_groups[0]["lr"]
+            lesson18.evaluate(run.pipe, run.held_out, CPU)
+            expected = plans.kept_at_most(plans.PLANS[name](ranks, 8)[rank])
+            width = run.pipe.width[0]
+            found.append((most, expected, run.pipe.most, rate, width))
+    return found
+
+
+def test_each_flag_of_the_program_does_what_it_says(tmp_path):
+    names = ["gpipe", "1f1b", "zb-h1"]
+    of_ranks = launch(kept_in_an_update, str(tmp_path), names, nproc=4, timeout=200)
+    for found in of_ranks:
+        for most, expected, when_evaluating, rate, width in found:
+            assert (most, when_evaluating) == (expected, 0)
+            assert (rate, width) == (0.25, 256)
+    kept = {tuple(of_rank[number][0] for of_rank in of_ranks) for number in range(3)}
+    assert kept == {(8, 8, 8, 8), (4, 3, 2, 1), (4, 4, 4, 4)}
+
+
+@pytest.mark.parametrize("samples, chunks", [(10, 4), (9, 4)])
+def test_micro_batches_of_several_sizes_are_refused(samples, chunks):
+    """Ten samples in four are 3, 3, 3 and 1, and nine are only three."""
+    actions = [("F", 0, i) for i in range(4)]
+    inputs = torch.zeros(samples, 6).chunk(chunks)
+    with pytest.raises(ValueError, match="4 micro-batches of one size are needed"):
+        pipeline.check_alike(actions, inputs)
+
+
+def with_a_frozen_block(name):
+    with process_group() as (rank, ranks):
+        network, plan = whole(), plans.PLANS[name](ranks, 4)
+        network.blocks[2].requires_grad_(False)
+        owners = pipeline.owners_of(plan)
+        parts = pipeline.place(network, owners)
+        pipe = pipeline.Pipeline(parts, owners, SHAPE["width"])
+        pipe.run(plan[rank], *[part.chunk(4) for part in batch_of(8)])
+        pipeline.Shared(parts, owners).gradients()
+        return [value.grad for value in pipeline.parameters(parts)]
+
+
+def test_a_frozen_block_gets_no_gradient_with_any_schedule():
+    of = {
+        name: launch(with_a_frozen_block, name, nproc=2) for name in ("1f1b", "zb-h1")
+    }
+    for found, expected in zip(of["zb-h1"], of["1f1b"]):
+        for one, other in zip(found, expected):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-15)
+    frozen = [[value is None for value in found] for found in of["zb-h1"]]
+    assert any(map(any, frozen)) and not all(map(all, frozen))
 
 
 @pytest.mark.parametrize(

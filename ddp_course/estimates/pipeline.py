@@ -48,7 +48,7 @@ def gpipe(ranks, micro_batches):
 
 
 def one_f_one_b(ranks, micro_batches):
-    """One forward, one backward, after as many forwards as there are stages to come."""
+    """One forward, one backward, after a forward for each stage from here on."""
     plan = []
     for rank in range(ranks):
         ahead = min(ranks - rank, micro_batches)

@@ -14,8 +14,8 @@ from ddp_course.models.stages import token_loss
 
 
 def cut(network, stages):
-    """A GPT as this many modules, one after the other, each with equally many blocks,
-    but for a rest. The first also embeds, the last also has the head.
+    """A GPT as this many modules, one after the other, each with the same number of
+    blocks, or one more. The first also embeds, the last also has the head.
 
     Raises UsageError for more stages than blocks.
     """
@@ -57,13 +57,15 @@ class Pipeline:
     def __init__(self, parts, owners, *width, loss=token_loss, channels=()):
         self.parts, self.owners, self.width, self.loss = parts, owners, width, loss
         self.channels, self.last = dict(channels), max(owners)
-        self.like = next(parameters(parts))  # of its dtype and device is what travels
+        self.like = next(parameters(parts))  # what travels has its dtype and device
 
     def run(self, actions, inputs, targets):
         """Do this rank's actions of a plan, with a list of micro-batches and one of
         their targets. Add to the gradients those of their mean loss; return the losses
-        of the micro-batches, on the rank of the last stage, else [].
+        of the micro-batches, on the rank of the last stage, else []. Raises ValueError
+        for micro-batches that differ in size: a mean of means needs equal ones.
         """
+        check_alike(actions, inputs)
         self.inputs, self.targets = inputs, targets
         self.kept, self.here, self.sent, losses = {}, {}, [], []
         self.most = 0
@@ -111,7 +113,7 @@ class Pipeline:
 
     def weight_gradients(self, stage, i, _):
         y, gradient = self.kept.pop((stage, i))
-        weights = list(self.parts[stage].parameters())
+        weights = [w for w in self.parts[stage].parameters() if w.requires_grad]
         for weight, more in zip(weights, torch.autograd.grad(y, weights, gradient)):
             weight.grad = more if weight.grad is None else weight.grad + more
 
@@ -149,6 +151,14 @@ class Pipeline:
         return 2 * (stage * len(self.inputs) + i) + (kind == "F")
 
 
+def check_alike(actions, inputs):
+    sizes = [tuple(each.shape) for each in inputs]
+    expected = 1 + max((i for *_, i in actions), default=-1)
+    if len(sizes) != expected or len(set(sizes)) > 1:
+        found = f"{expected} micro-batches of one size are needed, not {sizes}"
+        raise ValueError(found)
+
+
 # ---- what else ranks share ----
 
 
@@ -162,7 +172,7 @@ class Shared:
     the last one, and gradients, with the ranks of other replicas that have the same
     stages.
 
-    replicas: their group, or None for a single replica. All ranks make it together.
+    replicas: their group, or None for a single replica. All ranks create it together.
     """
 
     def __init__(self, parts, owners, replicas=None):
