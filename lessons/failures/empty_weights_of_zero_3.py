@@ -8,7 +8,7 @@ Text:   ValueError: Trying to set a tensor of shape torch.Size([0]) in "weight" 
 Cause:  The checkpoint was saved while ZeRO-3 held the weights in parts: outside of forward and backward
         each parameter is empty, and `model.state_dict()` or `model.save_pretrained(...)` on one rank
         wrote these. The weights are not in that file.
-Which:  `torch.Size([0])` is what is set: this page. If the *model's* shape is `torch.Size([0])`, a
+Which:  `torch.Size([0])` is what is set: this page. If the shape in the model is `torch.Size([0])`, a
         checkpoint is loaded into a model that ZeRO-3 has already divided. If both are whole, the file
         belongs to another configuration, or to another vocabulary.
 Fix:    If the folder has `zero_to_fp32.py` and a `global_step...`, run that script: it puts the weights
