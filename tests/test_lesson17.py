@@ -3,6 +3,7 @@ process; what it sends and keeps is what the formulas say; mistakes are found.
 """
 
 import json
+import warnings
 from functools import partial
 
 import pytest
@@ -14,10 +15,10 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.nn.functional import all_reduce
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils.checkpoint import checkpoint
 
 from ddp_course import UsageError, lesson10, lesson17
 from ddp_course.estimates import memory
@@ -138,6 +139,13 @@ def own_tokens_not_zero(network):
     embedding.forward = forward
 
 
+def recorded_all_reduce(network):
+    """torch's differentiable all_reduce, which sums in backward as well."""
+    warnings.simplefilter("ignore", FutureWarning)
+    for block in network.blocks:
+        block.mlp.contract.leave = all_reduce
+
+
 @pytest.mark.parametrize(
     "fault",
     [
@@ -145,6 +153,7 @@ def own_tokens_not_zero(network):
         no_sum_in_backward,
         neighbouring_rows,
         own_tokens_not_zero,
+        recorded_all_reduce,
     ],
     ids=lambda fault: fault.__name__,
 )
@@ -185,9 +194,11 @@ def test_fresh_biases_hide_that_they_are_added_n_times():
     assert right == wrong
 
 
-def sent(sequence):
+def sent(sequence, again=False):
     with process_group():
         network = tensor_parallel.cut(a_gpt(SHAPE), sequence=sequence)
+        if again:
+            tensor_parallel.gather_again(network)
         [(tokens, targets)] = texts(SHAPE)
         step = lambda: network(tokens, targets).backward()
         return watch.count_collectives(step), watch.count_bytes(step)
@@ -207,6 +218,9 @@ def test_the_bytes_of_a_step_are_the_formulas(ranks):
     assert calls == {"allgather": passages, "reduce_scatter": passages, "allreduce": 3}
     assert shared["allgather"] == shared["reduce_scatter"] == passages * ACTIVATIONS
     assert shared["allreduce"] == OF_THE_LOSS
+    calls, _ = launch(sent, True, True, nproc=ranks)[0]
+    assert calls["allgather"] == passages + 2 * SHAPE["layers"]
+    assert calls["reduce_scatter"] == passages
 
 
 def kept_by_a_block(sequence, again):
@@ -216,11 +230,8 @@ def kept_by_a_block(sequence, again):
         for layers in (1, 3):
             network = GPT(**shape | {"layers": layers})
             network = tensor_parallel.cut(network, sequence=sequence)
-            for block in network.blocks if again else []:
-                for layer in (block.attention.query_key_value, block.mlp.expand):
-                    layer.forward = partial(
-                        checkpoint, layer.forward, use_reentrant=False
-                    )
+            if again:
+                tensor_parallel.gather_again(network)
             [(tokens, targets)] = texts(shape)
             with watch.memory_timeline() as timeline:
                 loss = network(tokens, targets)
@@ -389,6 +400,26 @@ def differences_with_torch(sequence, fault=None):
         for name, value in dtensors.fused(found).items():
             off[name] = distance(value, gradients[name]) if name in gradients else 1.0
         return off, calls
+
+
+def summed_later():
+    """What clipping and AdamW send without FSDP, because gradients are Partial."""
+    with process_group() as (_, ranks):
+        mesh = init_device_mesh("cpu", (ranks,))
+        network = dtensors.parallelize(a_gpt(FOR_TORCH), mesh)
+        with dtensors.loss_parallel():
+            dtensors.loss_of(network, *texts(FOR_TORCH)[0]).backward()
+        placements = str(network.norm.weight.grad.placements)
+        clip = lambda: nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        step = torch.optim.AdamW(network.parameters()).step
+        return placements, *(
+            sum(watch.count_collectives(f).values()) for f in (clip, step)
+        )
+
+
+def test_without_fsdp_torch_sums_gradients_of_norms_where_they_are_used():
+    placements, clip, step = launch(summed_later, nproc=2)[0]
+    assert placements == "(Partial(sum),)" and clip > 5 and step > 5
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])

@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ddp_course import lesson12
 from ddp_course.estimates import memory, pipeline
-from ddp_course.models import six_ways, zero
+from ddp_course.models import six_ways, tensor_parallel, zero
 from ddp_course.models.gpt import GPT
 from ddp_course.models.master_weights import MasterAdamW
 from ddp_course.models.modern import ModernGPT
@@ -425,98 +425,10 @@ def test_what_a_layer_keeps_in_each_precision_is_the_formulas(precision):
 # ---- tensor ranks and pipeline stages, measured on 2 x 2 ranks ----
 
 
-class Summed(torch.autograd.Function):
-    """Add up over the tensor ranks, forward or backward."""
-
-    @staticmethod
-    def forward(ctx, x, group, forward):
-        ctx.group, x = None if forward else group, x.clone()
-        if forward:
-            dist.all_reduce(x, group=group)
-        return x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        gradient = gradient.clone()
-        if ctx.group:
-            dist.all_reduce(gradient, group=ctx.group)
-        return gradient, None, None
-
-
-def gathered(x, group):
-    """The tokens of both tensor ranks, (tokens, batch, width)."""
-    whole = x.new_empty(2 * len(x), *x.shape[1:])
-    dist.all_gather_into_tensor(whole, x.contiguous(), group=group)
-    return whole
-
-
-def scattered(x, group):
-    own = x.new_empty(len(x) // 2, *x.shape[1:])
-    dist.reduce_scatter_tensor(own, x.contiguous(), group=group)
-    return own
-
-
-class Moved(torch.autograd.Function):
-    """Gather forward and scatter backward, or the other way round."""
-
-    @staticmethod
-    def forward(ctx, x, group, forward, backward):
-        ctx.backward, ctx.group = backward, group
-        return forward(x, group)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return ctx.backward(gradient, ctx.group), None, None, None
-
-
-class LinearOfGathered(torch.autograd.Function):
-    """A linear layer that gathers its input, and again in backward."""
-
-    @staticmethod
-    def forward(ctx, x, weight, bias, group):
-        ctx.save_for_backward(x, weight)
-        ctx.group = group
-        return nn.functional.linear(gathered(x, group), weight, bias)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        x, weight = ctx.saved_tensors
-        whole = gathered(x, ctx.group).flatten(0, 1)
-        flat = gradient.flatten(0, 1)
-        own = scattered(gradient @ weight, ctx.group)
-        return own, flat.T @ whole, flat.sum(0), None
-
-
-def cut_block(block, x, group, how):
-    """A block whose matrices two tensor ranks share. x: (tokens, batch, width)."""
-
-    def into(layer, x):
-        if how == "again":
-            return LinearOfGathered.apply(x, layer.weight, layer.bias, group)
-        if how == "sequence":
-            return layer(Moved.apply(x, group, gathered, scattered))
-        return layer(Summed.apply(x, group, False))
-
-    def out_of(layer, x):
-        if how == "tensor":
-            return Summed.apply(layer(x), group, True)
-        return Moved.apply(layer(x), group, scattered, gathered)
-
-    attention, mlp = block.attention, block.mlp
-    parts = into(attention.query_key_value, block.norm1(x)).chunk(3, -1)
-    heads = (part.unflatten(-1, (-1, attention.head_width)) for part in parts)
-    mixed = attention.attend(*(part.permute(1, 2, 0, 3) for part in heads))
-    mixed = mixed.permute(2, 0, 1, 3).flatten(-2)
-    x = x + out_of(attention.output, mixed)
-    hidden = nn.functional.gelu(into(mlp.expand, block.norm2(x)))
-    return x + out_of(mlp.contract, hidden)
-
-
-def run_1f1b(blocks, mesh, how, micro_batches=4, width=128):
+def run_1f1b(blocks, stage, how, micro_batches=4, width=128):
     """Train a step as one stage of two; the most bytes in use after a forward pass."""
-    stage, group = mesh.get_local_rank("pipeline"), mesh.get_group("tensor")
     peer = dist.get_rank() + (2 if stage == 0 else -2)
-    shape = (64 // (1 if how == "tensor" else 2), 4, width)
+    shape = (4, 64 // (1 if how == "tensor" else 2), width)
     flying, works, most = [], [], 0
 
     def forward():
@@ -525,7 +437,7 @@ def run_1f1b(blocks, mesh, how, micro_batches=4, width=128):
             dist.recv(x, peer)
         y = x.requires_grad_()
         for block in blocks:
-            y = cut_block(block, y, group, how)
+            y = block(y)
         flying.append((x, y))
         if stage == 0:
             works.append((y.detach(), dist.isend(y.detach(), peer)))
@@ -550,19 +462,22 @@ def run_1f1b(blocks, mesh, how, micro_batches=4, width=128):
     return most
 
 
-def kept_on_2_by_2(width=128):
+def kept_on_2_by_2():
     found = {}
     with process_group():
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pipeline", "tensor"))
         for how in ("tensor", "sequence", "again"):
             kept = []
             for layers in (1, 2):
-                blocks = GPT(**SHAPE | {"layers": layers}).blocks
-                for block in blocks:
-                    cut_in_parts(block, width, 2)
-                    for parameter in block.parameters():
-                        parameter.grad = torch.zeros_like(parameter)
-                kept.append(run_1f1b(blocks, mesh, how))
+                network = GPT(**SHAPE | {"layers": layers})
+                group, sequence = mesh.get_group("tensor"), how != "tensor"
+                network = tensor_parallel.cut(network, group, sequence)
+                if how == "again":
+                    tensor_parallel.gather_again(network)
+                for parameter in network.blocks.parameters():
+                    parameter.grad = torch.zeros_like(parameter)
+                stage = mesh.get_local_rank("pipeline")
+                kept.append(run_1f1b(network.blocks, stage, how))
             found[how] = kept[1] - kept[0]
     return found
 

@@ -7,10 +7,13 @@ between these layers: V. Korthikanti et al., "Reducing Activation Recomputation 
 Transformer Models", 2022. group: of the ranks that share the model; None: all ranks.
 """
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 # ---- what is sent: x is float (batch, tokens, width) ----
 
@@ -233,6 +236,16 @@ def cut(network, group=None, sequence=False):
         positions = network.position_embedding.weight
         network.position_embedding = OwnPositions(positions, group)
     return network
+
+
+def gather_again(network):
+    """With `sequence`: keep what comes before an all-gather, and gather again in
+    backward, as Megatron does. A checkpoint stops recomputing when backward has what it
+    needs, so no product is repeated.
+    """
+    for block in network.blocks:
+        for layer in (block.attention.query_key_value, block.mlp.expand):
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def is_cut(parameter):
