@@ -866,11 +866,6 @@ def another_collective(model, rank, data):
     dist.broadcast(torch.zeros(wide), group_src=0, group=data)
 
 
-def nan_gradient(model, rank, data):
-    if rank == 1:
-        model[1].weight.grad._local_tensor[0, 0] = float("nan")
-
-
 def all_of_them(model, optimizer, data, tensor, said):
     NanGuard(model, optimizer)
     DesyncDetector(model, optimizer, every=4, group=data)
