@@ -168,7 +168,8 @@ def check_finite(losses, before=0):
 
 
 RESULT = """
-    lesson world_size backend device method model data data_sha256 sharding stage
+    lesson world_size backend device method model data data_sha256 sharding
+    tokens_per_rank stage
     train_samples test_samples epochs batch_size updates samples_per_update parameters
     trained_parameters weight_bytes gradient_bytes optimizer_bytes learning_rate
     test_accuracy train_loss validation_loss bits_per_byte loss_before loss_after tokens seconds

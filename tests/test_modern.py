@@ -11,10 +11,11 @@ from ddp_course.models.modern import GroupedAttention, ModernGPT, SwiGLU, rotate
 def test_a_product_of_turned_vectors_depends_on_their_distance_only():
     torch.manual_seed(0)
     query, key = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
-    product = lambda at, before: (rotated(query, at) * rotated(key, before)).sum()
+    turned = lambda x, position: rotated(x, torch.tensor([position]))
+    product = lambda at, before: (turned(query, at) * turned(key, before)).sum()
     torch.testing.assert_close(product(9, 5), product(104, 100))
     assert abs(product(9, 5) - product(9, 6)) > 1e-3
-    torch.testing.assert_close(rotated(query, 7).norm(), query.norm())
+    torch.testing.assert_close(turned(query, 7).norm(), query.norm())
 
 
 def test_heads_of_a_group_share_keys_and_values():

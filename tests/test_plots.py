@@ -32,7 +32,7 @@ from tornado.websocket import websocket_connect
 from ddp_course import lesson02, lesson16
 from ddp_course.detectors.step_profile import StepProfile
 from ddp_course.estimates.pipeline import PLANS, schedule
-from ddp_course.models import tensor_parallel
+from ddp_course.models import context_parallel, tensor_parallel
 from ddp_course.models.gpt import GPT
 from ddp_course.notebook import plots
 from ddp_course.notebook.plots import (
@@ -40,6 +40,7 @@ from ddp_course.notebook.plots import (
     charts,
     display,
     drawing,
+    experts_film,
     film,
     pipeline_film,
     style,
@@ -166,6 +167,12 @@ def ring_messages(n, size=4000):
         for step in range(2 * (n - 1))
         for rank in range(n)
     ]
+
+
+def choices_of(n):
+    """Two of 2n experts for each of four tokens on each of n ranks."""
+    first = [[t * t + r for t in range(4)] for r in range(n)]
+    return [[[e % (2 * n), (e + 1) % (2 * n)] for e in of_rank] for of_rank in first]
 
 
 def all_to_all_messages(n):
@@ -356,6 +363,8 @@ OF_RANKS = {
     "fsdp": plots.fsdp,
     "tensor_parallel": plots.tensor_parallel,
     "sequence parallel": lambda n: plots.tensor_parallel(n, sequence=True),
+    "ring_attention": lambda n: plots.ring_attention(context_parallel.zigzag(4 * n, n)),
+    "experts": lambda n: plots.experts(choices_of(n), 2 * n),
     "sample_map": lambda n: plots.sample_map(
         {"padded": owners(n), "drop_last": owners(n, padded=False)}, "14 samples"
     ),
@@ -863,7 +872,14 @@ def test_colours_of_ranks_are_named_wherever_they_are_used():
 
 # ---- animations ----
 
-FILMS = ["ring, 3", "fsdp, 2", "tensor_parallel, 2", "pipeline_steps, 3"]
+FILMS = [
+    "ring, 3",
+    "fsdp, 2",
+    "tensor_parallel, 2",
+    "pipeline_steps, 3",
+    "ring_attention, 3",
+    "experts, 2",
+]
 
 
 @functools.cache
@@ -991,6 +1007,35 @@ def test_the_ranks_of_a_pipeline_show_what_the_schedule_has_them_do(name, kinds,
                 if abs(at - y) < 4 and abs(x + drawing.MARGIN - left) < 1
             ]
             assert now[-1] == (str(number), pipeline_film.COLORS[kind])
+
+
+def test_each_token_is_shown_at_the_experts_that_it_chose():
+    """On paper, and in the words: the experts' loads."""
+    moving, still = svgs_of(output_of("experts, 2"))
+    places = experts_film.Places(choices_of(2), 4)
+    middle = experts_film.TOKEN / 2
+    shown = [(text, x, y) for text, x, y, *_ in Sheet(still).texts]
+    for _, token, (x, y) in places.copies():
+        here = x + middle, y + middle
+        assert str(token) in [text for text, *at in shown if math.dist(at, here) < 2]
+    assert sum(places.loads) == 16 and places.loads == [2, 6, 6, 2]
+    assert "rank 0 get 2 and 6; those of rank 1 get 6 and 2" in moving
+
+
+def test_the_ring_shows_in_each_step_the_keys_of_a_rank_and_its_pairs():
+    ring, pairs = film_of("ring_attention, 3"), context_parallel.pairs("zigzag", 12, 3)
+    for step in range(3):
+        sheet = Sheet(ring.stills([2 * step + 0.5], 1, "").decode())
+        texts = [text for text, *_ in sheet.texts]
+        counts = [
+            int(text.split()[0]) for text in texts if re.match(r"\d+ pairs?$", text)
+        ]
+        assert counts == [of_rank[step] for of_rank in pairs]
+        assert f"step {step + 1}: at most {max(counts)} pairs" in texts
+        # the names of the cards and, in the order of the cards, whose keys they have
+        names = [text for text in texts if text.startswith("rank ")]
+        owners = [f"rank {(rank - step) % 3}" for rank in range(3)]
+        assert names == ["rank 0", "rank 1", "rank 2", *owners]
 
 
 # ---- animations in a browser, where there is one ----

@@ -7,18 +7,18 @@ from torch.nn import functional as F
 from ddp_course.models.gpt import GPT, Head
 
 
-def rotated(x, first=0, base=10_000.0):
+def rotated(x, positions, base=10_000.0):
     """Turn each pair of numbers by an angle that grows with the token's position.
 
-    x: float (batch, heads, tokens, head_width), queries or keys; first: the position of
-    the first token. The product of a query and a key then depends on the distance of
-    their positions only. J. Su et al., "RoFormer", 2021; pairs as in Llama's code:
-    number i and number i + head_width / 2.
+    x: float (batch, heads, tokens, head_width), queries or keys; positions: of its
+    tokens, int64 (tokens,). The product of a query and a key then depends on the
+    distance of their positions only. J. Su et al., "RoFormer", 2021; pairs as in
+    Llama's code: number i and number i + head_width / 2.
     """
-    tokens, half = x.shape[2], x.shape[3] // 2
+    half = x.shape[3] // 2
     options = {"device": x.device, "dtype": torch.promote_types(x.dtype, torch.float32)}
     speeds = base ** -(torch.arange(half, **options) / half)
-    angles = torch.arange(first, first + tokens, **options)[:, None] * speeds
+    angles = positions.to(**options)[:, None] * speeds
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
@@ -47,15 +47,22 @@ class GroupedAttention(nn.Module):
             layer(x).view(batch, tokens, -1, self.head_width).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
         )
-        first = cache.read if cache else 0
-        query, key = rotated(query, first), rotated(key, first)
+        positions = self.positions(cache.read if cache else 0, tokens, x.device)
+        query, key = rotated(query, positions), rotated(key, positions)
         if cache is not None:
             key, value = cache.extended(self, key, value)
-        mixed = F.scaled_dot_product_attention(
-            query, key, value, dropout_p=self.dropout if self.training else 0.0,
-            is_causal=tokens == key.shape[2], enable_gqa=True,
-        )  # fmt: skip
+        mixed = self.attend(query, key, value)
         return self.output(mixed.transpose(1, 2).reshape(batch, tokens, -1))
+
+    def positions(self, first, tokens, device):
+        return torch.arange(first, first + tokens, device=device)
+
+    def attend(self, query, key, value):
+        """Mix the values, of which there are fewer heads than of queries."""
+        return F.scaled_dot_product_attention(
+            query, key, value, dropout_p=self.dropout if self.training else 0.0,
+            is_causal=query.shape[2] == key.shape[2], enable_gqa=True,
+        )  # fmt: skip
 
 
 class SwiGLU(nn.Module):

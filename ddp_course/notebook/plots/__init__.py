@@ -21,9 +21,11 @@ from ddp_course.notebook.plots.diagrams import (
     machines,
 )
 from ddp_course.notebook.plots.exchange import messages
+from ddp_course.notebook.plots.experts_film import experts
 from ddp_course.notebook.plots.fsdp_film import fsdp
 from ddp_course.notebook.plots.knobs import memory_knob, overlap_knob, pipeline_knob
 from ddp_course.notebook.plots.pipeline_film import pipeline_steps
+from ddp_course.notebook.plots.ring_attention_film import ring_attention
 from ddp_course.notebook.plots.ring_film import ring, ring_knob
 from ddp_course.notebook.plots.samples import batch_statistics, images, sample_map
 from ddp_course.notebook.plots.speed import exposed, predictions, ratios, roofline
@@ -44,6 +46,7 @@ __all__ = [
     "cost_line",
     "curve",
     "data_parallel_step",
+    "experts",
     "exposed",
     "flow",
     "four_bits",
@@ -63,6 +66,7 @@ __all__ = [
     "ratios",
     "replica_groups",
     "ring",
+    "ring_attention",
     "ring_knob",
     "roofline",
     "sample_map",
