@@ -57,6 +57,8 @@ def cause_of_waiting(where):
 FORGOTTEN = "After isend or irecv, keep the work that it returns and call its wait(): without that, nothing may come"
 
 
+NO_GRADIENT = "(None was used in the place of a tensor)"
+
 KNOWN_ERRORS = {
     "cannot register a hook on a tensor that doesn't require gradient": "a frozen parameter cannot have a hook: "
     "check requires_grad first",
@@ -77,4 +79,6 @@ KNOWN_ERRORS = {
     "thread that calls the answer",
     "trying to initialize the default process group twice": "the check has already joined the process group: do not "
     "call init_process_group",
+    NO_GRADIENT: "is x.grad None? What a rank receives has a gradient after backward only if requires_grad_() was called on "
+    "it before it went through the stage",
 }

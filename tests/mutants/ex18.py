@@ -8,6 +8,8 @@ import numpy
 import torch
 import torch.distributed as dist
 from ddp_course.estimates import pipeline
+from ddp_course.models.pipeline import Pipeline
+from torch.nn import functional as F
 
 from mutants import right, wrong
 
@@ -152,7 +154,7 @@ def groups_of_the_smallest_limit(limits, m):
     return plan
 
 
-@wrong("schedule", "if both are possible, a backward comes first|GPipe in groups|a backward is ready")
+@wrong("schedule", "if both are possible, a backward comes first")
 def forward_first(limits, m):
     return as_it_comes(limits, m, first="F")
 
@@ -167,9 +169,24 @@ def keeps_one_less(limits, m):
     return as_it_comes([max(1, limit - 1) for limit in limits], m)
 
 
-@wrong("schedule", "before the next begins|although|GPipe|fixed")
+@wrong("schedule", "even if the limit of another rank is 1")
 def takes_the_smallest_limit_for_all(limits, m):
     return as_it_comes([min(limits)] * len(limits), m)
+
+
+@wrong("schedule", "all have the limit of rank 0")
+def takes_the_first_limit_for_all(limits, m):
+    return as_it_comes([limits[0]] * len(limits), m)
+
+
+@wrong("schedule", "if the limits are sorted")
+def sorts_the_limits(limits, m):
+    return as_it_comes(sorted(limits, reverse=True), m)
+
+
+@wrong("schedule", r"\('F', 1, 0\) is no action of this rank: each action of rank 0 is")
+def swaps_stage_and_micro_batch(limits, m):
+    return [[(kind, i, rank) for kind, rank, i in actions] for actions in as_it_comes(limits, m)]
 
 
 @wrong("schedule", "return a list of ranks")
@@ -326,36 +343,32 @@ def of_the_time_only(layers, ranks, memory):
     return placed([(time, 0, 0) for time, *_ in layers], ranks, memory)
 
 
-@wrong(
-    "balance", "one micro-batch here|activations play no part|memory plays no part|not ranks - 1 - rank|does not fit"
-)
+@wrong("balance", "keeps one micro-batch here")
 def of_one_micro_batch(*args):
     return placed(*args, kept=lambda rank, ranks: 1)
 
 
-@wrong(
-    "balance", "activations play no part|memory plays no part|one micro-batch here|not ranks - 1 - rank|does not fit"
-)
+@wrong("balance", "activations play no part")
 def of_weights_only(*args):
     return placed(*args, kept=lambda rank, ranks: 0)
 
 
-@wrong("balance", "not ranks - 1 - rank|activations play no part|memory plays no part|no placement fits")
+@wrong("balance", "not ranks - 1 - rank")
 def the_last_rank_keeps_none(*args):
     return placed(*args, kept=lambda rank, ranks: ranks - 1 - rank)
 
 
-@wrong("balance", "not rank \\+ 1|does not fit|no part|one micro-batch|no placement|faster")
+@wrong("balance", "not rank \\+ 1")
 def the_other_way_round(*args):
     return placed(*args, kept=lambda rank, ranks: rank + 1)
 
 
-@wrong("balance", "all ranks keep as many|one micro-batch too many|faster|memory plays|rank \\+ 1")
+@wrong("balance", "all ranks keep as many")
 def all_keep_as_many_as_the_first(*args):
     return placed(*args, kept=lambda rank, ranks: ranks)
 
 
-@wrong("balance", "one micro-batch too many|all ranks keep|faster|rank \\+ 1")
+@wrong("balance", "one micro-batch too many")
 def keeps_one_micro_batch_more(*args):
     return placed(*args, kept=lambda rank, ranks: ranks - rank + 1)
 
@@ -365,20 +378,20 @@ def with_empty_stages(*args):
     return placed(*args, empty=True)
 
 
-@wrong("balance", "faster|does not fit|no placement|memory plays no part")
+@wrong("balance", "faster, such as")
 def equally_many(layers, ranks, memory):
     if len(layers) < ranks:
         raise ValueError
     return [len(layers) // ranks + (rank < len(layers) % ranks) for rank in range(ranks)]
 
 
-@wrong("balance", "faster|keep|there is a placement|no part")
+@wrong("balance", "faster, such as")
 def equally_much_memory(layers, ranks, memory):
     """Places by what a layer holds, not by its time."""
     return placed(layers, ranks, memory, time=lambda layer: layer[1])
 
 
-@wrong("balance", "faster|does not fit|none of them 0|each layer has to be|no part|there is a placement|keep")
+@wrong("balance", "faster|does not fit|each layer has to be|there is a placement")
 def filled_up_to_the_mean(layers, ranks, memory):
     mean, sizes, start = sum(layer[0] for layer in layers) / ranks, [], 0
     if len(layers) < ranks:
@@ -406,7 +419,7 @@ def gives_none_where_nothing_fits(*args):
         return None
 
 
-@wrong("balance", "say so with a ValueError|memory plays no part")
+@wrong("balance", "say so with a ValueError. Rank 0 has 5 of weights")
 def gives_the_fastest_where_nothing_fits(layers, ranks, memory):
     try:
         return placed(layers, ranks, memory)
@@ -440,7 +453,7 @@ def tries_them_all(layers, ranks, memory):
     return found[1]
 
 
-@wrong("balance", "there is a placement|no placement|keeps|keep|faster")
+@wrong("balance", "<=, not <")
 def memory_must_not_be_reached(layers, ranks, memory):
     return placed(layers, ranks, memory - 1)
 
@@ -450,9 +463,175 @@ def forgets_the_last_layer(layers, ranks, memory):
     return placed(layers[:-1], ranks, memory)
 
 
-@wrong("balance", "faster|no part|fit|not rank \\+ 1")
+@wrong("balance", "in reverse order")
 def reversed_placement(*args):
     return placed(*args)[::-1]
+
+
+def with_fits(layers, ranks, memory, fits, time=lambda stage: sum(t for t, *_ in stage), join=max):
+    """What the answers below share: placements in which each stage fits(stage, rank)."""
+    before = {0: (0, ())}
+    for rank in range(ranks):
+        after = {}
+        for i, (cost, sizes) in before.items():
+            for j in range(i + 1, len(layers) + 1):
+                if fits(layers[i:j], rank):
+                    found = join(cost, time(layers[i:j])), (*sizes, j - i)
+                    after[j] = min(after.get(j, found), found)
+        before = after
+    if len(layers) not in before:
+        raise ValueError
+    return list(before[len(layers)][1])
+
+
+def needed(stage, number):
+    """The memory of a stage that keeps activations of so many micro-batches."""
+    return sum(w for _, w, _ in stage) + number * sum(a for *_, a in stage)
+
+
+@right("balance")
+def filled_from_the_right(layers, ranks, memory):
+    """A layer that fits on a rank fits on all later ones, so this is as good as any."""
+
+    def place(limit):
+        sizes, end = [], len(layers)
+        for rank in reversed(range(ranks)):
+            start = end
+            while start > rank:
+                stage = layers[start - 1 : end]
+                if sum(t for t, *_ in stage) > limit or needed(stage, ranks - rank) > memory:
+                    break
+                start -= 1
+            sizes.insert(0, end - start)
+            end = start
+        return sizes if end == 0 and min(sizes) > 0 else None
+
+    if len(layers) >= ranks:
+        for limit in range(sum(t for t, *_ in layers) + 1):
+            if sizes := place(limit):
+                return sizes
+    raise ValueError
+
+
+@wrong("balance", "as many layers as it can here, from the left")
+def filled_from_the_left(layers, ranks, memory):
+    """Gives up where a rank cannot take its next layer."""
+
+    def place(limit):
+        sizes, end = [], 0
+        for rank in range(ranks):
+            start = end
+            while end < len(layers) - (ranks - 1 - rank):
+                stage = layers[start : end + 1]
+                if sum(t for t, *_ in stage) > limit or needed(stage, ranks - rank) > memory:
+                    break
+                end += 1
+            sizes.append(end - start)
+        return sizes if end == len(layers) and min(sizes) > 0 else None
+
+    low, high = 0, sum(t for t, *_ in layers)
+    if place(high) is None:
+        raise ValueError
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if place(middle) is None else (low, middle)
+    return place(low)
+
+
+@wrong("balance", "sum of the squared times")
+def with_the_least_squares(layers, ranks, memory):
+    return with_fits(
+        layers,
+        ranks,
+        memory,
+        lambda stage, rank: needed(stage, ranks - rank) <= memory,
+        lambda stage: sum(t for t, *_ in stage) ** 2,
+        lambda one, other: one + other,
+    )
+
+
+@wrong("balance", "there is a placement, such as")
+def takes_no_time_for_nothing(layers, ranks, memory):
+    sizes = placed(layers, ranks, memory)
+    ends = accumulate(sizes)
+    if not max(sum(t for t, *_ in layers[end - size : end]) for size, end in zip(sizes, ends)):
+        raise ValueError
+    return sizes
+
+
+@wrong("balance", "may fit on a later rank")
+def each_layer_has_to_fit_on_rank_0(layers, ranks, memory):
+    if any(w + ranks * a > memory for _, w, a in layers):
+        raise ValueError
+    return placed(layers, ranks, memory)
+
+
+@wrong("balance", "only where the fastest of all fits")
+def looks_at_the_memory_of_the_fastest(layers, ranks, memory):
+    sizes = placed(layers, ranks, 10**9)
+    for rank, (size, end) in enumerate(zip(sizes, accumulate(sizes))):
+        if needed(layers[end - size : end], ranks - rank) > memory:
+            raise ValueError
+    return sizes
+
+
+@wrong("balance", "does not fit. Rank 0 has 3 of weights, and 3 times 3 of activations")
+def looks_at_the_memory_of_all_together(layers, ranks, memory):
+    sizes, total = placed(layers, ranks, 10**9), 0
+    for rank, (size, end) in enumerate(zip(sizes, accumulate(sizes))):
+        total += needed(layers[end - size : end], ranks - rank)
+    if total > ranks * memory:
+        raise ValueError
+    return sizes
+
+
+@wrong("balance", "faster, such as")
+def of_rounded_times(layers, ranks, memory):
+    return placed([((t + 1) // 2, w, a) for t, w, a in layers], ranks, memory)
+
+
+@wrong("balance", "weights and activations are swapped")
+def weights_for_activations(layers, ranks, memory):
+    return placed([(t, a, w) for t, w, a in layers], ranks, memory)
+
+
+@wrong("balance", "the weights count once")
+def weights_of_each_micro_batch(layers, ranks, memory):
+    return placed([(t, 0, w + a) for t, w, a in layers], ranks, memory)
+
+
+@wrong("balance", "only the largest counts")
+def of_the_largest_activations(layers, ranks, memory):
+    if len(layers) > 20:
+        return placed(layers, ranks, memory)
+    largest = lambda stage, rank: needed(stage, 0) + (ranks - rank) * max(a for *_, a in stage) <= memory
+    return with_fits(layers, ranks, memory, largest)
+
+
+@wrong("balance", "only those of its first layer count")
+def of_the_first_activations(layers, ranks, memory):
+    if len(layers) > 20:
+        return placed(layers, ranks, memory)
+    return with_fits(
+        layers, ranks, memory, lambda stage, rank: needed(stage, 0) + (ranks - rank) * stage[0][2] <= memory
+    )
+
+
+@wrong("balance", "the last rank keeps no activations here")
+def keeps_none_on_the_last_rank_only(*args):
+    return placed(*args, kept=lambda rank, ranks: ranks - rank if rank < ranks - 1 else 0)
+
+
+@wrong("balance", "the memory of the last rank plays no part")
+def leaves_the_rest_to_the_last_rank(layers, ranks, memory):
+    return with_fits(
+        layers, ranks, memory, lambda stage, rank: rank == ranks - 1 or needed(stage, ranks - rank) <= memory
+    )
+
+
+@wrong("balance", "only the memory of rank 0 counts")
+def looks_at_the_memory_of_rank_0(layers, ranks, memory):
+    return with_fits(layers, ranks, memory, lambda stage, rank: rank > 0 or needed(stage, ranks) <= memory)
 
 
 # ---- TiedGradients ----
@@ -506,7 +685,7 @@ class Tied:
 
 @right("tied_gradients")
 class InPlace(Tied):
-    """Adds into the first copy's gradient; the other gets the same tensor."""
+    """Adds into the first copy's gradient; the other gets a copy."""
 
     def sum_gradients(self):
         if not self.copies:
@@ -516,7 +695,7 @@ class InPlace(Tied):
         self.send(self.copies[0].grad)
         self.copies[0].grad /= self.replicas
         for copy in self.copies[1:]:
-            copy.grad = self.copies[0].grad
+            copy.grad = self.copies[0].grad.clone()
 
 
 @right("tied_gradients")
@@ -561,6 +740,98 @@ class SquareOnOneRank(Tied):
         return float(self.copies[0].grad.norm() ** 2)
 
 
+@right("tied_gradients")
+class GathersOnTheLastRank(Tied):
+    """Which broadcasts the sum: no rank sends more than one matrix."""
+
+    def send(self, total):
+        if len(self.ranks) > 1:
+            *others, last = self.ranks
+            if self.rank == last:
+                for other in others:
+                    part = torch.empty_like(total)
+                    dist.recv(part, other)
+                    total += part
+            else:
+                dist.send(total, last)
+            dist.broadcast(total, last, group=self.group)
+
+
+@right("tied_gradients")
+class SquareInThirtyTwoBits(Tied):
+    def square(self):
+        return torch.tensor([float(super().square())])
+
+
+@wrong("tied_gradients", "this rank has no copy: it has to send nothing|nothing has to be sent")
+class WaitsForAllRanks(Tied):
+    def sum_gradients(self):
+        dist.barrier()
+        super().sum_gradients()
+
+
+@wrong("tied_gradients", "this rank has no copy: it has to send nothing|nothing has to be sent")
+class ReducesAnEmptyTensor(Tied):
+    def sum_gradients(self):
+        super().sum_gradients()
+        dist.all_reduce(torch.empty(0))
+
+
+@wrong("tied_gradients", "nor to wait for others")
+class WaitsForAllRanksInSquare(Tied):
+    def square(self):
+        dist.barrier()
+        return super().square()
+
+
+@wrong("tied_gradients", "nor to wait for others")
+class WaitsForItsGroupInSquare(Tied):
+    def square(self):
+        if self.copies:
+            dist.barrier(group=self.group)
+        return super().square()
+
+
+@wrong("tied_gradients", "both parameters have one gradient tensor")
+class OneGradientForBoth(Tied):
+    def put(self, total):
+        for copy in self.copies:
+            copy.grad = total
+
+
+@wrong("tied_gradients", "both parameters have one gradient tensor")
+class GradientIsAView(Tied):
+    def put(self, total):
+        super().put(total)
+        if len(self.copies) == 2:
+            self.copies[1].grad = self.copies[0].grad.view_as(self.copies[1])
+
+
+@wrong("tied_gradients", "square\\(\\) must not change them")
+class SquaresInPlace(Tied):
+    def square(self):
+        return self.copies[0].grad.square_().sum() / len(self.ranks) if self.copies else 0
+
+
+@wrong("tied_gradients", "this is still what backward left")
+class ForgetsRanksWithAHead(Tied):
+    def put(self, total):
+        if self.embedding is not None:
+            super().put(total)
+
+
+@wrong("tied_gradients", "divided by the number of replicas once, by 2 here")
+class DividesTheOneParameterTwice(Tied):
+    def put(self, total):
+        super().put(total / self.replicas if self.embedding is self.head else total)
+
+
+@wrong("tied_gradients", "the number of replicas, by which to divide, is 1 here")
+class CountsReplicasByRanks(Tied):
+    def divide(self, total):
+        return total / (len(self.ranks) / 2)
+
+
 @wrong("tied_gradients", "still what backward left|this rank's own stages|what the rank's own")
 class DoesNothing(Tied):
     def sum_gradients(self):
@@ -573,13 +844,13 @@ class ForgetsToDivide(Tied):
         return total
 
 
-@wrong("tied_gradients", "a mean over the stages")
+@wrong("tied_gradients", "this is half of the gradient")
 class MeanOfAll(Tied):
     def divide(self, total):
         return total / (2 * self.replicas)
 
 
-@wrong("tied_gradients", "a mean over the stages|did each copy|replicas")
+@wrong("tied_gradients", "this is half of the gradient|did each copy|replicas")
 class MeanOfRanks(Tied):
     def send(self, total):
         if len(self.ranks) > 1:
@@ -600,7 +871,7 @@ class OfItsReplicaOnly(Tied):
         return total
 
 
-@wrong("tied_gradients", "must count once|did each copy|still")
+@wrong("tied_gradients", "so it counts once")
 class TwiceTheOneParameter(Tied):
     def own(self, embedding, head):
         return [copy for copy in (embedding, head) if copy is not None]
@@ -702,7 +973,7 @@ class ForgetsTheHead(Tied):
         self.copies[0].grad = total
 
 
-@wrong("tied_gradients", "counts the whole square|have to give it once")
+@wrong("tied_gradients", "times the square of the whole gradient")
 class CountsTheSquareOnEachRank(Tied):
     def square(self):
         return super().square() * len(self.ranks)
@@ -730,7 +1001,7 @@ class AsksForTheSquare(Tied):
         return square / dist.get_world_size()
 
 
-@wrong("tied_gradients", "have to add up to|this is the norm|once")
+@wrong("tied_gradients", "this is the norm")
 class NormInsteadOfTheSquare(Tied):
     def square(self):
         return super().square() ** 0.5
@@ -751,3 +1022,529 @@ class InThirtyTwoBits(Tied):
             half = total.float()
             dist.all_reduce(half, group=self.group)
             total.copy_(half)
+
+
+# ---- pipeline_step ----
+
+
+class Step:
+    """What the answers below share: all right."""
+
+    def __call__(self, stage, inputs, targets):
+        self.rank, self.last = dist.get_rank(), dist.get_world_size() - 1
+        self.stage, self.inputs, self.targets = stage, inputs, targets
+        self.m, self.samples, self.works, self.total = len(inputs), sum(map(len, inputs)), [], 0.0
+        self.begin()
+        self.kept = [self.forward(i) for i in range(self.m)]
+        for i in self.order():
+            self.backward(i)
+        self.end()
+        return self.result()
+
+    def begin(self):
+        pass
+
+    def order(self):
+        return range(self.m)
+
+    def forward(self, i):
+        x = self.inputs[i]
+        if self.rank > 0:
+            x = self.leaf(self.receive("F", i, self.rank - 1))
+        y = self.stage(x)
+        if self.rank < self.last:
+            self.send(y.detach(), self.rank + 1)
+            return x, y
+        loss = self.loss(y, i)
+        self.total += loss.item()
+        return x, loss
+
+    def backward(self, i):
+        x, y = self.kept[i]
+        gradient = self.receive("B", i, self.rank + 1) if self.rank < self.last else None
+        self.step_back(y, gradient, i)
+        if self.rank > 0:
+            self.send(self.returned(x, i), self.rank - 1)
+
+    def step_back(self, y, gradient, i):
+        y.backward(self.scaled(gradient, i))
+
+    def scaled(self, gradient, i):
+        return gradient
+
+    def returned(self, x, i):
+        return x.grad
+
+    def leaf(self, x):
+        return x.detach().requires_grad_()
+
+    def loss(self, y, i):
+        return F.mse_loss(y, self.targets[i]) * self.share(i)
+
+    def share(self, i):
+        return len(self.inputs[i]) / self.samples
+
+    def receive(self, kind, i, source):
+        x = self.memory(kind, i)
+        dist.recv(x, source)
+        return x
+
+    def memory(self, kind, i):
+        return torch.empty_like(self.inputs[i])
+
+    def send(self, tensor, to):
+        self.works.append(dist.isend(self.message(tensor), to))
+
+    def message(self, tensor):
+        return tensor.contiguous()
+
+    def end(self):
+        for work in self.works:
+            work.wait()
+
+    def result(self):
+        return self.total if self.rank == self.last else None
+
+
+def a_step(kind):
+    """As a function, which is what the question asks for."""
+
+    def pipeline_step(stage, inputs, targets):
+        return kind()(stage, inputs, targets)
+
+    pipeline_step.__name__, pipeline_step.__module__ = kind.__name__, kind.__module__
+    return pipeline_step
+
+
+def right_step(kind):
+    right("pipeline_step")(a_step(kind))
+    return kind
+
+
+def wrong_step(*given, **options):
+    def register(kind):
+        wrong("pipeline_step", *given, **options)(a_step(kind))
+        return kind
+
+    return register
+
+
+def step_with(*faults):
+    """A repaired step with some of the given faults left."""
+
+    class Rest(Step):
+        def begin(self):
+            self.incoming, self.outgoing = torch.empty_like(self.inputs[0]), torch.empty_like(self.inputs[0])
+
+        def memory(self, kind, i):
+            return self.incoming[: len(self.inputs[i])] if "incoming" in faults else super().memory(kind, i)
+
+        def message(self, tensor):
+            own = self.outgoing[: len(tensor)]
+            return own.copy_(tensor) if "outgoing" in faults else super().message(tensor)
+
+        def share(self, i):
+            return 1 / self.m if "mean" in faults else super().share(i)
+
+        def scaled(self, gradient, i):
+            return gradient / self.m if "twice" in faults and gradient is not None else gradient
+
+    return Rest
+
+
+@right_step
+class StepRepaired(Step):
+    pass
+
+
+@right_step
+class StepWithBlockingSends(Step):
+    def send(self, tensor, to):
+        dist.send(tensor.contiguous(), to)
+
+
+@right_step
+class StepThatWaitsAtOnceForItsBuffer(step_with("outgoing")):
+    def send(self, tensor, to):
+        dist.isend(self.message(tensor), to).wait()
+
+
+@right_step
+class StepWithTwoBuffersInTurn(step_with("outgoing")):
+    """Each is waited for before it is written to again."""
+
+    def send(self, tensor, to):
+        if len(self.works) > 1:
+            self.works[-2].wait()
+        message = torch.empty_like(tensor) if len(self.works) < 2 else self.buffers[-2][: len(tensor)]
+        if message.shape != tensor.shape:
+            message = torch.empty_like(tensor)
+        self.buffers = [*getattr(self, "buffers", []), message]
+        self.works.append(dist.isend(message.copy_(tensor), to))
+
+
+@right_step
+class StepThatReceivesAheadOfTime(Step):
+    """All irecv are posted first."""
+
+    def begin(self):
+        self.coming = {}
+        for kind, source in (("F", self.rank - 1), ("B", self.rank + 1)):
+            if 0 <= source <= self.last:
+                for i, x in enumerate(self.inputs):
+                    tensor = torch.empty_like(x)
+                    self.coming[kind, i] = tensor, dist.irecv(tensor, source, tag=i + 100 * (kind == "B"))
+
+    def receive(self, kind, i, source):
+        tensor, work = self.coming[kind, i]
+        work.wait()
+        return tensor
+
+    def forward(self, i):
+        self.tag = i
+        return super().forward(i)
+
+    def backward(self, i):
+        self.tag = 100 + i
+        super().backward(i)
+
+    def send(self, tensor, to):
+        self.works.append(dist.isend(tensor.contiguous(), to, tag=self.tag))
+
+
+@right_step
+class StepInBatches(Step):
+    """Messages as P2POps; the loss as a sum, and a tensor."""
+
+    def receive(self, kind, i, source):
+        x = torch.zeros(self.inputs[i].shape, dtype=torch.float64)
+        for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, x, source)]):
+            work.wait()
+        return x
+
+    def send(self, tensor, to):
+        self.works += dist.batch_isend_irecv([dist.P2POp(dist.isend, tensor.contiguous(), to)])
+
+    def loss(self, y, i):
+        return (y - self.targets[i]).square().sum() / (self.samples * y.shape[1])
+
+    def result(self):
+        return torch.tensor([self.total], dtype=torch.float64) if self.rank == self.last else None
+
+
+@right_step
+class StepFromTheLastMicroBatch(Step):
+    """All ranks go backwards in the same other order, by torch.autograd.grad."""
+
+    def order(self):
+        return reversed(range(self.m))
+
+    def step_back(self, y, gradient, i):
+        x, parameters = self.kept[i][0], list(self.stage.parameters())
+        leaves = [*parameters, *([x] if self.rank > 0 else [])]
+        for leaf, more in zip(leaves, torch.autograd.grad(y, leaves, gradient)):
+            leaf.grad = more if leaf.grad is None else leaf.grad + more
+
+
+@right_step
+class StepAs1F1B(Step):
+    def __call__(self, stage, inputs, targets):
+        self.rank, self.last = dist.get_rank(), dist.get_world_size() - 1
+        self.stage, self.inputs, self.targets = stage, inputs, targets
+        self.m, self.samples, self.works, self.total = len(inputs), sum(map(len, inputs)), [], 0.0
+        ahead, self.kept = min(self.m, self.last - self.rank + 1), {}
+        for i in range(ahead):
+            self.kept[i] = self.forward(i)
+        for i in range(self.m):
+            self.backward(i)
+            if ahead + i < self.m:
+                self.kept[ahead + i] = self.forward(ahead + i)
+        self.end()
+        return self.result()
+
+
+@right_step
+class StepThatCopiesWhatItKeeps(step_with("incoming")):
+    def receive(self, kind, i, source):
+        return super().receive(kind, i, source).clone()
+
+
+OUTGOING = "it may read its tensor at any time until"
+INCOMING = "was received into its memory meanwhile"
+MEAN = "in which a sample of a smaller micro-batch counts more|divided by all samples"
+TWICE = "already in the loss on the last rank"
+MESSAGES = "each as one message, and nothing else travels"
+FOLLOW = "Follow it from the loss, rank by rank"
+
+
+@wrong_step(OUTGOING)
+class StepAsGiven(step_with("outgoing", "incoming", "mean", "twice")):
+    pass
+
+
+@wrong_step(OUTGOING)
+class OutgoingIsLeft(step_with("outgoing")):
+    pass
+
+
+@wrong_step(INCOMING)
+class IncomingIsLeft(step_with("incoming")):
+    pass
+
+
+@wrong_step(MEAN)
+class MeanIsLeft(step_with("mean")):
+    pass
+
+
+@wrong_step(TWICE)
+class TwiceIsLeft(step_with("twice")):
+    pass
+
+
+@wrong_step(OUTGOING)
+class OutgoingAndIncomingAreLeft(step_with("outgoing", "incoming")):
+    pass
+
+
+@wrong_step(OUTGOING)
+class OutgoingAndMeanAreLeft(step_with("outgoing", "mean")):
+    pass
+
+
+@wrong_step(OUTGOING)
+class OutgoingAndTwiceAreLeft(step_with("outgoing", "twice")):
+    pass
+
+
+@wrong_step(f"{INCOMING}|{MEAN}")
+class IncomingAndMeanAreLeft(step_with("incoming", "mean")):
+    pass
+
+
+@wrong_step(f"{INCOMING}|{TWICE}")
+class IncomingAndTwiceAreLeft(step_with("incoming", "twice")):
+    pass
+
+
+@wrong_step(f"{MEAN}|{TWICE}")
+class MeanAndTwiceAreLeft(step_with("mean", "twice")):
+    pass
+
+
+@wrong_step(f"{INCOMING}|{TWICE}|{MEAN}")
+class AllButOutgoingAreLeft(step_with("incoming", "mean", "twice")):
+    pass
+
+
+@wrong_step(INCOMING)
+class OneBufferForForwardOnly(step_with("incoming")):
+    """Gradients come into memory of their own."""
+
+    def memory(self, kind, i):
+        return super().memory(kind, i) if kind == "F" else torch.empty_like(self.inputs[i])
+
+
+@wrong_step(OUTGOING)
+class OutgoingInBackwardOnly(step_with("outgoing")):
+    def message(self, tensor):
+        return super().message(tensor) if len(self.works) >= self.m * (self.rank < self.last) else tensor
+
+
+@wrong_step(OUTGOING)
+class OutgoingInForwardOnly(step_with("outgoing")):
+    def message(self, tensor):
+        return super().message(tensor) if len(self.works) < self.m * (self.rank < self.last) else tensor
+
+
+@wrong_step(TWICE)
+class ShareOnEachRank(Step):
+    def scaled(self, gradient, i):
+        return gradient if gradient is None else gradient * self.share(i)
+
+
+@wrong_step("are added up here: each counts with its share")
+class ForgetsTheShare(Step):
+    def share(self, i):
+        return 1.0
+
+
+@wrong_step("the loss is F.mse_loss of the whole batch")
+class ReturnsTheLastLoss(Step):
+    def loss(self, y, i):
+        self.total = 0.0
+        return super().loss(y, i)
+
+
+@wrong_step("the loss is F.mse_loss of the whole batch|divided by the number of micro-batches once more")
+class DividesTheLossAgain(Step):
+    def result(self):
+        return self.total / self.m if self.rank == self.last else None
+
+
+@wrong_step("return None elsewhere")
+class ReturnsZeroElsewhere(Step):
+    def result(self):
+        return self.total
+
+
+@wrong_step("alone: do the others add to it")
+class ZeroGradInTheLoop(Step):
+    def backward(self, i):
+        self.stage.zero_grad()
+        super().backward(i)
+
+
+@wrong_step("the gradients that were there before are gone")
+class ZeroGradAtTheBegin(Step):
+    def begin(self):
+        self.stage.zero_grad()
+
+
+@wrong_step("is x.grad None\\? What a rank receives", "your code raised")
+class WithoutRequiresGrad(Step):
+    def leaf(self, x):
+        return x
+
+
+@wrong_step("has added nothing here|has no gradient")
+class SendsZerosBack(Step):
+    def returned(self, x, i):
+        return torch.zeros_like(x)
+
+
+@wrong_step(f"grow from micro-batch to micro-batch|{FOLLOW}")
+class SendsTheSumOfAllBack(Step):
+    def returned(self, x, i):
+        self.sum = getattr(self, "sum", 0) + x.grad if i == 0 or x.shape == self.sum.shape else x.grad
+        return self.sum.clone()
+
+
+@wrong_step(f"{FOLLOW}|is lost on it")
+class DetachesBehindTheStage(Step):
+    """The gradient of the output's sum in the place of that of the loss."""
+
+    def scaled(self, gradient, i):
+        return gradient if gradient is None else torch.ones_like(gradient)
+
+
+@wrong_step(FOLLOW)
+class SendsTheGradientOfItsOutput(Step):
+    def backward(self, i):
+        x, y = self.kept[i]
+        gradient = self.receive("B", i, self.rank + 1) if self.rank < self.last else None
+        y.backward(gradient)
+        if self.rank > 0:
+            self.send(x.grad if gradient is None else gradient, self.rank - 1)
+
+
+@wrong_step(f"{FOLLOW}|INVALID|nbytes|length|waited|timed out|Timed out", ".*")
+class RanksGoBackInDifferentOrders(Step):
+    def order(self):
+        return range(self.m) if self.rank % 2 else reversed(range(self.m))
+
+
+@wrong_step("keep each work, and wait for it")
+class WaitsForNoSend(Step):
+    def end(self):
+        pass
+
+
+@wrong_step("keep each work, and wait for it")
+class WaitsForTheLastSendOnly(Step):
+    def end(self):
+        for work in self.works[-1:]:
+            work.wait()
+
+
+@wrong_step("was used before that")
+class DoesNotWaitForWhatItReceives(Step):
+    def receive(self, kind, i, source):
+        x = self.memory(kind, i)
+        self.works.append(dist.irecv(x, source))
+        return x
+
+
+@wrong_step("was used before that")
+class UsesAGradientBeforeTheWait(Step):
+    def receive(self, kind, i, source):
+        if kind == "F":
+            return super().receive(kind, i, source)
+        x = torch.zeros_like(self.inputs[i])
+        self.works.append(dist.irecv(x, source))
+        return x
+
+
+@wrong_step("some digits are lost")
+class SendsThirtyTwoBits(Step):
+    def message(self, tensor):
+        return tensor.float().double()
+
+
+@wrong_step(MESSAGES)
+class AllReducesTheLossToo(Step):
+    def result(self):
+        total = torch.tensor(self.total, dtype=torch.float64)
+        dist.all_reduce(total)
+        return total if self.rank == self.last else None
+
+
+@wrong_step(MESSAGES)
+class WholeBatchInOneMessage(Step):
+    """Right numbers, and no rank can begin before the rank before it has done all."""
+
+    def __call__(self, stage, inputs, targets):
+        return super().__call__(stage, [torch.cat(inputs)], [torch.cat(targets)])
+
+
+@wrong_step(MESSAGES)
+class OneRankComputesAll(Step):
+    """Each rank gets all stages, and sends nothing to its neighbours."""
+
+    def __call__(self, stage, inputs, targets):
+        rank, last = dist.get_rank(), dist.get_world_size() - 1
+        stages = [None] * (last + 1)
+        dist.all_gather_object(stages, stage)
+        stages[rank] = stage
+        x = torch.cat(inputs)
+        for one in stages:
+            x = one(x)
+        loss = F.mse_loss(x, torch.cat(targets))
+        loss.backward()
+        return loss.item() if rank == last else None
+
+
+@wrong_step("change only the gradients")
+class StepsAsWell(Step):
+    def result(self):
+        for parameter in self.stage.parameters():
+            parameter.data -= 0.1 * parameter.grad
+        return super().result()
+
+
+@wrong_step("do not change them")
+class WritesIntoTheInputs(Step):
+    def memory(self, kind, i):
+        return self.inputs[i]
+
+
+@wrong("pipeline_step", "return None elsewhere|the loss is|argument|is not here|micro-batches of one size", ".*")
+def the_lessons_executor(stage, inputs, targets):
+    """Right where all micro-batches are alike, but it takes only those."""
+    ranks = dist.get_world_size()
+    owners = {r: r for r in range(ranks)}
+    executor = Pipeline({dist.get_rank(): stage}, owners, loss=F.mse_loss)
+    losses = executor.run(pipeline.gpipe(ranks, len(inputs))[dist.get_rank()], inputs, targets)
+    return sum(losses).item() / len(inputs) if losses else None
+
+
+@wrong("pipeline_step", "return None elsewhere|the loss is|argument", ".*")
+def a_function_of_torch(stage, inputs, targets):
+    return F.mse_loss(*(torch.cat(tensors) for tensors in (inputs, targets)))
+
+
+@wrong("pipeline_step", "is not here|checks", ".*")
+def the_check_itself(stage, inputs, targets):
+    from ddp_course.checks.ex18.step_simulated import simulated
+
+    return simulated(stage, inputs, targets)

@@ -1,7 +1,8 @@
 """Question 2: layers on stages, as fast as possible, where each stage has to fit."""
 
 from ddp_course.checks.claims import hold
-from ddp_course.checks.ex18.placing_claims import best, claims, smallest_memory
+from ddp_course.checks.ex18.placing_best import best, filled, of_small_squares, slowest_of, smallest_memory, stages_of
+from ddp_course.checks.ex18.placing_claims import all_claims
 from ddp_course.checks.functions import as_plain
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
@@ -15,7 +16,12 @@ SIMPLE = [  # layers, ranks, memory
     ([ALIKE] * 8, 2, 15),  # 4 layers keep 12 on rank 0, 5 keep 15
     ([ALIKE] * 9, 3, 11),  # 2 layers on rank 0, 3 on rank 1: the last one has to take 4
     ([(2, 3, 1), (5, 2, 2)], 1, 7),  # they hold 8
+    ([(2, 3, 1), (5, 2, 2)], 1, 4),  # even without the activations, 5
     ([ALIKE] * 3, 4, 100),
+    ([ALIKE] * 4 + [(4, 1, 1)], 2, 100),  # not if times are rounded
+    ([(0, 1, 1)] * 4, 2, 100),  # takes no time at all
+    ([(1, 1, 0), (1, 1, 0), (1, 1, 5), (1, 0, 0)], 3, 6),  # the third layer fits on the last rank only
+    ([(6, 0, 5), (19, 0, 4), (11, 3, 4), (13, 6, 0)], 3, 47),  # the sum of squares is smaller in a slower one
 ]
 
 
@@ -38,6 +44,18 @@ def drawn(draw, layers, ranks):
     return costs, ranks, smallest + draw.choice(more)
 
 
+def drawn_against(draw, mistake):
+    """Layers of which another way to place them gives no placement, or a slower one."""
+    while True:
+        layers = draw.randrange(4, 9)
+        case = drawn(draw, layers, draw.randrange(2, min(layers, 5)))
+        fastest, sizes = best(*case)
+        if sizes is not None:
+            other = mistake(*case)
+            if other is None or slowest_of(stages_of(case[0], other)) > fastest:
+                return case
+
+
 @question(
     "Two things count: how long the slowest stage takes, and whether each stage fits. The first stages keep the activations "
     "of most micro-batches, so they have to be smaller than the last ones. There are too many placements to try them all.",
@@ -57,7 +75,7 @@ def check_balance(answer, draw):
     for _ in range(16):
         layers = draw.randrange(4, 14)
         cases.append(drawn(draw, layers, draw.randrange(2, min(layers, 6) + 1)))
+    cases += [drawn_against(draw, mistake) for mistake in (filled, of_small_squares)]
     cases.append(drawn(draw, 200, 16))
     [seen] = answer.on_ranks(observe_places, cases, timeout=8)
-    for case, got in zip(cases, seen):
-        hold(claims(*case, got, best(*case)))
+    hold(all_claims(cases, seen))

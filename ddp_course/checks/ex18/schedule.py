@@ -15,6 +15,7 @@ SIMPLE = [  # limits, micro-batches
     ([1, 2, 1], 4),  # the first rank has less than the second
     ([2, 2, 1], 4),
     ([3, 3, 2, 1], 6),
+    ([4, 2, 4], 3),  # forward first is slower
 ]
 
 

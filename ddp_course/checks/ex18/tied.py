@@ -1,28 +1,26 @@
 """Question 3: the gradient of a matrix that the first and the last stage have."""
 
-from contextlib import contextmanager
 from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddp_course.checks.checked_watch import CheckedWatch
 from ddp_course.checks.claims import on_every_rank
 from ddp_course.checks.ex18.tied_cases import described, gradient, shape_of
 from ddp_course.checks.ex18.tied_claims import claims
+from ddp_course.checks.ex18.tied_seen import alike, gradients_of, number_in, share_memory
+from ddp_course.checks.ex18.tied_watch import TiedWatch, noting_groups
 from ddp_course.checks.works import noting_works
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.ranks.environment import process_group
 
-GATHERS = ("allgather", "allgather_coalesced", "allgather_into_tensor_coalesced")
-
 
 def observe_tied(kind, cases):
     seen = []
     for case in cases:  # names of groups depend on the groups that a process has made before
-        with process_group(timeout=5) as (rank, _):
+        with process_group(timeout=10) as (rank, _):
             embedding, head = copies(case, rank)
             with trying(described(case)), noting_groups() as calls:
                 tied = kind(embedding, head, [tuple(pair) for pair in case["ends"]])
@@ -30,23 +28,6 @@ def observe_tied(kind, cases):
             steps = [a_step(tied, case, step, embedding, head) for step in range(2)]
             seen.append([found | {"calls": len(calls)} for found in steps])
     return seen
-
-
-@contextmanager
-def noting_groups():
-    """A list that grows with each call of `dist.new_group` for which all ranks are needed."""
-    original, calls = dist.new_group, []
-
-    def new_group(*arguments, **options):
-        if not options.get("use_local_synchronization"):
-            calls.append(1)
-        return original(*arguments, **options)
-
-    dist.new_group = new_group
-    try:
-        yield calls
-    finally:
-        dist.new_group = original
 
 
 def copies(case, rank):
@@ -69,25 +50,20 @@ def a_step(tied, case, step, embedding, head):
         own = gradient(case, step, rank, name)
         matrix.grad = own if matrix.grad is None else matrix.grad + own
     groups = len(dist.distributed_c10d._world.pg_map)
-    with trying(described(case)), CheckedWatch() as watch, noting_works() as works:
+    with trying(described(case)), TiedWatch(len(members(case))) as watch, noting_works() as works:
         tied.sum_gradients()
-        log = messages(watch.log)
+        log, gradients = watch.brought(), gradients_of(given)
         square = tied.square()
-    later = messages(watch.log)[len(log) :]
     found = {
-        "gradients": {name: None if matrix.grad is None else matrix.grad.clone() for name, matrix in given.items()},
-        "square": float(square) if isinstance(square, float | int | torch.Tensor) else square,
-        "moved": any((matrix != 1).any().item() for matrix in given.values()), "names": [entry["name"] for entry in log],
-        "bytes": sum(entry["whole"] // (len(members(case)) if entry["name"] in GATHERS else 1) for entry in log),
-        "later": len(later), "forgotten": sum(not work.waited for work in works),
+        "gradients": gradients, "shared": share_memory([p.grad for p in set(given.values())]),
+        "square": number_in(square), "squared": not alike(gradients, gradients_of(given)),
+        "moved": any((matrix != 1).any().item() for matrix in given.values()), "names": [name for name, _ in log],
+        "bytes": sum(size for _, size in log), "later": len(watch.brought()) - len(log),
+        "forgotten": sum(not work.waited for work in works),
         "groups": len(dist.distributed_c10d._world.pg_map) - groups,
     }  # fmt: skip
     dist.barrier()
     return found
-
-
-def messages(log):
-    return [entry for entry in log if not entry["name"].startswith(("barrier", "recv"))]
 
 
 def members(case):
@@ -118,6 +94,6 @@ def check_tied_gradients(answer, draw):
     more = [{"ends": [four[:2], four[2:]], "one": False}, {"ends": [[four[0], four[2]]], "one": False}]
     for n, cases in [(3, few), (4, more)]:
         cases = [case | {"seed": draw.randrange(10**6), "rows": draw.randrange(4, 9)} for case in cases]
-        of_ranks = answer.on_ranks(observe_tied, cases, nproc=n, timeout=10)
+        of_ranks = answer.on_ranks(observe_tied, cases, nproc=n, timeout=12)
         for number, case in enumerate(cases):
             on_every_rank(partial(claims, case), [seen[number] for seen in of_ranks])

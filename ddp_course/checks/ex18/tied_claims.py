@@ -2,10 +2,12 @@
 
 import torch
 
-from ddp_course.checks.claims import Between, Claim
+from ddp_course.checks.claims import Between, Claim, agree
 from ddp_course.checks.ex18.tied_cases import described, own_gradients, shape_of
+from ddp_course.checks.ex18.tied_mistakes import mistakes
 
 SIZE = 8  # bytes of a number in float64
+DIGITS = 6  # of the square, which may be a number in 32 bits
 
 
 def claims(case, rank, of_ranks):
@@ -30,23 +32,27 @@ def claims(case, rank, of_ranks):
                 lambda name=name, own=own, step=step: mistakes(case, rank, name, own, step), scale=0.1,
             )  # fmt: skip
             first = next(iter(of_ranks[ranks[0]][step]["gradients"].values()))
-            yield Claim(
-                f"{call}: whether all copies have the same bits", same_bits(got, first), True,
-                "the copies were added up in another order on another rank, so they drift apart: let all ranks get the "
-                "result of one all-reduce",
-            )  # fmt: skip
-        yield Claim(f"{call}: what is sent in square()", seen["later"], 0, "square() has to send nothing")
-        whole = shape_of(case)[0] * shape_of(case)[1] * SIZE
-        most = whole if len(ranks) > 1 and rank in ranks else 0
+            if agree(first, expected, scale=0.1):  # or else it is told of that rank
+                yield Claim(
+                    f"{call}: whether all copies have the same bits", same_bits(got, first), True,
+                    "the copies were added up in another order on another rank, so they drift apart: let all ranks get the "
+                    "result of one all-reduce",
+                )  # fmt: skip
         yield Claim(
-            f"{call}: bytes that this rank gives to communication", seen["bytes"], Between(0, most),
-            "one rank has all copies: nothing has to be sent" if len(ranks) == 1 else
-            "this rank has no copy: nothing has to be sent from it" if not most else
-            "the sum over the stages and the mean over the replicas need one all-reduce, of one matrix: one group of all "
-            "ranks with copies, and a division at the end",
-            [(3 * whole, "a rank with two copies adds them up first, and sends the sum")], told=f"at most {most}",
-            shown=f"{seen['bytes']} in {', '.join(seen['names'])[:60]}",
+            f"{call}: whether the two gradients share their memory", seen["shared"], False,
+            "both parameters have one gradient tensor: what scales gradients in place, as clipping does, then scales it "
+            "twice. Give each parameter a tensor of its own: .clone() or .copy_()",
         )  # fmt: skip
+        yield Claim(
+            f"{call}: the gradients after square()", seen["squared"], False,
+            "square() must not change them: methods that end in _, such as square_(), write into their tensor",
+            told="as before", shown="changed",
+        )  # fmt: skip
+        yield Claim(
+            f"{call}: operations of this rank in square()", seen["later"], 0,
+            "square() has to send nothing, nor to wait for others, as in a barrier",
+        )  # fmt: skip
+        yield from traffic(case, call, rank, ranks, seen["names"], seen["bytes"])
         yield Claim(
             f"{call}: process groups made in sum_gradients()", seen["groups"], 0,
             "make the group once, in __init__: a new one for each update costs time and is never freed",
@@ -58,48 +64,38 @@ def same_bits(got, other):
     return isinstance(got, torch.Tensor) and isinstance(other, torch.Tensor) and torch.equal(got, other)
 
 
-def squares(call, expected, case, rank, of_ranks):
-    square, copies = expected.pow(2).sum().item(), 2 * len(case["ends"])
+def traffic(case, call, rank, ranks, names, size):
+    """names: of the operations to which this rank has brought something."""
+    alone, whole = len(ranks) == 1, shape_of(case)[0] * shape_of(case)[1] * SIZE
+    if alone or rank not in ranks:
+        yield Claim(
+            f"{call}: operations of this rank in sum_gradients()", len(names), 0,
+            "one rank has all copies: nothing has to be sent, and nobody has to wait" if alone else
+            "this rank has no copy: it has to send nothing, nor to wait for others, as in a barrier",
+            shown=f"{len(names)}: {', '.join(names)[:60]}",
+        )  # fmt: skip
     yield Claim(
-        f"{call}: square()", isinstance(of_ranks[rank], float), True, "return a number on each rank: 0 where no copy is",
-        shown=of_ranks[rank],
+        f"{call}: bytes that this rank brings to communication", size, Between(0, whole),
+        "the sum over the stages and the mean over the replicas need one all-reduce, of one matrix: one group of all "
+        "ranks with copies, and a division at the end",
+        [(3 * whole, "a rank with two copies adds them up first, and sends the sum")], told=f"at most {whole}",
+        shown=f"{size} in {', '.join(names)[:60]}",
+    )  # fmt: skip
+
+
+def squares(call, expected, case, rank, of_ranks):
+    square, own = expected.pow(2).sum().item(), of_ranks[rank]
+    yield Claim(
+        f"{call}: square()", isinstance(own, float), True, "return a number on each rank: 0 where no copy is",
+        told="a number, or a tensor of one number", shown=own,
     )  # fmt: skip
     if rank > 0:
         return  # the gradients of all ranks come before the sum of their squares
     members = len({rank for pair in case["ends"] for rank in pair})
-    often = "each rank counts the whole square: the parts of all ranks together have to give it once"
+    often = "this is {} times the square of the whole gradient: the parts of all ranks together have to give it once"
     yield Claim(
         f"{call}: the sum of square() over all ranks", sum(of_ranks), square,
         "the parts of all ranks have to add up to the square of the whole gradient, once, after sum_gradients()",
-        [(members * square, often), (copies * square, often), (len(case["ends"]) * square, "each replica counts it: divide "
-          "by the number of all ranks that have a copy"), (square**0.5, "this is the norm: return the square")],
+        [((members * square) ** 0.5, "this is the norm: return the square"),
+         *[(times * square, often.format(times)) for times in range(2, 9)]], digits=DIGITS,
     )  # fmt: skip
-
-
-def mistakes(case, rank, name, own, step):
-    total, replicas = sum(own.values()), len(case["ends"])
-    pairs = [pair for pair in case["ends"] if rank in pair]
-    of_pair = sum(own[end] for end in own if end[0] in pairs[0])
-    here = sum(value for end, value in own.items() if end[0] == rank)
-    alike = sum(value for end, value in own.items() if end[1] == name) / replicas
-    # one rank with both stages in one parameter has counted it before
-    twice = sum(value * sum(other[0] == end[0] for other in own) for end, value in own.items())
-    last = own_gradients(case, 0)
-    found = [
-        (total / replicas, "some digits are lost: keep the dtype of the gradients, float64 here"),
-        (own[rank, name], "this is still what backward left"),
-        (of_pair, "this is the sum over the stages of one replica: the mean over the replicas is missing"),
-        (here, "this is what the rank's own stages give: what other ranks have is missing"),
-        (total, "the replicas are added up: their gradients are averaged"),
-        (total / replicas / 2, "this is a mean over the stages: their gradients are added up, since one process uses the "
-         "matrix twice"),
-        (alike, "this is a mean over the replicas: the sum over the stages is missing"),
-        (twice / replicas, "a rank with both stages has one parameter here, whose gradient is already the sum of both uses: "
-         "it must count once"),
-        (twice, "a rank with both stages has one parameter here, whose gradient must count once; and replicas are averaged"),
-        (0 * total, "this gradient is lost"),
-    ]  # fmt: skip
-    if step:
-        found.append((sum(last.values()) / replicas, "this is the gradient of the update before: parameter.grad is another "
-                      "tensor after zero_grad(), so read it anew each time"))  # fmt: skip
-    return found
