@@ -75,17 +75,15 @@ class Sharing:
         places = self.places(x.shape[dimension])[self.rank]
         return x.index_select(dimension, places.to(x.device))
 
-    def block(self, step, tokens, device):
+    def block(self, step, tokens, documents, device):
         """What this rank computes with the keys that it has in a step of the ring.
 
-        tokens: of a rank. Returns its queries that see a key, the keys that are seen,
-        both as numbers int64 (some,), and which sees which, as `visible` does.
+        tokens: of a rank; documents: see visible. Returns its queries that see a key,
+        the keys that are seen, both as numbers int64 (some,), and which sees which.
         """
         places = [place.to(device) for place in self.places(tokens * self.ranks)]
-        keys = places[
-            (self.rank - step) % self.ranks
-        ]  # they came from `step` ranks ago
-        allowed = visible(places[self.rank], keys, self.documents)
+        of_keys = (self.rank - step) % self.ranks  # they have come `step` ranks far
+        allowed = visible(places[self.rank], places[of_keys], documents)
         anywhere = allowed.flatten(0, 1).any(0)
         rows, columns = (anywhere.any(side).nonzero()[:, 0] for side in (1, 0))
         return rows, columns, allowed[:, :, rows][..., columns]
@@ -182,15 +180,16 @@ class Ring(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, query, key, value, sharing):
-        ctx.sharing, (heads, tokens) = sharing, query.shape[1:3]
+    def forward(ctx, query, key, value, sharing, documents):
+        ctx.sharing, ctx.documents = sharing, documents
+        heads, tokens, device = *query.shape[1:3], query.device
         output = torch.zeros_like(query)
         logsumexp = torch.full_like(query[..., :1], -torch.inf)
         travelling = key, value
         for step in range(sharing.ranks):
             if step < sharing.ranks - 1:
                 arrived = rotate(travelling, sharing.group)
-            rows, columns, allowed = sharing.block(step, tokens, query.device)
+            rows, columns, allowed = sharing.block(step, tokens, documents, device)
             if len(rows):
                 keys, values = (
                     for_each_head(part[:, :, columns], heads) for part in travelling
@@ -201,22 +200,21 @@ class Ring(torch.autograd.Function):
             if step < sharing.ranks - 1:
                 travelling = arrived()
         ctx.save_for_backward(query, key, value, output, logsumexp)
-        ctx.documents = sharing.documents
         return output
 
     @staticmethod
     def backward(ctx, gradient):
         """The gradients of keys and values travel with them, and come home last."""
         query, key, value, output, logsumexp = ctx.saved_tensors
-        sharing, (heads, tokens) = ctx.sharing, query.shape[1:3]
-        sharing.documents = ctx.documents
+        sharing, documents = ctx.sharing, ctx.documents
+        heads, tokens, device = *query.shape[1:3], query.device
         delta = (gradient * output).sum(-1, keepdim=True)
         of_query, of_key, of_value = map(torch.zeros_like, (query, key, value))
         travelling = key, value
         for step in range(sharing.ranks):
             if step < sharing.ranks - 1:
                 arrived = rotate(travelling, sharing.group)
-            rows, columns, allowed = sharing.block(step, tokens, query.device)
+            rows, columns, allowed = sharing.block(step, tokens, documents, device)
             if len(rows):
                 keys, values = (
                     for_each_head(part[:, :, columns], heads) for part in travelling
@@ -229,7 +227,7 @@ class Ring(torch.autograd.Function):
             of_key, of_value = rotate((of_key, of_value), sharing.group)()
             if step < sharing.ranks - 1:
                 travelling = arrived()
-        return of_query, of_key, of_value, None
+        return of_query, of_key, of_value, None, None
 
 
 # ---- all-to-all ----
@@ -261,7 +259,7 @@ HEADS, TOKENS = 1, 2  # dimensions of queries, keys and values
 
 
 def ring(query, key, value, sharing):
-    return Ring.apply(query, key, value, sharing)
+    return Ring.apply(query, key, value, sharing, sharing.documents)
 
 
 def ulysses(query, key, value, sharing):
