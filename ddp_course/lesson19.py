@@ -43,8 +43,8 @@ from ddp_course.ranks.watch import held
 def over_all_ranks(network, sharding):
     """Average the gradients over all ranks: other texts, and other tokens of a text.
 
-    Each rank's loss is the mean of as many tokens, so the mean of these is the mean of
-    all.
+    Each rank's loss is a mean over the same number of tokens, so the mean of these
+    losses is the mean over all tokens.
     """
     if sharding == "ddp":
         return DistributedDataParallel(network)

@@ -90,7 +90,7 @@ def arguments(argv=()):
     flag("--experts", **count, default=8, help="per layer (8)")
     flag("--expert-ranks", **count, help="ranks that share them (as experts allow)")
     flag("--top", **count, default=2, help="experts per token (2)")
-    flag("--every", **count, default=1, help="blocks of which the last has experts (1)")
+    flag("--every", **count, default=1, help="experts in every n-th block (1)")
     flag("--shared", action="store_true", help="keep the MLP, for all tokens")
     flag("--capacity", type=number, help="choices per expert, of its fair share (all)")
     flag("--balance", choices=BALANCES, default="bias", help="of the experts (bias)")

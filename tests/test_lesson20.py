@@ -13,11 +13,13 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, DistributedSampler
 
 from ddp_course import UsageError, lesson10, lesson20
+from ddp_course.data.text import load_windows
 from ddp_course.models import expert_parallel, experts, torch_experts
 from ddp_course.models.gpt import GPT
-from ddp_course.models.recipe import parameter_groups
+from ddp_course.models.recipe import learning_rate, parameter_groups
 from ddp_course.ranks import watch
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import launch, start_server
@@ -707,6 +709,50 @@ def test_without_what_the_experts_add_a_shared_expert_is_lesson_10s_mlp():
         for layer in expert_parallel.layers_of(network):
             layer.experts.down.zero_()
         torch.testing.assert_close(network(tokens), plain(tokens))
+
+
+def trained_by_hand(folder, flags):
+    """Losses, the held-out loss and the weights of a program without ranks, that does
+    what the flags say and balances nothing.
+    """
+    args = lesson20.arguments([*flags, "--out", str(folder)])
+    text = load_windows(args.data, None, 0, 128, args.train_samples, None)
+    train_set, held_out, tokenizer, _ = text
+    torch.manual_seed(args.seed)
+    network, losses = lesson20.a_gpt(args, tokenizer.vocabulary), []
+    groups = parameter_groups(network, args.weight_decay)
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+    updates = args.epochs * (args.train_samples // args.batch_size)
+    for epoch in range(args.epochs):
+        sampler = DistributedSampler(train_set, 1, 0, seed=args.seed)
+        sampler.set_epoch(epoch)
+        for tokens, targets in DataLoader(train_set, args.batch_size, sampler=sampler):
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(len(losses), updates, args)
+            optimizer.zero_grad()
+            loss = network(tokens, targets)
+            loss.backward()
+            nn.utils.clip_grad_norm_(network.parameters(), args.max_norm)
+            optimizer.step()
+            losses.append(loss.item())
+    network.eval()
+    windows = [held_out.some(3)[number] for number in range(3)]
+    with torch.no_grad():
+        of_windows = [network(*(part[None] for part in window)) for window in windows]
+    return losses, torch.stack(of_windows).mean().item(), network.state_dict()
+
+
+def test_the_program_does_what_its_flags_say_and_saves_what_it_has_trained(tmp_path):
+    flags = ["--balance", "none", "--seed", "3", "--learning-rate", "1e-3"]
+    flags += ["--weight-decay", "0.3", "--capacity", "0.8"]
+    flags += ["--train-samples", "24", "--batch-size", "6", "--epochs", "2"]
+    flags += ["--max-norm", "0.5", "--warmup", "2"]
+    losses, held_out, weights = trained_by_hand(tmp_path / "hand", flags)
+    found = program(tmp_path / "program", *flags, nproc=1)
+    assert found["losses"] == pytest.approx(losses, rel=1e-5)
+    assert found["validation_loss"] == pytest.approx(held_out, abs=1e-4)
+    for name, value in model_of(tmp_path / "program").items():
+        torch.testing.assert_close(value, weights[name], rtol=0, atol=1e-5)
 
 
 def as_prepared(folder, flags):

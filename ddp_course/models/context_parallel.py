@@ -51,7 +51,8 @@ def visible(queries, keys, documents=None):
 class Sharing:
     """How the ranks of a group share the tokens of a text.
 
-    layout: of LAYOUTS. documents: see visible; None, or set before a forward pass.
+    layout: of LAYOUTS. documents: see visible; None, or set before a forward pass, and
+    not changed before its backward where blocks are recomputed.
     """
 
     documents = None
@@ -101,18 +102,22 @@ def pairs(layout, tokens, ranks):
 # ---- attention in blocks ----
 
 
+def at_least_32(x):
+    """In 32 bits or more: sums of exponentials do not fit into 16."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def attend(query, key, value, allowed):
     """Attention to some of the keys: the output, and log of the sum of exp(score).
 
     allowed: bool, see visible. Returns float (batch, heads, queries, head_width) and
     (batch, heads, queries, 1). A query without keys has 0 and -inf.
     """
-    scores = (query @ key.mT * query.shape[-1] ** -0.5).masked_fill(
-        ~allowed, -torch.inf
-    )
+    scores = at_least_32(query @ key.mT) * query.shape[-1] ** -0.5
+    scores = scores.masked_fill(~allowed, -torch.inf)
     logsumexp = scores.logsumexp(-1, keepdim=True)
     weights = (scores - logsumexp).exp().masked_fill(~allowed, 0)
-    return weights @ value, logsumexp
+    return weights.to(value.dtype) @ value, logsumexp
 
 
 def merge(output, logsumexp, more, more_logsumexp):
@@ -129,8 +134,10 @@ def attend_backward(query, key, value, allowed, logsumexp, gradient, delta):
     (batch, heads, queries, 1). T. Dao et al., "FlashAttention", 2022, appendix B.2.
     """
     scale = query.shape[-1] ** -0.5
-    weights = (query @ key.mT * scale - logsumexp).exp().masked_fill(~allowed, 0)
-    of_scores = weights * (gradient @ value.mT - delta) * scale
+    scores = at_least_32(query @ key.mT) * scale
+    weights = (scores - logsumexp).exp().masked_fill(~allowed, 0)
+    of_scores = weights * (at_least_32(gradient @ value.mT) - delta) * scale
+    weights, of_scores = weights.to(key.dtype), of_scores.to(key.dtype)
     return of_scores @ key, of_scores.mT @ query, weights.mT @ gradient
 
 
@@ -183,8 +190,8 @@ class Ring(torch.autograd.Function):
     def forward(ctx, query, key, value, sharing, documents):
         ctx.sharing, ctx.documents = sharing, documents
         heads, tokens, device = *query.shape[1:3], query.device
-        output = torch.zeros_like(query)
-        logsumexp = torch.full_like(query[..., :1], -torch.inf)
+        output = torch.zeros_like(at_least_32(query))
+        logsumexp = torch.full_like(output[..., :1], -torch.inf)
         travelling = key, value
         for step in range(sharing.ranks):
             if step < sharing.ranks - 1:
@@ -199,6 +206,7 @@ class Ring(torch.autograd.Function):
                 output[:, :, rows], logsumexp[:, :, rows] = merge(*old, *new)
             if step < sharing.ranks - 1:
                 travelling = arrived()
+        output = output.to(query.dtype)
         ctx.save_for_backward(query, key, value, output, logsumexp)
         return output
 
@@ -208,7 +216,7 @@ class Ring(torch.autograd.Function):
         query, key, value, output, logsumexp = ctx.saved_tensors
         sharing, documents = ctx.sharing, ctx.documents
         heads, tokens, device = *query.shape[1:3], query.device
-        delta = (gradient * output).sum(-1, keepdim=True)
+        delta = at_least_32(gradient * output).sum(-1, keepdim=True)
         of_query, of_key, of_value = map(torch.zeros_like, (query, key, value))
         travelling = key, value
         for step in range(sharing.ranks):
@@ -336,8 +344,8 @@ def share(network, sharing, attention="ring"):
     return network
 
 
-def loss_of(network, tokens, targets, group=None):
-    """A rank's part of the mean loss over the tokens of a group, times its ranks.
+def loss_of(network, tokens, targets):
+    """A rank's part of the mean loss over the tokens of all ranks, times their number.
 
     So the mean over the ranks, which DDP takes of gradients, is the mean over tokens,
     also where targets are IGNORED, as many as may be on each rank.
@@ -347,5 +355,5 @@ def loss_of(network, tokens, targets, group=None):
         logits, targets.flatten(), reduction="sum", ignore_index=IGNORED
     )
     counted = (targets != IGNORED).sum()
-    dist.all_reduce(counted, group=group)
-    return total * dist.get_world_size(group) / counted
+    dist.all_reduce(counted)
+    return total * dist.get_world_size() / counted

@@ -49,8 +49,10 @@ def share(network, mesh):
             continue  # nothing travels
         layer.group = mesh["expert"].get_group()
         for name in ("up", "down"):
-            own = getattr(layer.experts, name).detach().chunk(ranks)[rank].clone()
-            setattr(layer.experts, name, nn.Parameter(own))
+            whole = getattr(layer.experts, name)
+            own = whole.detach().chunk(ranks)[rank].clone()
+            own = nn.Parameter(own, requires_grad=whole.requires_grad)
+            setattr(layer.experts, name, own)
     return network
 
 
@@ -70,7 +72,8 @@ def average_gradients(network, mesh):
 
     An expert's gradient already is a sum over the ranks that share the experts: their
     tokens came with the all-to-all. So it is added up over the ranks with the same
-    experts only, and divided by the number of *all* ranks, like any other.
+    experts only, and divided by the number of *all* ranks, like any other. The mesh
+    has all ranks.
     """
     experts, dense = of_experts(network)
     ranks = dist.get_world_size()

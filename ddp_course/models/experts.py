@@ -6,6 +6,7 @@ and an all-to-all takes the tokens there and back: D. Lepikhin et al., "GShard",
 Without a group it is the same layer in one process. See expert_parallel.py for a GPT.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -46,8 +47,9 @@ def load_of(choice):
 
 
 def balance_loss(choice, group=None):
-    """A loss that is 1 for a uniform router, and larger when a few experts are both
-    chosen most and scored highest: W. Fedus et al., "Switch Transformers", 2021.
+    """A loss that is 1 for a uniform router, and larger when the experts that are
+    chosen most also have the highest scores: W. Fedus et al., "Switch Transformers",
+    2021.
 
     It is a product of means over tokens. Without a group, the means are of this rank's
     tokens. With one, the shares are those of all its ranks, which have equally many
@@ -153,7 +155,8 @@ class MixtureOfExperts(nn.Module):
     training, an expert takes at most so many times its fair share of *this rank's*
     choices, and others are dropped. shared: a module that computes all tokens, too.
     group: of the ranks that share the experts; None: this rank has all of them.
-    `load` and `dropped` add up, over training, the choices per expert, int64.
+    `load` and `dropped` add up, over training, the choices per expert, int64; a block
+    that is recomputed counts twice.
     """
 
     def __init__(self, experts, width, inner, top, capacity=None, shared=None):
@@ -195,7 +198,7 @@ class MixtureOfExperts(nn.Module):
         if self.capacity is None or not self.training:
             return order
         experts = len(self.bias)
-        room = -(-int(self.capacity * len(chosen)) // experts)  # rounded up
+        room = math.ceil(self.capacity * len(chosen) / experts)
         return order[within_capacity(chosen, experts, room)[order]]
 
     def compute(self, rows, counts):

@@ -24,12 +24,13 @@ class ExpertParallel(ParallelStyle):
     def cut(self, name, module, mesh):
         for name, value in list(module.named_parameters(recurse=False)):
             whole = distribute_tensor(value.detach(), mesh, [Shard(0)])
-            module.register_parameter(name, nn.Parameter(whole))
+            whole = nn.Parameter(whole, requires_grad=value.requires_grad)
+            module.register_parameter(name, whole)
 
 
 def shard(network, mesh, divide=True):
     """Share the experts along "expert", and shard all parameters with FSDP, in place:
-    the experts along "data", all else over all ranks.
+    the experts along "data", everything else over all ranks.
 
     divide: tell FSDP by how many ranks to divide the experts' gradients. By itself it
     divides by the ranks that it shards over, and the all-to-all has added up others.

@@ -123,6 +123,22 @@ EQUIVALENT = {
         "14: 1: one less": "no layers have no last stage",
     },
     "18 tied_gradients": {"27: 0: one less": "the last copy has the gradient of the first one"},
+    "19 merge": {
+        "5: 0: one more": "any number does in the place of a largest of -inf",
+        "5: 0: one less": "any number does in the place of a largest of -inf",
+        "7: 0: one more": "the weight of these outputs is 0",
+        "7: 0: one less": "the weight of these outputs is 0",
+        "10: 1: one more": "the output is 0 / 2 there, and the logsumexp is replaced",
+    },
+    "19 layout": {
+        "6: place + 1: another operator": "all pieces have as many tokens: their order is the same",
+        "6: 1: one more": "all pieces have as many tokens: their order is the same",
+        "6: 1: one less": "all pieces have as many tokens: their order is the same",
+        "8: 0: one more": "all ranks begin with the same number",
+        "8: 0: one less": "all ranks begin with the same number",
+        "9: True: the opposite": "from the least to the most, ranks stay within the work of a piece, too",
+    },
+    "19 own_batch": {"5: 0: one less": "lengths have one dimension"},
 }  # fmt: skip
 
 NAN = """

@@ -1,0 +1,1011 @@
+"""Exercise 19: long contexts."""
+
+import functools
+import heapq
+import math
+import random
+from fractions import Fraction
+
+import numpy
+import torch
+import torch.distributed as dist
+from ddp_course import lesson19
+from ddp_course.models import context_parallel, packed
+from torch.nn import functional as F
+
+from mutants import right, wrong
+
+
+def named(name, function):
+    """A function under a name of its own, for the candidates that a program makes."""
+
+    def answer(*args):
+        return function(*args)
+
+    answer.__name__ = name
+    return answer
+
+
+def handed_in(question, *functions):
+    """Functions of the lesson and of torch, as they are: none is an answer."""
+    for function in functions:
+        name = f"{function.__module__}_{function.__name__}".replace(".", "_")
+        wrong(question, ".", "failed|your code raised")(named(name, function))
+
+
+LESSON = [
+    context_parallel.merge, context_parallel.attend, context_parallel.contiguous, context_parallel.zigzag,
+    context_parallel.striped, context_parallel.visible, context_parallel.pairs, context_parallel.loss_of,
+    context_parallel.for_each_head, context_parallel.check_shared, packed.positions_of, packed.documents_of,
+    packed.targets_within, lesson19.own_tokens,
+]  # fmt: skip
+
+# ---- merge ----
+
+
+def stacked(blocks):
+    return (torch.stack([block[place] for block in blocks]) for place in (0, 1))
+
+
+def shifted(logsumexps):
+    """The largest of each row, and 0 where there is none."""
+    largest = logsumexps.detach().amax(0)
+    return largest.masked_fill(largest == -torch.inf, 0)
+
+
+def merged(
+    blocks, largest=shifted, clean=lambda o, e: o.masked_fill(e, 0), weigh=torch.exp, safe=1.0, nobody=-torch.inf,
+    output=lambda o, t: o / t, logsumexp=lambda t, most: t.log() + most,
+):  # fmt: skip
+    """What the answers below share. The arguments: what one does in another way."""
+    outputs, logsumexps = stacked(blocks)
+    outputs = clean(outputs, logsumexps == -torch.inf)
+    most = largest(logsumexps)
+    weights = weigh(logsumexps - most)
+    total = weights.sum(0)
+    none = total == 0
+    total = total.masked_fill(none, safe) if safe is not None else total
+    found = logsumexp(total, most)
+    return output((weights * outputs).sum(0), total), found.masked_fill(none, nobody) if nobody is not None else found
+
+
+@right("merge")
+def by_parts(blocks):
+    return merged(blocks)
+
+
+@right("merge")
+def one_after_the_other(blocks):
+    """The lesson's merge with guards, from an empty start."""
+
+    def both(first, second):
+        (o, a), (more, b) = first, second
+        o, more = o.masked_fill(a == -torch.inf, 0), more.masked_fill(b == -torch.inf, 0)
+        most = torch.maximum(a, b).detach()
+        most = most.masked_fill(most == -torch.inf, 0)
+        wa, wb = (a - most).exp(), (b - most).exp()
+        total = wa + wb
+        none = total == 0
+        total = total.masked_fill(none, 1)
+        return (o * wa + more * wb) / total, (most + total.log()).masked_fill(none, -torch.inf)
+
+    output, logsumexp = blocks[0]
+    return functools.reduce(both, blocks, (torch.zeros_like(output), torch.full_like(logsumexp, -torch.inf)))
+
+
+@right("merge")
+def by_softmax_of_clean_rows(blocks):
+    outputs, logsumexps = stacked(blocks)
+    empty = logsumexps == -torch.inf
+    none = empty.all(0)
+    logsumexps = torch.where(none, 0.0, logsumexps)
+    weights = logsumexps.softmax(0).masked_fill(none, 0)
+    output = (torch.where(empty, 0.0, outputs) * weights).sum(0)
+    return [output, logsumexps.logsumexp(0).masked_fill(none, -torch.inf)]
+
+
+@right("merge")
+def in_64_bits(blocks):
+    dtype = blocks[0][0].dtype
+    return tuple(part.to(dtype) for part in merged([[part.double() for part in block] for block in blocks]))
+
+
+@right("merge")
+def by_rows_that_see_something(blocks):
+    """Fills what it returns, row by row."""
+    outputs, logsumexps = stacked(blocks)
+    seen = (logsumexps > -torch.inf).any(0)[..., 0]
+    output, logsumexp = torch.zeros_like(outputs[0]), torch.full_like(logsumexps[0], -torch.inf)
+    if seen.any():
+        outputs, logsumexps = outputs[:, seen], logsumexps[:, seen]
+        outputs = outputs.masked_fill(logsumexps == -torch.inf, 0)
+        output[seen] = (logsumexps.softmax(0) * outputs).sum(0)
+        logsumexp[seen] = logsumexps.logsumexp(0)
+    return output, logsumexp
+
+
+class Merged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *parts):
+        blocks = list(zip(parts[0::2], parts[1::2]))
+        output, total = merged(blocks)
+        ctx.save_for_backward(output, total, *parts)
+        return output, total
+
+    @staticmethod
+    def backward(ctx, of_output, of_total):
+        output, total, *parts = ctx.saved_tensors
+        found = []
+        for one, logsumexp in zip(parts[0::2], parts[1::2]):
+            empty = logsumexp == -torch.inf
+            weights = (logsumexp - total).exp().masked_fill(empty, 0)
+            off = ((one.masked_fill(empty, 0) - output) * of_output).sum(-1, keepdim=True)
+            found += [weights * of_output, weights * (off + of_total)]
+        return tuple(found)
+
+
+@right("merge")
+def with_its_own_backward(blocks):
+    return Merged.apply(*(part for block in blocks for part in block))
+
+
+handed_in("merge", *LESSON[:6], torch.stack, torch.cat, torch.logaddexp, torch.logsumexp, F.softmax)
+
+
+@wrong("merge", r"-inf - \(-inf\) is NaN")
+def the_lessons_for_each_pair(blocks):
+    return functools.reduce(lambda one, more: context_parallel.merge(*one, *more), blocks)
+
+
+@wrong("merge", "nan_to_num does not bring it back")
+def the_lessons_with_nan_to_num_at_the_end(blocks):
+    """Where some block sees a key, a NaN has already eaten what was there."""
+    output, logsumexp = functools.reduce(lambda one, more: context_parallel.merge(*one, *more), blocks)
+    return output.nan_to_num(0), logsumexp
+
+
+@wrong("merge", "-inf")
+def from_an_empty_start(blocks):
+    output, logsumexp = blocks[0]
+    start = torch.zeros_like(output), torch.full_like(logsumexp, -torch.inf)
+    return functools.reduce(lambda one, more: context_parallel.merge(*one, *more), blocks, start)
+
+
+@wrong("merge", "hide a NaN or inf in forward only")
+def hides_nan_in_forward(blocks):
+    outputs, logsumexps = stacked(blocks)
+    empty = logsumexps == -torch.inf
+    total = logsumexps.logsumexp(0)
+    weights = torch.where(empty, 0.0, (logsumexps - total).exp())
+    return (weights * outputs.masked_fill(empty, 0)).sum(0), total
+
+
+@wrong("merge", "hide a NaN or inf in forward only")
+def a_softmax_hidden_by_where(blocks):
+    outputs, logsumexps = stacked(blocks)
+    empty = logsumexps == -torch.inf
+    weights = torch.where(empty.all(0), 0.0, logsumexps.softmax(0))
+    return (weights * outputs.masked_fill(empty, 0)).sum(0), logsumexps.logsumexp(0)
+
+
+@wrong("merge", "hide a NaN or inf in forward only|flow")
+def divides_by_zero_and_hides_it(blocks):
+    output, logsumexp = merged(blocks, safe=None, nobody=None)
+    none = logsumexp == -torch.inf
+    return torch.where(none, 0.0, output), logsumexp
+
+
+@wrong("merge", "0 \\* NaN is NaN")
+def keeps_nan_outputs(blocks):
+    return merged(blocks, clean=lambda outputs, empty: outputs)
+
+
+@wrong("merge", "in backward it comes back|may be NaN")
+def cleans_nan_after_the_product(blocks):
+    """0 * NaN is hidden in forward; in backward, it is the gradient of the weights."""
+    outputs, logsumexps = stacked(blocks)
+    empty = logsumexps == -torch.inf
+    none = empty.all(0)
+    weights = logsumexps.masked_fill(none, 0).softmax(0).masked_fill(none, 0)
+    output = torch.where(empty, 0.0, weights * outputs).sum(0)
+    return output, logsumexps.masked_fill(none, 0).logsumexp(0).masked_fill(none, -torch.inf)
+
+
+@wrong("merge", "subtract the largest logsumexp of the row")
+def without_a_shift(blocks):
+    return merged(blocks, largest=lambda logsumexps: torch.zeros_like(logsumexps[0]))
+
+
+@wrong("merge", "subtract the largest logsumexp of the row")
+def shifts_by_the_largest_of_all(blocks):
+    return merged(blocks, largest=lambda logsumexps: shifted(logsumexps).amax().expand_as(logsumexps[0]))
+
+
+@wrong("merge", "subtract the largest logsumexp of the row|-inf")
+def shifts_by_the_first_block(blocks):
+    def largest(logsumexps):
+        first = logsumexps[0].detach()
+        return first.masked_fill(first == -torch.inf, 0)
+
+    return merged(blocks, largest=largest)
+
+
+@wrong("merge", "plain mean of the outputs")
+def mean_of_outputs(blocks):
+    return stacked(blocks).__next__().mean(0), merged(blocks)[1]
+
+
+@wrong("merge", "this is the sum of the outputs")
+def sum_of_outputs(blocks):
+    return sum(output for output, _ in blocks), merged(blocks)[1]
+
+
+@wrong("merge", "not divided by the sum of the weights")
+def not_normalized(blocks):
+    return sum(output * logsumexp.exp() for output, logsumexp in blocks), merged(blocks)[1]
+
+
+@wrong("merge", "was subtracted before exp: add it again")
+def forgets_to_add_the_largest(blocks):
+    return merged(blocks, logsumexp=lambda total, most: total.log())
+
+
+@wrong("merge", "this is the largest logsumexp")
+def keeps_the_largest(blocks):
+    return merged(blocks, logsumexp=lambda total, most: most)
+
+
+@wrong("merge", "sums of logarithms")
+def adds_logsumexps(blocks):
+    return merged(blocks)[0], sum(logsumexp for _, logsumexp in blocks)
+
+
+@wrong("merge", "logarithm of a mean")
+def mean_of_sums(blocks):
+    output, logsumexp = merged(blocks)
+    return output, logsumexp - math.log(len(blocks))
+
+
+@wrong("merge", "take its logarithm")
+def no_logarithm(blocks):
+    output, logsumexp = merged(blocks)
+    return output, logsumexp.exp()
+
+
+@wrong("merge", "two of the blocks only")
+def of_two_blocks(blocks):
+    return merged(blocks[:2])
+
+
+@wrong("merge", "output is 0, and its logsumexp is -inf")
+def a_large_number_for_inf(blocks):
+    return merged(blocks, nobody=-1e30)
+
+
+@wrong("merge", "subtract the largest logsumexp of the row")
+def clamps_at_minus_500(blocks):
+    outputs, logsumexps = stacked(blocks)
+    logsumexps = logsumexps.clamp(min=-500)
+    return (logsumexps.softmax(0) * outputs).sum(0), logsumexps.logsumexp(0)
+
+
+@wrong("merge", "output is 0, and its logsumexp is -inf")
+def zero_for_inf(blocks):
+    return merged(blocks, nobody=0.0)
+
+
+@wrong("merge", "digits are lost")
+def with_an_epsilon(blocks):
+    return merged(blocks, output=lambda o, total: o / (total + 1e-6))
+
+
+@wrong("merge", "digits are lost|keep the dtype")
+def in_32_bits(blocks):
+    dtype = blocks[0][0].dtype
+    return tuple(part.to(dtype) for part in merged([[part.float() for part in block] for block in blocks]))
+
+
+@wrong("merge", "keep the dtype")
+def returns_64_bits(blocks):
+    return merged([[part.double() for part in block] for block in blocks])
+
+
+@wrong("merge", "leave the blocks and their list as they are")
+def pops_from_the_list(blocks):
+    found = []
+    while blocks:
+        found.append(blocks.pop())
+    return merged(found)
+
+
+@wrong("merge", "leave the blocks and their list as they are")
+def cleans_in_place(blocks):
+    for output, logsumexp in blocks:
+        output.detach().masked_fill_(logsumexp == -torch.inf, 0)
+    return merged(blocks)
+
+
+@wrong("merge", "leave the blocks and their list as they are")
+def sums_into_the_first_block(blocks):
+    found = merged([[part.clone() for part in block] for block in blocks])
+    blocks[0][1].data.copy_(found[1])
+    return found
+
+
+@wrong("merge", "gradients have to flow|output's part is missing")
+def detached_weights(blocks):
+    outputs, logsumexps = stacked(blocks)
+    return merged(list(zip(outputs, logsumexps.detach())))[0], merged(blocks)[1]
+
+
+@wrong("merge", "merged logsumexp's part is missing")
+def a_detached_logsumexp(blocks):
+    output, logsumexp = merged(blocks)
+    return output, logsumexp.detach()
+
+
+@wrong("merge", "gradients have to flow")
+def without_gradients(blocks):
+    return [part.detach() for part in merged(blocks)]
+
+
+@wrong("merge", "return two tensors")
+def the_output_only(blocks):
+    return merged(blocks)[0]
+
+
+@wrong("merge", "return two tensors")
+def without_the_last_dimension(blocks):
+    output, logsumexp = merged(blocks)
+    return output, logsumexp.squeeze(-1)
+
+
+@wrong("merge", "return two tensors")
+def the_other_way_round(blocks):
+    return merged(blocks)[::-1]
+
+
+# ---- layout ----
+
+
+def pairs_of(lengths, piece):
+    keys = numpy.concatenate([numpy.arange(1, length + 1) for length in lengths])
+    return keys.reshape(-1, piece).sum(1).tolist()
+
+
+def dealt(order, ranks, share):
+    """Pieces in this order, each to the rank with the least work that has room."""
+    shares, busy, most = [[] for _ in range(ranks)], [0] * ranks, len(order) // ranks
+    for k, work in order:
+        rank = min((r for r in range(ranks) if len(shares[r]) < most or not share), key=lambda r: busy[r])
+        shares[rank].append(k)
+        busy[rank] += work
+    return shares
+
+
+def largest_first(work, ranks, share=True):
+    return dealt(sorted(enumerate(work), key=lambda pair: -pair[1]), ranks, share)
+
+
+def in_order(work):
+    return sorted(range(len(work)), key=lambda k: -work[k])
+
+
+@right("layout")
+def with_a_heap(lengths, ranks, piece):
+    work = pairs_of(lengths, piece)
+    shares, heap = [[] for _ in range(ranks)], [(0, rank) for rank in range(ranks)]
+    for k in in_order(work):
+        busy, rank = heapq.heappop(heap)
+        shares[rank].append(k)
+        if len(shares[rank]) < len(work) // ranks:
+            heapq.heappush(heap, (busy + work[k], rank))
+    return shares
+
+
+@right("layout")
+def in_turn_by_work(lengths, ranks, piece):
+    order = in_order(pairs_of(lengths, piece))
+    return [sorted(order[rank::ranks]) for rank in range(ranks)]
+
+
+@right("layout")
+def to_and_fro_by_work(lengths, ranks, piece):
+    order, shares = in_order(pairs_of(lengths, piece)), [[] for _ in range(ranks)]
+    for begin in range(0, len(order), ranks):
+        some = order[begin : begin + ranks]
+        for rank, k in enumerate(some if begin // ranks % 2 else some[::-1]):
+            shares[rank].append(k)
+    return tuple(map(tuple, shares))
+
+
+@right("layout")
+def from_the_least_work(lengths, ranks, piece):
+    order = in_order(pairs_of(lengths, piece))[::-1]
+    return [order[rank::ranks] for rank in range(ranks)]
+
+
+@right("layout")
+def as_tensors(lengths, ranks, piece):
+    keys = torch.cat([torch.arange(1, length + 1) for length in lengths])
+    order = keys.view(-1, piece).sum(1).argsort(descending=True)
+    return list(order.view(-1, ranks).T)
+
+
+@right("layout")
+def then_exchanged(lengths, ranks, piece):
+    """From neighbouring pieces, exchanges between the busiest rank and the idlest one."""
+    work = pairs_of(lengths, piece)
+    shares = largest_first(work, ranks)
+    busy = lambda share: sum(work[k] for k in share)  # noqa: E731
+    for _ in range(3):
+        most, least = max(shares, key=busy), min(shares, key=busy)
+        gap = busy(most) - busy(least)
+        options = [(a, b) for a in most[:20] for b in least[:20] if 0 < work[a] - work[b] < gap]
+        if not options or most is least:
+            break
+        a, b = min(options, key=lambda pair: abs(gap / 2 - work[pair[0]] + work[pair[1]]))
+        most[most.index(a)], least[least.index(b)] = b, a
+    return shares
+
+
+handed_in("layout", *LESSON[2:5], LESSON[6], LESSON[9], lesson19.mesh_for, range, torch.chunk, torch.tensor_split)
+
+
+def number_of_pieces(lengths, piece):
+    return sum(lengths) // piece
+
+
+@wrong("layout", "neighbouring pieces")
+def contiguous(lengths, ranks, piece):
+    return [part.tolist() for part in context_parallel.contiguous(number_of_pieces(lengths, piece), ranks)]
+
+
+@wrong("layout", "zigzag layout, which balances one document|as many|same number|each of the")
+def zigzag(lengths, ranks, piece):
+    return [part.tolist() for part in context_parallel.zigzag(number_of_pieces(lengths, piece), ranks)]
+
+
+@wrong("layout", "zigzag layout, which balances one document|deal out")
+def zigzag_where_it_is_possible(lengths, ranks, piece):
+    pieces = number_of_pieces(lengths, piece)
+    layout = context_parallel.contiguous if pieces % (2 * ranks) else context_parallel.zigzag
+    return [part.tolist() for part in layout(pieces, ranks)]
+
+
+@wrong("layout", "in the order of the text, so one rank")
+def striped(lengths, ranks, piece):
+    return [part.tolist() for part in context_parallel.striped(number_of_pieces(lengths, piece), ranks)]
+
+
+@wrong("layout", "to and fro in the order of the text")
+def to_and_fro_in_the_text(lengths, ranks, piece):
+    shares = [[] for _ in range(ranks)]
+    for k in range(number_of_pieces(lengths, piece)):
+        turn = k % (2 * ranks)
+        shares[min(turn, 2 * ranks - 1 - turn)].append(k)
+    return shares
+
+
+@wrong("layout", "the same number of tokens")
+def as_many_as_it_likes(lengths, ranks, piece):
+    return largest_first(pairs_of(lengths, piece), ranks, share=False)
+
+
+@wrong("layout", "pairs of the busiest rank")
+def without_documents(lengths, ranks, piece):
+    return largest_first(pairs_of([sum(lengths)], piece), ranks)
+
+
+@wrong("layout", "pairs of the busiest rank")
+def by_the_text_the_least_busy_next(lengths, ranks, piece):
+    return dealt(list(enumerate(pairs_of(lengths, piece))), ranks, True)
+
+
+@wrong("layout", "pairs of the busiest rank")
+def by_the_lengths_of_documents(lengths, ranks, piece):
+    """A token of a long document is taken for much work, wherever it is."""
+    of_tokens = numpy.repeat(lengths, lengths)
+    return largest_first(of_tokens.reshape(-1, piece).sum(1).tolist(), ranks)
+
+
+@wrong("layout", "pairs of the busiest rank")
+def with_pairs_of_the_piece_only(lengths, ranks, piece):
+    """As if no token saw an earlier piece."""
+    return largest_first([piece * (piece + 1) // 2] * number_of_pieces(lengths, piece), ranks)
+
+
+@wrong("layout", "pairs of the busiest rank")
+def shuffled(lengths, ranks, piece):
+    order = list(range(number_of_pieces(lengths, piece)))
+    random.Random(0).shuffle(order)
+    return [order[rank::ranks] for rank in range(ranks)]
+
+
+@wrong("layout", "pairs of the busiest rank")
+def as_if_documents_began_with_pieces(lengths, ranks, piece):
+    """Counts keys from the first token of the piece in which a document begins."""
+    work, place = [], 0
+    for length in lengths:
+        for p in range(length):
+            if (place + p) % piece == 0:
+                work.append(p // piece if p else 10**6)
+        place += length
+    return largest_first(work, ranks)
+
+
+@wrong("layout", "pairs of the busiest rank|neighbouring")
+def sorted_and_then_cut(lengths, ranks, piece):
+    order = in_order(pairs_of(lengths, piece))
+    share = len(order) // ranks
+    return [order[rank * share : (rank + 1) * share] for rank in range(ranks)]
+
+
+@wrong("layout", "these are the numbers of tokens|pairs of the busiest|pieces of all ranks")
+def numbers_of_tokens(lengths, ranks, piece):
+    shares = largest_first(pairs_of(lengths, piece), ranks)
+    return [[k * piece + i for k in share for i in range(piece)] for share in shares]
+
+
+@wrong("layout", "has to be on one rank")
+def from_one(lengths, ranks, piece):
+    return [[k + 1 for k in share] for share in largest_first(pairs_of(lengths, piece), ranks)]
+
+
+@wrong("layout", "has to be on one rank")
+def forgets_the_last_pieces(lengths, ranks, piece):
+    shares = largest_first(pairs_of(lengths, piece), ranks)
+    return [share[:-1] if len(share) > 2 else share for share in shares]
+
+
+@wrong("layout", "has to be on one rank")
+def one_piece_twice(lengths, ranks, piece):
+    shares = largest_first(pairs_of(lengths, piece), ranks)
+    shares[0][0] = shares[-1][-1]
+    return shares
+
+
+@wrong("layout", "has to be on one rank|same number of tokens")
+def whole_documents(lengths, ranks, piece):
+    """No document is cut."""
+    shares, busy, place = [[] for _ in range(ranks)], [0] * ranks, 0
+    for length in lengths:
+        rank = busy.index(min(busy))
+        busy[rank] += length**2
+        shares[rank] += range(-(-place // piece), -(-(place + length) // piece))
+        place += length
+    return shares
+
+
+@wrong("layout", "a list for each rank")
+def the_rank_of_each_piece(lengths, ranks, piece):
+    shares = largest_first(pairs_of(lengths, piece), ranks)
+    return [next(r for r in range(ranks) if k in shares[r]) for k in range(number_of_pieces(lengths, piece))]
+
+
+@wrong("layout", "a list for each rank")
+def a_dict(lengths, ranks, piece):
+    return dict(enumerate(largest_first(pairs_of(lengths, piece), ranks)))
+
+
+@wrong("layout", "a list for each rank")
+def returns_nothing(lengths, ranks, piece):
+    largest_first(pairs_of(lengths, piece), ranks)
+
+
+@wrong("layout", "leave the list as it is")
+def empties_the_list(lengths, ranks, piece):
+    work = []
+    keys = []
+    while lengths:
+        keys += range(1, lengths.pop(0) + 1)
+    for begin in range(0, len(keys), piece):
+        work.append(sum(keys[begin : begin + piece]))
+    return largest_first(work, ranks)
+
+
+@wrong("layout", "time|finish|busy", "timed out")
+def tries_all_pairs_of_pieces(lengths, ranks, piece):
+    work = pairs_of(lengths, piece)
+    shares = largest_first(work, ranks)
+    for _ in range(len(work) ** 2):
+        for _ in range(len(work)):
+            sum(work)
+    return shares
+
+
+# ---- own_batch ----
+
+
+def whole_text(text, lengths, prompts, keep=lambda p, length, prompt: p + 1 < length and p + 1 >= prompt):
+    """(targets, positions, documents, counts) of the text, as lists."""
+    targets, positions, documents, counts = [], [], [], []
+    following = [*text.tolist()[1:], text[0].item()]
+    for document, (length, prompt) in enumerate(zip(lengths, prompts)):
+        for p in range(length):
+            counts.append(keep(p, length, prompt))
+            targets.append(following[len(targets)] if counts[-1] else -100)
+            positions.append(p)
+            documents.append(document)
+    return [torch.tensor(part) for part in (targets, positions, documents, counts)]
+
+
+def summed(number):
+    number = torch.as_tensor(number).clone()
+    dist.all_reduce(number)
+    return number
+
+
+def weighted(own, number):
+    return own.double() * dist.get_world_size() / max(1, int(number))
+
+
+def batch(args, keep=None, weigh=None, **change):
+    """What the answers below share. change: {name: function of the five's whole and own}."""
+    text, lengths, prompts, places = args
+    parts = whole_text(text, lengths, prompts, *([keep] if keep else []))
+    own = [part[places] for part in (text, *parts)]
+    weights = (weigh or (lambda own, whole: weighted(own, summed(own.sum()))))(own[4], parts[3])
+    found = dict(zip(("tokens", "targets", "positions", "documents"), own)) | {"weights": weights}
+    return tuple(change.get(name, lambda value: value)(value) for name, value in found.items())
+
+
+@right("own_batch")
+def by_lists(*args):
+    return batch(args)
+
+
+@right("own_batch")
+def in_float64(*args):
+    """The number travels as a float64, on all ranks."""
+    return list(batch(args, weigh=lambda own, _: weighted(own, summed(own.double().sum()))))
+
+
+@right("own_batch")
+def each_counts_the_text_and_divides(*args):
+    """The ranks of a context count the same, so each gives its share."""
+
+    def weigh(own, whole):
+        share = whole.sum().double() * len(own) / len(whole)
+        return weighted(own, round(summed(share).item()))
+
+    return batch(args, weigh=weigh)
+
+
+@right("own_batch")
+def with_lesson_10s(text, lengths, prompts, places):
+    documents = torch.tensor([d for d, length in enumerate(lengths) for _ in range(length)])
+    positions = packed.positions_of(documents[None])[0]
+    counts = positions + 1 >= torch.tensor(prompts)[documents]
+    counts[:-1] &= documents[1:] == documents[:-1]
+    counts[-1] = False
+    targets = torch.where(counts, torch.cat([text[1:], text[:1]]), -100)
+    number = counts[places].sum()
+    work = dist.all_reduce(number, async_op=True)
+    own = [part[places] for part in (text, targets, positions, documents)]
+    work.wait()
+    return *own, weighted(counts[places], number)
+
+
+@right("own_batch")
+def token_by_token(text, lengths, prompts, places):
+    rows = []
+    for place in places.tolist():
+        document, p = 0, place
+        while p >= lengths[document]:
+            p -= lengths[document]
+            document += 1
+        counts = p + 1 < lengths[document] and p + 1 >= prompts[document]
+        rows.append((text[place].item(), text[place + 1].item() if counts else -100, p, document))
+    tokens, targets, positions, documents = torch.tensor(rows).T
+    own = targets != -100
+    return tokens, targets, positions, documents, weighted(own, summed(own.sum()))
+
+
+handed_in(
+    "own_batch", context_parallel.loss_of, context_parallel.Sharing.own, packed.documents_of, packed.targets_within,
+    lesson19.own_tokens, torch.take, torch.gather,
+)  # fmt: skip
+
+
+@wrong("own_batch", "shifted in this rank's tokens")
+def shifts_its_own(text, lengths, prompts, places):
+    found = list(batch((text, lengths, prompts, places)))
+    own = text[places].roll(-1)
+    found[1] = torch.where(found[1] == -100, -100, own)
+    return found
+
+
+@wrong("own_batch", "shifted in this rank's tokens")
+def shifts_its_own_without_the_last(text, lengths, prompts, places):
+    found = list(batch((text, lengths, prompts, places)))
+    found[1] = torch.cat([text[places][1:], torch.tensor([-100])])
+    return found
+
+
+@wrong("own_batch", "is the \\*next\\* token")
+def without_a_shift_of_labels(text, lengths, prompts, places):
+    found = list(batch((text, lengths, prompts, places)))
+    found[1] = torch.where(found[1] == -100, -100, found[0])
+    return found
+
+
+@wrong("own_batch", "belongs to another document")
+def across_documents(*args):
+    return batch(args, keep=lambda p, length, prompt: p + 1 >= prompt)
+
+
+@wrong("own_batch", "belongs to another document")
+def with_the_prompts(*args):
+    return batch(args, keep=lambda p, length, prompt: True)
+
+
+@wrong("own_batch", "a target in the prompt does not count")
+def without_prompts(*args):
+    return batch(args, keep=lambda p, length, prompt: p + 1 < length)
+
+
+@wrong("own_batch", r"p \+ 1 >= prompt counts")
+def from_the_second_of_the_answer(*args):
+    return batch(args, keep=lambda p, length, prompt: p + 1 < length and p >= prompt)
+
+
+@wrong("own_batch", "none of them is a target")
+def the_last_of_the_prompt_too(*args):
+    return batch(args, keep=lambda p, length, prompt: p + 1 < length and p + 2 >= prompt)
+
+
+@wrong("own_batch", "places in the text")
+def global_positions(*args):
+    return batch(args, positions=lambda _: args[3].clone())
+
+
+@wrong("own_batch", "among this rank's tokens")
+def local_positions(*args):
+    return batch(args, positions=lambda value: torch.arange(len(value)))
+
+
+@wrong("own_batch", "the document's tokens on this rank|place in its document|among this rank's")
+def positions_of_own_documents(*args):
+    """Computed from the documents of the own tokens."""
+    return batch(args, positions=lambda value: packed.positions_of(batch(args)[3][None])[0])
+
+
+@wrong("own_batch", "the same number on all ranks")
+def renumbered_documents(*args):
+    return batch(args, documents=lambda value: torch.unique(value, return_inverse=True)[1])
+
+
+@wrong("own_batch", "the first document has the number 0")
+def documents_from_one(*args):
+    return batch(args, documents=lambda value: value + 1)
+
+
+@wrong("own_batch", "a mean of means")
+def mean_of_means(*args):
+    return batch(args, weigh=lambda own, _: own.double() / own.sum().clamp(min=1))
+
+
+@wrong("own_batch", "multiply the weights by it")
+def forgets_what_ddp_divides_by(*args):
+    return batch(args, weigh=lambda own, _: own.double() / summed(own.sum()).clamp(min=1))
+
+
+@wrong("own_batch", "not of those that share a text")
+def of_its_own_text_only(*args):
+    """Sends nothing: right for one text."""
+    return batch(args, weigh=lambda own, whole: weighted(own, whole.sum()))
+
+
+@wrong("own_batch", "has each rank counted the whole text|has counted the whole text")
+def each_counts_the_text(*args):
+    return batch(args, weigh=lambda own, whole: weighted(own, summed(whole.sum())))
+
+
+@wrong("own_batch", "not by the number of all tokens")
+def divides_by_all_tokens(*args):
+    return batch(args, weigh=lambda own, _: weighted(own, summed(torch.tensor(len(own)))))
+
+
+@wrong("own_batch", "has to be divided by the counted tokens|all weights are 0")
+def weights_of_one(*args):
+    return batch(args, weigh=lambda own, _: own.double())
+
+
+@wrong("own_batch", "whose target is -100 is 0")
+def the_same_weight_everywhere(*args):
+    return batch(args, weigh=lambda own, _: weighted(torch.ones_like(own), summed(own.sum())))
+
+
+@wrong("own_batch", "no token counts, so all weights are 0")
+def divides_by_zero(*args):
+    def weigh(own, _):
+        return own.double() * dist.get_world_size() / summed(own.sum())
+
+    return batch(args, weigh=weigh)
+
+
+@wrong("own_batch", "keep the order of places|this rank's tokens are")
+def sorts_its_places(text, lengths, prompts, places):
+    return batch((text, lengths, prompts, places.sort().values))
+
+
+@wrong("own_batch", "text\\[places\\]")
+def the_first_tokens(text, lengths, prompts, places):
+    return batch((text, lengths, prompts, torch.arange(len(places))))
+
+
+@wrong("own_batch", "text\\[places\\]")
+def the_whole_text(text, lengths, prompts, places):
+    return batch((text, lengths, prompts, torch.arange(len(text))))
+
+
+@wrong("own_batch", "one number is enough")
+def sends_all_counts(*args):
+    def weigh(own, _):
+        numbers = torch.zeros(dist.get_world_size())
+        numbers[dist.get_rank()] = own.sum()
+        return weighted(own, summed(numbers.double()).sum())
+
+    return batch(args, weigh=weigh)
+
+
+@wrong("own_batch", "one all-reduce")
+def sends_twice(*args):
+    summed(0)
+    return batch(args)
+
+
+@wrong("own_batch", "one all-reduce")
+def sends_nothing_twice(*args):
+    summed(torch.zeros(0))
+    return batch(args)
+
+
+@wrong("own_batch", "one all-reduce")
+def gathers_objects(*args):
+    def weigh(own, _):
+        found = [None] * dist.get_world_size()
+        dist.all_gather_object(found, int(own.sum()))
+        return weighted(own, sum(found))
+
+    return batch(args, weigh=weigh)
+
+
+@wrong("own_batch", "did not|not finish|all ranks|Timed out|waits", "your code raised|timed out")
+def only_those_that_count_call_it(*args):
+    return batch(args, weigh=lambda own, _: weighted(own, summed(own.sum()) if own.any() else 1))
+
+
+@wrong("own_batch", "leave the arguments as they are")
+def masks_the_text(text, lengths, prompts, places):
+    found = batch((text, lengths, prompts, places))
+    text[places[found[1] == -100]] = 0
+    return found
+
+
+@wrong("own_batch", "leave the arguments as they are")
+def pops_documents(text, lengths, prompts, places):
+    found = batch((text, lengths, prompts, places))
+    lengths.clear()
+    return found
+
+
+@wrong("own_batch", "return five tensors")
+def without_documents_in_it(*args):
+    found = batch(args)
+    return found[:3] + found[4:]
+
+
+@wrong("own_batch", "return five tensors")
+def as_lists(*args):
+    return [part.tolist() for part in batch(args)]
+
+
+@wrong("own_batch", "the dtype is int64")
+def documents_as_floats(*args):
+    return batch(args, documents=lambda value: value.double())
+
+
+# ---- bytes_sent ----
+
+
+def sent(
+    tokens, heads, key_heads, width, ranks, rounds=lambda n: n - 1, home=lambda n: n if n > 1 else 0, of_sums=4,
+    keys=lambda h, k, n: k, possible=lambda h, k, n: h % n == 0 and (k % n == 0 or n % k == 0),
+    exchanged=lambda h, k, n: 2 * h + 2 * max(k, n), kept=lambda n: Fraction(n - 1, n), both=2, better=min,
+    impossible=None, own=lambda t, n: Fraction(t, n), backward=2,
+):  # fmt: skip
+    part = own(tokens, ranks) * width
+    ring = 2 * part * keys(heads, key_heads, ranks) * (2 * backward * rounds(ranks) + of_sums * home(ranks))
+    if not possible(heads, key_heads, ranks):
+        return int(ring), impossible, "ring"
+    swap = 2 * both * part * exchanged(heads, key_heads, ranks) * kept(ranks)
+    name = "ring" if ring == swap or better(ring, swap) == ring else "all-to-all"
+    return int(ring), int(swap), name
+
+
+@right("bytes_sent")
+def by_fractions(*args):
+    return sent(*args)
+
+
+@right("bytes_sent")
+def as_floats(*args):
+    ring, swap, name = sent(*args)
+    return float(ring), None if swap is None else float(swap), name
+
+
+@right("bytes_sent")
+def as_a_list_of_numpys(*args):
+    ring, swap, name = sent(*args)
+    return [numpy.int64(ring), None if swap is None else numpy.int64(swap), name]
+
+
+@right("bytes_sent")
+def step_by_step(tokens, heads, key_heads, head_width, ranks):
+    """Adds up each message of a rank."""
+    own, ring, swap = tokens // ranks * head_width, 0, 0
+    for _ in range(ranks - 1):
+        ring += 2 * (2 * own * key_heads * 2)
+    for _ in range(ranks if ranks > 1 else 0):
+        ring += 2 * own * key_heads * 4
+    if heads % ranks or (key_heads % ranks and ranks % key_heads):
+        return ring, None, "ring"
+    copied = key_heads if key_heads % ranks == 0 else ranks
+    for _ in range(ranks - 1):
+        swap += 2 * 2 * own * (2 * heads // ranks + 2 * copied // ranks)
+    return ring, swap, min((ring, "ring"), (swap, "ring swap"))[1][:4] if ring <= swap else "all-to-all"
+
+
+@right("bytes_sent")
+def with_tensors(*args):
+    ring, swap, name = sent(*args)
+    return torch.tensor(ring), swap if swap is None else torch.tensor(swap), name
+
+
+handed_in("bytes_sent", context_parallel.ring, context_parallel.pairs, context_parallel.check_shared, max, print)
+for name, pattern, change in [
+    ("gradients_in_two_bytes", "sums in float32, 4 bytes", {"of_sums": 2}),
+    ("no_gradients_in_the_ring", "travel, too", {"home": lambda n: 0}),
+    ("gradients_are_not_home", "not n - 1 times", {"home": lambda n: n - 1}),
+    ("passes_the_last_ones_on", "n - 1 times, not n times", {"rounds": lambda n: n}),
+    ("keys_in_forward_only", "keys and values in backward, too", {"backward": 1}),
+    ("forward_only", "forward only", {"backward": 1, "home": lambda n: 0, "both": 1}),
+    ("sends_what_it_keeps", "a rank keeps 1/n", {"kept": lambda n: 1}),
+    ("no_copies", "these are copied", {"exchanged": lambda h, k, n: 2 * h + 2 * k}),
+    ("never_copies", "are copied until there is one per rank", {"possible": lambda h, k, n: h % n == 0 and k % n == 0}),
+    (
+        "keys_decide",
+        "do not divide . heads|do not divide .. heads",
+        {"possible": lambda h, k, n: k % n == 0 or n % k == 0},
+    ),
+    ("queries_decide", "neither be divided by", {"possible": lambda h, k, n: h % n == 0}),
+    ("always", "all-to-all is impossible here", {"possible": lambda h, k, n: True}),
+    ("a_ring_of_all_heads", "have key_heads heads, and not heads", {"keys": lambda h, k, n: h}),
+    ("all_heads_exchanged", "fewer heads than queries", {"exchanged": lambda h, k, n: 4 * h}),
+    ("three_all_to_alls", "the output is exchanged", {"exchanged": lambda h, k, n: h + 2 * max(k, n)}),
+    ("of_all_tokens", "tokens / n of the tokens", {"own": lambda t, n: t}),
+    ("sends_to_itself", "with one rank, nothing is sent", {"home": lambda n: n}),
+    ("the_larger_one", "with fewer bytes", {"better": max}),
+    ("zero_for_none", "its bytes are None", {"impossible": 0}),
+    ("endless_bytes", "Its bytes are None", {"impossible": math.inf}),
+    ("two_mistakes", "go through what travels in the ring", {"of_sums": 2, "kept": lambda n: 1}),
+]:
+    wrong("bytes_sent", pattern)(named(name, functools.partial(sent, **change)))
+
+
+@wrong("bytes_sent", "return three values")
+def two_values(*args):
+    return sent(*args)[:2]
+
+
+@wrong("bytes_sent", "without a return statement")
+def no_return(*args):
+    sent(*args)
+
+
+@wrong("bytes_sent", "the name is")
+def ulysses_for_a_name(*args):
+    ring, swap, name = sent(*args)
+    return ring, swap, "ring" if name == "ring" else "ulysses"
