@@ -179,62 +179,56 @@ def rotate(tensors, group):
     return arrived
 
 
-class Ring(torch.autograd.Function):
-    """Causal attention of a rank's queries to the keys of all ranks.
+def ring_steps(query, key, value, sharing, documents):
+    """For each step of the ring: the queries that see a key, the keys that are seen,
+    which sees which, see Sharing.block; and these keys and values, for all heads.
 
-    Keys and values travel around the ring; each step begins to send them on, and
-    computes with them meanwhile.
+    While a step is computed, all keys and values are on their way to the next rank.
     """
+    heads, tokens = query.shape[1:3]
+    for step in range(sharing.ranks):
+        is_last = step == sharing.ranks - 1
+        arrived = None if is_last else rotate((key, value), sharing.group)
+        rows, columns, allowed = sharing.block(step, tokens, documents, query.device)
+        keys, values = (for_each_head(x[:, :, columns], heads) for x in (key, value))
+        yield rows, columns, allowed, keys, values
+        if not is_last:
+            key, value = arrived()
+
+
+class Ring(torch.autograd.Function):
+    """Causal attention of a rank's queries to the keys of all ranks."""
 
     @staticmethod
     def forward(ctx, query, key, value, sharing, documents):
-        ctx.sharing, ctx.documents = sharing, documents
-        heads, tokens, device = *query.shape[1:3], query.device
         output = torch.zeros_like(at_least_32(query))
         logsumexp = torch.full_like(output[..., :1], -torch.inf)
-        travelling = key, value
-        for step in range(sharing.ranks):
-            if step < sharing.ranks - 1:
-                arrived = rotate(travelling, sharing.group)
-            rows, columns, allowed = sharing.block(step, tokens, documents, device)
+        steps = ring_steps(query, key, value, sharing, documents)
+        for rows, _, allowed, keys, values in steps:
             if len(rows):
-                keys, values = (
-                    for_each_head(part[:, :, columns], heads) for part in travelling
-                )
                 new = attend(query[:, :, rows], keys, values, allowed)
                 old = output[:, :, rows], logsumexp[:, :, rows]
                 output[:, :, rows], logsumexp[:, :, rows] = merge(*old, *new)
-            if step < sharing.ranks - 1:
-                travelling = arrived()
         output = output.to(query.dtype)
         ctx.save_for_backward(query, key, value, output, logsumexp)
+        ctx.sharing, ctx.documents = sharing, documents
         return output
 
     @staticmethod
     def backward(ctx, gradient):
         """The gradients of keys and values travel with them, and come home last."""
         query, key, value, output, logsumexp = ctx.saved_tensors
-        sharing, documents = ctx.sharing, ctx.documents
-        heads, tokens, device = *query.shape[1:3], query.device
         delta = at_least_32(gradient * output).sum(-1, keepdim=True)
         of_query, of_key, of_value = map(torch.zeros_like, (query, key, value))
-        travelling = key, value
-        for step in range(sharing.ranks):
-            if step < sharing.ranks - 1:
-                arrived = rotate(travelling, sharing.group)
-            rows, columns, allowed = sharing.block(step, tokens, documents, device)
+        steps = ring_steps(query, key, value, ctx.sharing, ctx.documents)
+        for rows, columns, allowed, keys, values in steps:
             if len(rows):
-                keys, values = (
-                    for_each_head(part[:, :, columns], heads) for part in travelling
-                )
                 own = (part[:, :, rows] for part in (logsumexp, gradient, delta))
                 new = attend_backward(query[:, :, rows], keys, values, allowed, *own)
                 of_query[:, :, rows] += new[0]
                 of_key[:, :, columns] += of_shared_heads(new[1], key.shape[1])
                 of_value[:, :, columns] += of_shared_heads(new[2], key.shape[1])
-            of_key, of_value = rotate((of_key, of_value), sharing.group)()
-            if step < sharing.ranks - 1:
-                travelling = arrived()
+            of_key, of_value = rotate((of_key, of_value), ctx.sharing.group)()
         return of_query, of_key, of_value, None, None
 
 
