@@ -841,6 +841,32 @@ def test_flags_that_do_not_fit_give_one_line(flags, world_size, expected):
         lesson20.mesh_for(args, world_size, torch.device("cpu"))
 
 
+def frozen(way):
+    """Whether experts that were frozen still are, when ranks share them."""
+    with process_group() as (_, ranks):
+        network = a_gpt()
+        for layer in expert_parallel.layers_of(network):
+            layer.experts.requires_grad_(False)
+        network = way(network, mesh_of(ranks))
+        experts_of, _ = expert_parallel.of_experts(network)
+        return len(experts_of), any(value.requires_grad for value in experts_of)
+
+
+@pytest.mark.parametrize("way", [expert_parallel.share, torch_experts.shard])
+def test_frozen_experts_stay_frozen_when_ranks_share_them(way):
+    assert launch(frozen, way, nproc=2, timeout=100) == [(4, False)] * 2
+
+
+@pytest.mark.parametrize("capacity, kept", [(1.07, 7), (1.0, 6), (0.1, 6), (2.5, 8)])
+def test_a_capacity_is_rounded_up_to_whole_choices(capacity, kept):
+    """Of 8 choices, three are of expert 0, and five of others."""
+    layer = experts.MixtureOfExperts(8, 4, 4, 1, capacity)
+    chosen = torch.tensor([0, 0, 0, 1, 2, 3, 4, 5])
+    assert len(layer.kept_by_expert(chosen)) == kept
+    layer.eval()
+    assert len(layer.kept_by_expert(chosen)) == 8
+
+
 # ---- with torch ----
 
 
