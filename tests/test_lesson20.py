@@ -849,6 +849,7 @@ def frozen(way):
             layer.experts.requires_grad_(False)
         network = way(network, mesh_of(ranks))
         experts_of, _ = expert_parallel.of_experts(network)
+        dist.barrier()  # a rank that leaves closes groups that others still make
         return len(experts_of), any(value.requires_grad for value in experts_of)
 
 
