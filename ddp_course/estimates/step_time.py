@@ -117,11 +117,13 @@ def own_tokens(run):
 
 
 def sent_by_tensor(run):
-    """Four all-reduces per block (lesson 17), and two more if it is recomputed."""
+    """Four all-reduces per block (lesson 17), and two more if it is recomputed; and one
+    each for the embedding and the head.
+    """
     n = run.mesh.tensor
     times = 6.0 if run.recompute == "full" else 4.0
-    per_layer = times * 2.0 * (n - 1) / n * 2.0 * run.width * own_tokens(run)
-    return per_layer * layers_per_rank(run)
+    times = times * layers_per_rank(run) + 2.0 / run.mesh.pipeline
+    return times * 2.0 * (n - 1) / n * 2.0 * run.width * own_tokens(run)
 
 
 def sent_by_context(run):
