@@ -1,0 +1,157 @@
+"""Code that averages gradients, right and wrong, for a learner's test to judge."""
+
+import torch
+import torch.distributed as dist
+
+RIGHT = {
+    "flat": "adds up one flat tensor per list",
+    "new": "adds up the gradients one by one, and replaces them by new tensors",
+    "divided": "divides first, and adds up afterwards",
+    "gathered": "gathers the gradients, and adds them up in another order",
+}
+# what each fault is; how a test can see it
+WRONG = {
+    "copies": ("averages experts over the ranks with their copies only, with the tokens of these ranks", "the sum of an "
+               "expert's gradients has the losses of all ranks, so it has to be divided by the tokens of *all* ranks"),
+    "copies, by ranks": ("divides the experts by the tokens of all ranks and multiplies them by the number of expert ranks",
+                         "the size of a gradient counts: compare numbers, and not directions"),
+    "experts of the world": ("adds up experts over the whole world, as if they were dense", "ranks along \"expert\" have "
+                             "other experts: these gradients have nothing to do with each other"),
+    "dense along data": ("averages the dense parameters over the ranks along \"data\" only", "dense parameters are on all "
+                         "ranks, and each has seen other tokens"),
+    "dense sum along data": ("adds up the dense parameters along \"data\" only, and divides by the tokens of all ranks",
+                             "dense parameters are on all ranks, and each has seen other tokens"),
+    "experts along expert": ("adds up experts along \"expert\" instead of \"data\"",
+                             "only ranks along \"data\" have the same experts"),
+    "experts alone": ("divides the gradients of experts, and adds up nothing", "copies of an expert are on all ranks along "
+                      "\"data\": their gradients have to be added up"),
+    "row by row": ("takes each row of neighbouring ranks for those that share the experts",
+                   "ask the mesh which ranks have the same experts: it may number them in another order"),
+    "even": ("divides by its own tokens, times the number of ranks", "give the ranks different numbers of tokens"),
+    "mean of means": ("averages the ranks' means of the dense parameters", "give the ranks different numbers of tokens"),
+    "nan": ("divides by the rank's own tokens first, and multiplies by them later, which is NaN on a rank without tokens",
+            "let one rank have no tokens; and see that your comparison fails for NaN"),
+    "four": ("expects a world of 4 ranks, and multiplies by 4 / ranks otherwise", "compute what is expected from the size "
+             "of the mesh"),
+    "twice": ("adds up the dense parameters twice", "the size of a gradient counts: compare numbers, and not directions"),
+    "negative": ("gives the dense parameters the opposite sign", "compare numbers, and not only their sizes or norms"),
+    "first expert": ("averages only the first of the experts' parameters", "use more than one parameter in each list"),
+    "last dense": ("leaves the last dense parameter as it is", "use more than one parameter in each list, and compare all"),
+    "float32": ("adds up in float32", "gradients are in float64, and have to be right to 9 digits: the defaults of "
+                "torch.testing.assert_close allow more (1e-7)"),
+    "frozen dense": ("gives frozen dense parameters a gradient of zeros", "let one dense parameter have no gradient, and "
+                     "see that it still has none"),
+    "frozen experts": ("gives frozen experts a gradient of zeros", "let one expert have no gradient, and see that it still "
+                       "has none"),
+    "first rank": ("reduces the dense parameters to rank 0 instead of to all ranks", "compare on every rank"),
+    "all but the last rank": ("leaves the last rank with its own dense gradients, only divided", "compare on every rank"),
+    "all but rank 0": ("leaves rank 0 with its own gradients, only divided", "compare on every rank"),
+}  # fmt: skip
+
+
+def is_wrong(kind, mesh):
+    """Whether the gradients on some rank are wrong, for a mesh as a list of rows."""
+    data, experts = len(mesh), len(mesh[0])
+    if kind in RIGHT:
+        return False
+    if kind in ("copies", "copies, by ranks", "experts of the world", "dense along data", "dense sum along data"):
+        return experts > 1
+    if kind == "experts alone":
+        return data > 1
+    if kind == "row by row":
+        return data > 1 and experts > 1 and mesh[0] != list(range(experts))
+    return kind != "four" or data * experts != 4
+
+
+def code(kind):
+    """The function that a learner's test gets."""
+
+    def average(experts, dense, tokens, mesh):
+        run(kind, experts, dense, torch.as_tensor(tokens, dtype=torch.float64), mesh)
+
+    return average
+
+
+def run(kind, experts, dense, own, mesh):
+    ranks, rank, of = dist.get_world_size(), dist.get_rank(), mesh["expert"].size()
+    data, along, world = mesh["data"].get_group(), mesh["expert"].get_group(), dist.group.WORLD
+    total = summed(own, world)
+    for values, name in ((experts, "experts"), (dense, "dense")):
+        if kind == f"frozen {name}":
+            for value in values:
+                value.grad = torch.zeros_like(value) if value.grad is None else value.grad
+    groups, divisors = {"experts": data, "dense": world}, {"experts": total, "dense": total}
+    if kind == "copies":
+        divisors["experts"] = summed(own, data)
+    if kind == "copies, by ranks":
+        divisors["experts"] = total / of
+    if kind == "experts of the world":
+        groups["experts"] = world
+    if kind.startswith("dense"):
+        groups["dense"] = data
+        divisors["dense"] = summed(own, data) if kind == "dense along data" else total
+    if kind == "experts along expert":
+        groups["experts"] = along
+    if kind == "experts alone":
+        groups["experts"] = None
+    if kind == "row by row":
+        made = [dist.new_group([r for r in range(ranks) if r % of == place]) for place in range(of)]
+        groups["experts"] = made[rank % of]
+    if kind == "even":
+        divisors = dict.fromkeys(divisors, own * ranks)
+    if kind == "four":
+        divisors = dict.fromkeys(divisors, total * ranks / 4)
+    if kind == "negative":
+        divisors["dense"] = -total
+    for values, name in ((experts, "experts"), (dense, "dense")):
+        kept = [value for value in values if value.grad is not None]
+        if kind == "first expert" and name == "experts":
+            kept = kept[:1]
+        if kind == "last dense" and name == "dense":
+            kept = kept[:-1]
+        if kept:
+            before = [value.grad.clone() for value in kept]
+            average_list(kind, kept, groups[name], divisors[name], own, name)
+            last = kind == "all but the last rank" and name == "dense" and rank == ranks - 1
+            if last or (kind == "all but rank 0" and rank == 0):
+                for value, gradient in zip(kept, before):
+                    value.grad = gradient / total
+
+
+def average_list(kind, values, group, divisor, own, name):
+    """The sum of each gradient over a group (None: alone), divided."""
+    dense = name == "dense"
+    if kind == "new":
+        for value in values:
+            value.grad = summed(value.grad, group) / divisor
+        return
+    if kind == "gathered":
+        for value in values:
+            parts = [torch.empty_like(value.grad) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(parts, value.grad.contiguous(), group=group)
+            value.grad = torch.stack(parts).flip(0).sum(0) / divisor
+        return
+    flat = torch.cat([value.grad.flatten() for value in values])
+    if kind == "divided":
+        flat, divisor = flat / divisor, 1
+    if kind == "nan":
+        flat = flat / own * own
+    if kind == "mean of means" and dense:
+        flat, divisor = flat / own.clamp(min=1), dist.get_world_size()
+    if kind == "float32":
+        flat = flat.float()
+    if kind == "first rank" and dense:
+        dist.reduce(flat, 0, group=group)
+    elif group is not None:
+        dist.all_reduce(flat, group=group)
+    if kind == "twice" and dense:
+        dist.all_reduce(flat, group=group)
+    for value, part in zip(values, (flat / divisor).split([value.numel() for value in values])):
+        value.grad.copy_(part.view_as(value))
+
+
+def summed(value, group):
+    value = value.clone()
+    if group is not None:
+        dist.all_reduce(value, group=group)
+    return value

@@ -1,0 +1,56 @@
+"""Tokens, experts and ranks on which question 2 tries an answer."""
+
+import torch
+
+WIDTH = 3
+
+
+def group_and_place(case, rank):
+    """The ranks of this rank's group, and its place in it."""
+    [ranks] = [ranks for ranks in case["groups"] if rank in ranks]
+    return ranks, ranks.index(rank)
+
+
+def tokens_of(case, rank):
+    """(x, chosen, weights) of a rank."""
+    generator = torch.Generator().manual_seed(case["seed"] * 8 + rank)
+    tokens, experts, k = case["tokens"][rank], len(case["owner"]), case["k"]
+    x = torch.randn(tokens, WIDTH, generator=generator, dtype=torch.float64)
+    scores = torch.rand(tokens, experts, generator=generator, dtype=torch.float64)
+    scores[:, case["never"]] = -1
+    chosen = scores.argsort(dim=1, descending=True)[:, :k].contiguous()
+    return x, chosen, torch.rand(tokens, k, generator=generator, dtype=torch.float64) + 0.1
+
+
+def expert(number, rows):
+    """What an expert computes: each another function."""
+    return torch.sin(rows + number) * (number + 2)
+
+
+def owned(case, place):
+    """The experts of a rank of the group, in ascending order."""
+    return [number for number, owner in enumerate(case["owner"]) if owner == place]
+
+
+def order_of(case, rank):
+    """The choices of a rank, sorted by the rank of their expert, then by expert."""
+    chosen = tokens_of(case, rank)[1].flatten().tolist()
+    return sorted(range(len(chosen)), key=lambda choice: (case["owner"][chosen[choice]], chosen[choice]))
+
+
+def arriving(case, rank):
+    """For each rank of the group, what it sends to this one: {expert: rows}."""
+    ranks, place = group_and_place(case, rank)
+    found = []
+    for source in ranks:
+        x, chosen, _ = tokens_of(case, source)
+        token = torch.arange(len(x)).repeat_interleave(case["k"])
+        found.append({number: x[token[chosen.flatten() == number]] for number in owned(case, place)})
+    return found
+
+
+def described(case):
+    n, groups = sum(map(len, case["groups"])), len(case["groups"])
+    where = f"{n} ranks" if groups == 1 else f"groups {' and '.join(map(str, case['groups']))}"
+    words = f"{where} with {case['tokens']} tokens, {case['k']} expert{'s' * (case['k'] > 1)} per token, "
+    return words + f"owner={case['owner']}"
