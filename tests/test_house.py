@@ -16,7 +16,7 @@ ALLOWED = {
     "data": {"ranks", "front"},
     "models": {"data"},
     "checkpoints": {"ranks", "front"},
-    "estimates": {"models"},
+    "estimates": {"ranks", "models"},
     "detectors": {"front"},
     "front": LOWER,
     "notebook": {"ranks", "estimates", "detectors", "front"},
