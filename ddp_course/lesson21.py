@@ -180,8 +180,10 @@ def main(argv=()):
     del result["why"]
     if torchrun_environment().rank == 0:
         log = runs.open_folder(args.out)
-        for line in in_columns(rows[: args.show]):
-            log.info(line)
+        for place, row in enumerate(rows[: args.show], start=1):
+            plan, numbers = as_text(row)
+            log.info(f"{place:2}. {plan}")
+            log.info(numbers)
         if unfit and unfit.seconds() < found[0].seconds():
             needs = f"{unfit.kept.total() / 1e9:.0f} GB per rank"
             log.info(f"faster, but without room: {in_words(unfit.run)}, {needs}")
@@ -203,13 +205,10 @@ def as_data(plan, best, gpu, tokens):
     }
 
 
-def in_columns(rows):
-    """Rows as lines of text, with the names above them."""
-    cells = [list(rows[0])] + [[str(value) for value in row.values()] for row in rows]
-    wide = [max(map(len, column)) for column in zip(*cells)]
-    return [
-        "  ".join(cell.ljust(w) for cell, w in zip(row, wide)).rstrip() for row in cells
-    ]
+def as_text(row):
+    """A row of as_data in two lines."""
+    shown = f"{row['gigabytes']} GB, {row['seconds']} s per step, {row['days']} days"
+    return [row["plan"], f"    {shown}: {row['why']}"]
 
 
 if __name__ == "__main__":

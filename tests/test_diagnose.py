@@ -158,7 +158,7 @@ def test_a_program_has_what_its_page_needs(path):
     failure = from_programs.program_of(path)
     assert f"{path.stem}.py" in failure.run or not failure.runs
     assert bool(failure.code) == failure.runs == bool(failure.output)
-    assert failure.lesson in {f"{number:02}" for number in range(1, 21)}
+    assert failure.lesson in {f"{number:02}" for number in range(1, 22)}
     for source in failure.sources:
         assert re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/\w+/\d+", source)
     for text in (failure.cause, failure.fix, failure.which):

@@ -462,6 +462,22 @@ def whole_number(flag, text):
     return int(number)
 
 
+@app.command(
+    context_settings={
+        "ignore_unknown_options": True,
+        "allow_extra_args": True,
+        "help_option_names": [],  # the program's own --help lists its flags
+    }
+)
+def plan(context: typer.Context):
+    """Plan a training run on a cluster: mesh, memory, time. The flags are lesson 21's;
+    --help lists them.
+    """
+    from ddp_course import lesson21
+
+    lesson21.main(context.args)
+
+
 @app.command()
 def sample(
     folder: Path = typer.Argument(

@@ -2,6 +2,7 @@
 
 import csv
 import math
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from ddp_course.estimates.step_time import (
     flops,
     seconds,
 )
+from ddp_course.estimates.transformer import Model
 
 FILE = Path(__file__).parent.parent / "data/published_runs.csv"
 
@@ -60,15 +62,19 @@ def seconds_of(run, gpu, reported, unit):
     tokens = float(run.batch) * run.context
     if unit == "tokens/s":
         return tokens / (reported * run.gpus())
-    if unit == "MFU":
-        speed = reported * gpu.flops
-    else:
-        speed = (
-            {"TFLOP/s": 1.0, "TFLOP/s with recomputation": 3 / 4}[unit]
-            * reported
-            * 1e12
-        )
+    counted = {"MFU": gpu.flops, "TFLOP/s": 1e12}
+    counted["TFLOP/s with recomputation"] = 3 / 4 * 1e12
+    speed = reported * counted[unit]
     return sum(flops(run)) / (speed * run.gpus())
+
+
+def as_model(published):
+    """The Model of a published run, as a GPT: heads of 128, as many parameters per block
+    with three matrices in the MLP as GPT has with two, a vocabulary of 51,200.
+    """
+    layers, width = published.run.layers, published.run.width
+    inner, heads = round(8 * width / 3), width // 128
+    return Model(layers, width, inner, heads, width, 51200, tied=True)
 
 
 # ---- three models, from the simplest ----
@@ -104,24 +110,34 @@ def fit(runs, model=seconds, names=Constants._fields):
     """The Constants with the smallest mean error, of the logarithm without its sign, so
     that a few odd runs do not count for much.
 
-    It makes one constant larger or smaller by a factor, keeps what helps, and tries
-    smaller factors when nothing does.
+    It makes one or two constants larger or smaller by a factor, keeps what helps most,
+    and takes the factor's root when nothing helps.
     """
 
     def error(constants):
         return sum(abs(log_error(model, constants, each)) for each in runs)
 
-    best, lowest, factor = BEGIN, error(BEGIN), 2.0
+    ways = product((1.0, 0.0, -1.0), repeat=len(names))
+    moves = [way for way in ways if 0 < sum(map(abs, way)) <= 2]
+    best, factor = BEGIN, 1.5
+    lowest = error(best)
     while factor > 1.0005:
-        before = lowest
-        for name in names:
-            for change in (factor, 1 / factor):
-                tried = best._replace(**{name: getattr(best, name) * change})
-                if (found := error(tried)) < lowest:
-                    best, lowest = tried, found
-        if lowest == before:
+        tried = [moved(best, names, move, factor) for move in moves]
+        found, nearest = min((error(each), each) for each in tried)
+        if found < lowest:
+            best, lowest = nearest, found
+        else:
             factor = math.sqrt(factor)
     return best
+
+
+def moved(constants, names, move, factor):
+    """Constants, of which those with these names are multiplied by factor ** move."""
+    changes = {
+        name: getattr(constants, name) * factor**power
+        for name, power in zip(names, move)
+    }
+    return constants._replace(**changes)
 
 
 def halves(runs):

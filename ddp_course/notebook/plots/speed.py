@@ -121,13 +121,20 @@ def predictions(pairs, unit, title):
     axis.set(xlabel=f"predicted ({unit})", ylabel=f"measured ({unit})", title=title)
     axis.set(xlim=(0, highest), ylim=(0, highest))
     axis.legend()
-    told = [
-        f"{label}: {listing(f'{number(p)} and {number(m)}' for p, m in of)}"
-        for label, of in pairs.items()
-    ]
+    told = [f"{label}: {pairs_in_words(of)}" for label, of in pairs.items()]
     display_figure(
         figure, f"{title}. Predicted and measured {unit}, in pairs. {'; '.join(told)}."
     )
+
+
+def pairs_in_words(pairs, most=20):
+    """All pairs (predicted, measured); or what they are like, if there are too many."""
+    if len(pairs) <= most:
+        return listing(f"{number(p)} and {number(m)}" for p, m in pairs)
+    off = sorted(abs(p / m - 1) for p, m in pairs)[len(pairs) // 2]
+    lowest, highest = min(m for _, m in pairs), max(m for _, m in pairs)
+    between = f"measured between {number(lowest)} and {number(highest)}"
+    return f"{len(pairs)} pairs, {between}, half of them less than {off:.0%} apart"
 
 
 @styled

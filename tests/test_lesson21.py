@@ -1,0 +1,483 @@
+"""Lesson 21: the formulas of a step and of what a rank keeps, beside those that earlier
+lessons have proven; constants beside published runs; a plan beside a rehearsed step.
+"""
+
+import csv
+import json
+import re
+
+import pytest
+
+from ddp_course import UsageError, lesson21
+from ddp_course.estimates import memory, pipeline, published, rehearsal, step_time
+from ddp_course.estimates.memory import Mesh
+from ddp_course.estimates.transformer import (
+    MODELS,
+    Model,
+    kept_by_run,
+    kept_by_stage,
+    run_of,
+    stage_parameters,
+)
+
+H100 = step_time.GPUS["h100"]
+PLAIN = step_time.Constants(rate=1.0, attention=1.0, half=0.0, network=1.0)
+LLAMA, MIXTRAL = MODELS["llama3-8b"], MODELS["mixtral-8x7b"]
+
+
+def a_run(mesh=Mesh(), model=LLAMA, context=8192, batch=64, micro_batch=1, **how):
+    return run_of(model, mesh, context, batch, micro_batch, **how)
+
+
+def parts_of(run, constants=PLAIN, gpu=H100):
+    return step_time.parts(run, gpu, constants)
+
+
+# ---- models ----
+
+
+@pytest.mark.parametrize(
+    "name, parameters",  # as their model cards and checkpoints have them
+    [
+        ("smollm2-135m", 134_515_008),
+        ("llama3-1b", 1_235_814_400),
+        ("llama3-8b", 8_030_261_248),
+        ("llama3-70b", 70_553_706_496),
+        ("llama3-405b", 405_853_388_800),
+        ("mixtral-8x7b", 46_702_792_704),
+    ],
+)
+def test_a_model_has_the_parameters_that_it_is_known_for(name, parameters):
+    assert MODELS[name].parameters() == parameters
+
+
+def test_a_token_is_multiplied_by_all_but_an_embedding_and_unchosen_experts():
+    assert LLAMA.multiplied() == LLAMA.parameters() - 128256 * 4096
+    tied = MODELS["llama3-1b"]
+    assert tied.multiplied() == tied.parameters()
+    unchosen = 32 * 6 * 3 * 4096 * 14336  # six experts of eight, in each layer
+    looked_up = 32000 * 4096
+    assert MIXTRAL.multiplied() == MIXTRAL.parameters() - unchosen - looked_up
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("tensor, stages, experts", [(1, 1, 1), (4, 2, 1), (2, 4, 4)])
+def test_the_parts_of_a_model_are_the_model(model, tensor, stages, experts):
+    """All ranks together have each parameter once; norms and routers are on each tensor
+    rank, and a tied matrix is on the first and the last stage.
+    """
+    model = MODELS[model]
+    mesh = Mesh(tensor=tensor, pipeline=stages, expert=min(experts, model.experts))
+    layers = model.layers / stages
+    total = 0
+    for stage in range(stages):
+        dense, of_experts = stage_parameters(model, mesh, stage, layers)
+        total += tensor * (dense + of_experts * mesh.expert)
+    whole = 2 * model.width + (model.experts > 1) * model.experts * model.width
+    repeated = (tensor - 1) * (model.layers * whole + model.width)
+    twice = model.embedding() if model.tied and stages > 1 else 0
+    assert total == pytest.approx(model.parameters() + repeated + twice, rel=1e-12)
+
+
+# ---- the seconds of a step ----
+
+
+def test_flops_are_six_per_parameter_and_token_and_attentions():
+    products, attention = step_time.flops(a_run(context=2048, batch=3))
+    assert products == 6 * 7_504_924_672 * 3 * 2048
+    assert attention == 12 * 32 * 4096 * 3 * 2048**2
+    seconds = 2 * (products + attention) / H100.flops
+    found = step_time.utilization(a_run(context=2048, batch=3), H100, seconds)
+    assert found == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("stages, m, chunks", [(2, 4, 1), (4, 4, 1), (8, 16, 2)])
+def test_the_bubble_is_lesson_18s(stages, m, chunks):
+    mesh = Mesh(pipeline=stages)
+    found = parts_of(a_run(mesh, batch=m, chunks=chunks))
+    computing = found.products + found.attention
+    share = found.bubble / (computing + found.bubble)
+    assert share == pytest.approx(pipeline.bubble(stages, m, chunks))
+
+
+def test_stages_that_do_not_divide_the_layers_make_others_wait():
+    """Six stages of 32 layers: two have six layers, and the others five."""
+    found = parts_of(a_run(Mesh(pipeline=6), batch=1_000_000))
+    computing = found.products + found.attention
+    assert found.bubble / computing == pytest.approx(6 * 6 / 32 - 1, rel=1e-4)
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 64])
+def test_fsdp_sends_what_lesson_12_says(ranks):
+    run = a_run(Mesh(data=ranks), batch=2 * ranks, stage=3)
+    inside, between = step_time.sent_by_data(run, 1e9, ranks)
+    assert inside == pytest.approx(2 * memory.sent(1e9, ranks, 3, "master"))
+    assert between == 0
+
+
+@pytest.mark.parametrize("stage, per_parameter", [(0, 8), (1, 6)])
+def test_without_sharded_weights_gradients_travel_once_per_step(stage, per_parameter):
+    """Four bytes each, twice in an all-reduce; or reduced, and then weights gathered."""
+    for batch in (4, 64):
+        run = a_run(Mesh(data=4), batch=batch, stage=stage)
+        inside, _ = step_time.sent_by_data(run, 1e9, 4)
+        assert inside == per_parameter * 1e9 * 3 / 4
+
+
+def test_hybrid_sharding_gathers_in_its_groups_and_reduces_between_them():
+    run = a_run(Mesh(data=32), batch=32, stage=3)._replace(shards=8)
+    inside, between = step_time.sent_by_data(run, 1e9, 32)
+    assert inside == 6 * 1e9 * 7 / 8
+    assert between == 4 * 1e9 / 8 * 3 / 4  # an all-reduce of a shard, in 16 bits
+    whole = parts_of(run._replace(shards=0, batch=32)).data
+    assert parts_of(run).data < whole, "messages stay in the machine"
+
+
+def test_experts_are_averaged_on_fewer_ranks_than_the_rest():
+    mesh = Mesh(data=2, expert=8)
+    run = a_run(mesh, MIXTRAL, stage=0)
+    dense = run.parameters - run.experts
+    sent = 8 * dense * 15 / 16 + 8 * run.experts / 8 * 1 / 2
+    hops = 32 * 15 * H100.hop
+    assert step_time.data_seconds(run, H100) == pytest.approx(sent / 50e9 + hops)
+
+
+def test_tensor_ranks_send_four_all_reduces_per_block_and_two_more():
+    run = a_run(Mesh(data=2, tensor=4), batch=8)
+    tokens = 8 * 8192 / 2
+    all_reduce = 2 * 3 / 4 * tokens * 4096 * 2
+    assert step_time.sent_by_tensor(run) == (4 * 32 + 2) * all_reduce
+    again = run._replace(recompute="full")
+    assert step_time.sent_by_tensor(again) == (6 * 32 + 2) * all_reduce
+    assert step_time.sent_by_tensor(a_run()) == 0
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_context_ranks_send_keys_and_values_as_in_lesson_19(n):
+    """Both go on n - 1 times in forward and in backward, their gradients n times."""
+    run = a_run(Mesh(context=n), batch=1)
+    block = 2 * 8192 / n * 1024 * 2  # keys and values of the own tokens, in 16 bits
+    rounds = 2 * (n - 1) + n if n > 1 else 0
+    assert step_time.sent_by_context(run) == 32 * rounds * block
+
+
+def test_expert_ranks_send_each_choice_there_and_back_twice():
+    run = a_run(Mesh(expert=8), MIXTRAL)
+    choices = 64 * 8192 / 8 * 2
+    sent = 4 * choices * 7 / 8 * 4096 * 2
+    assert step_time.sent_by_expert(run) == 32 * sent
+
+
+def test_a_link_is_fast_inside_a_machine():
+    inside, across = (parts_of(a_run(Mesh(tensor=n))).tensor for n in (8, 16))
+    per_byte = [
+        seconds / step_time.sent_by_tensor(a_run(Mesh(tensor=n)))
+        for seconds, n in ((inside, 8), (across, 16))
+    ]
+    assert per_byte == pytest.approx([1 / 450e9, 1 / 50e9])
+    mixed = parts_of(a_run(Mesh(tensor=4, context=4)))
+    assert (
+        mixed.context
+        == step_time.sent_by_context(a_run(Mesh(tensor=4, context=4))) / 50e9
+    )
+
+
+def test_messages_of_sharded_weights_hide_behind_the_rest():
+    usual = a_run(Mesh(data=64), batch=512, stage=3)
+    assert parts_of(usual, step_time.FITTED["h100"]).data == 0
+    exposed = parts_of(a_run(Mesh(data=64), context=256, stage=3))
+    rest = sum(exposed) - exposed.data
+    sent = step_time.data_seconds(a_run(Mesh(data=64), context=256, stage=3), H100)
+    assert exposed.data == pytest.approx(sent - rest) and rest < sent
+    assert parts_of(a_run(Mesh(data=64), stage=0)).data > 0
+
+
+@pytest.mark.parametrize("name", step_time.Constants._fields)
+def test_each_constant_changes_its_own_part(name):
+    run = a_run(Mesh(data=2, tensor=2), batch=4)
+    before = parts_of(run, step_time.Constants(0.5, 0.5, 500.0, 1.0))
+    after = parts_of(
+        run, step_time.Constants(0.5, 0.5, 500.0, 1.0)._replace(**{name: 2.0})
+    )
+    changed = {
+        part for part in step_time.Parts._fields
+        if getattr(before, part) != getattr(after, part)
+    }  # fmt: skip
+    expected = {
+        "rate": {"products", "attention"},
+        "attention": {"attention"},
+        "half": {"products"},
+        "network": {"tensor", "data"},
+    }
+    assert changed == expected[name]
+
+
+# ---- published runs ----
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return published.published_runs()
+
+
+def test_conventions_are_made_equal():
+    run = a_run(Mesh(data=8))
+    mfu = published.seconds_of(run, H100, 0.4, "MFU")
+    teraflops = 0.4 * 989
+    assert published.seconds_of(run, H100, teraflops, "TFLOP/s") == pytest.approx(mfu)
+    counted = teraflops * 4 / 3, "TFLOP/s with recomputation"
+    assert published.seconds_of(run, H100, *counted) == pytest.approx(mfu)
+    tokens = 64 * 8192 / mfu / 8, "tokens/s"
+    assert published.seconds_of(run, H100, *tokens) == pytest.approx(mfu)
+
+
+def test_each_published_run_is_possible_and_has_a_source(runs):
+    with open(published.FILE, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(runs) == 256
+    for row, each in zip(rows, runs):
+        run = each.run
+        assert run.gpus() == int(row["gpus"]), row
+        # one batch of the file is no multiple: microbatches differ in size there
+        assert run.micro_batches() >= 0.9, row
+        used = step_time.utilization(run, step_time.GPUS[each.gpu], each.seconds)
+        assert 0.05 < used < 0.75, row
+        assert re.match(r"arXiv:\d{4}\.\d{5}, |github\.com/\S+, ", each.source)
+        assert each.checked == ("copies" if "arXiv" in each.source else "file")
+
+
+@pytest.mark.parametrize("gpu", ["a100", "h100"])
+def test_constants_are_fitted_to_all_runs(gpu, runs):
+    found = published.fit([each for each in runs if each.gpu == gpu])
+    assert list(found) == pytest.approx(list(step_time.FITTED[gpu]), rel=0.01)
+
+
+def test_a_fit_finds_the_constants_that_made_the_times(runs):
+    """Times that the formulas made, of real meshes: with other constants, no error."""
+    made = step_time.Constants(0.5, 0.4, 900.0, 2.0)
+    of_gpu = [each for each in runs if each.gpu == "a100"][::3]
+    times = [
+        step_time.seconds(each.run, step_time.GPUS["a100"], made) for each in of_gpu
+    ]
+    faked = [each._replace(seconds=t) for each, t in zip(of_gpu, times)]
+    assert list(published.fit(faked)) == pytest.approx(list(made), rel=0.03)
+
+
+@pytest.mark.parametrize("gpu", ["a100", "h100"])
+def test_the_model_beats_both_baselines_on_runs_that_it_has_not_seen(gpu, runs):
+    of_gpu = [each for each in runs if each.gpu == gpu]
+    errors = {}
+    for name, (formula, constants) in published.MODELS.items():
+        found = published.held_out_errors(of_gpu, formula, constants)
+        assert len(found) == len(of_gpu)
+        errors[name] = published.median_error(found)
+    assert errors["four constants"] < 0.06
+    assert errors["four constants"] < 0.9 * min(
+        errors["constant MFU"], errors["no communication"]
+    )
+
+
+def test_a_run_is_predicted_by_constants_that_were_not_fitted_to_it(runs):
+    of_gpu = [each for each in runs if each.gpu == "h100"][:24]
+    spoiled = [each._replace(seconds=1e6 * each.seconds) for each in of_gpu[::2]]
+    mixed = [x for pair in zip(spoiled, of_gpu[1::2]) for x in pair]
+    by_source = {each: guess for each, guess, _ in published.held_out_errors(mixed)}
+    clean = {each: guess for each, guess, _ in published.held_out_errors(of_gpu)}
+    for each in spoiled:
+        assert by_source[each] == pytest.approx(
+            clean[each._replace(seconds=each.seconds / 1e6)]
+        )
+
+
+# ---- what a rank keeps ----
+
+
+def test_states_and_activations_of_fsdp_are_lesson_12s():
+    run = a_run(Mesh(data=64), batch=64, stage=3)
+    kept, known = kept_by_run(LLAMA, run), memory.plan(memory.LLAMA_3_8B, 64, 8192)
+    assert kept.weights + kept.gradients + kept.optimizer == pytest.approx(known.state)
+    assert kept.activations == pytest.approx(known.activations)
+    for recompute in ("full", "selective"):
+        again = kept_by_run(LLAMA, run._replace(recompute=recompute))
+        known = memory.plan(memory.LLAMA_3_8B, 64, 8192, recompute)
+        assert again.activations == pytest.approx(known.activations)
+
+
+@pytest.mark.parametrize("stage, per_parameter", [(0, 18), (1, 6 + 12 / 8), (3, 2)])
+def test_states_per_parameter(stage, per_parameter):
+    kept = kept_by_run(LLAMA, a_run(Mesh(data=8), stage=stage))
+    states = kept.weights + kept.gradients + kept.optimizer
+    assert states / LLAMA.parameters() == pytest.approx(per_parameter)
+
+
+def test_the_first_stage_keeps_as_many_micro_batches_as_there_are_stages():
+    mesh = Mesh(pipeline=4)
+    kept = [kept_by_stage(LLAMA, a_run(mesh), stage) for stage in range(4)]
+    one = kept[3].activations
+    assert [each.activations / one for each in kept] == [4, 3, 2, 1]
+    few = kept_by_stage(LLAMA, a_run(mesh, batch=2), 0)
+    assert few.activations == 2 * one
+    chunks = kept_by_stage(LLAMA, a_run(mesh, chunks=2), 0)
+    # Korthikanti et al., section 4.2.3: 1 + (p - 1) / (p m) times as much
+    assert chunks.activations / (4 * one) == pytest.approx(1 + 3 / (4 * 2))
+
+
+@pytest.mark.parametrize(
+    "mesh", [Mesh(tensor=4), Mesh(context=4), Mesh(tensor=2, context=2)]
+)
+def test_ranks_that_share_tokens_share_activations(mesh):
+    one, shared = (kept_by_run(LLAMA, a_run(m)) for m in (Mesh(), mesh))
+    assert shared.activations == one.activations / 4
+    assert shared.moment == one.moment / 4
+
+
+def test_experts_keep_an_mlp_per_choice_and_are_shared_by_their_ranks():
+    dense = Model(*MIXTRAL[:6])
+    more = kept_by_run(MIXTRAL, a_run(model=MIXTRAL)).activations
+    less = kept_by_run(dense, a_run(model=dense)).activations
+    assert more - less == 2 * 64 / 64 * 8192 * 32 * (4096 + 4 * 14336)
+    alone, shared = (
+        kept_by_run(MIXTRAL, a_run(Mesh(expert=n), MIXTRAL)) for n in (1, 8)
+    )
+    of_experts = 32 * 8 * MIXTRAL.mlp()
+    assert alone.weights - shared.weights == pytest.approx(2 * of_experts * 7 / 8)
+
+
+# ---- all plans ----
+
+
+def test_plans_are_possible_fit_and_come_in_order():
+    found, unfit = lesson21.plans(LLAMA, 48, "h100", 8192, 96)
+    assert len(found) > 20
+    seconds = [plan.seconds() for plan in found]
+    assert seconds == sorted(seconds)
+    assert len({plan.run.mesh for plan in found}) == len(found)
+    for plan in found:
+        run, mesh = plan.run, plan.run.mesh
+        assert run.gpus() == 48 and plan.fits("h100")
+        assert LLAMA.groups() % mesh.tensor == 0 and mesh.tensor <= 8
+        assert run.micro_batches() == int(run.micro_batches()) >= 1
+        assert (
+            mesh.expert == 1
+            and 8192 / mesh.context >= lesson21.SHORTEST
+            or mesh.context == 1
+        )
+        assert mesh.pipeline * run.chunks <= 32
+        assert run.stage in ((0, 1) if mesh.pipeline > 1 else (0, 1, 3))
+        if run.chunks > 1:
+            assert run.micro_batches() % mesh.pipeline == 0
+    assert not unfit.fits("h100")
+    assert unfit.seconds() <= found[0].seconds()
+
+
+def test_nothing_that_fits_is_faster_than_the_first_plan():
+    small = MODELS["llama3-1b"]
+    found, _ = lesson21.plans(small, 16, "a100", 4096, 64)
+    for mesh in lesson21.meshes(small, 16, 4096):
+        for run in lesson21.runs_on(mesh, small, 4096, 64):
+            plan = lesson21.plan_of(small, run, "a100")
+            assert not plan.fits("a100") or plan.seconds() >= found[0].seconds()
+
+
+def test_every_mesh_of_powers_of_two_is_tried():
+    tried = set(lesson21.meshes(MIXTRAL, 64, 16384))
+    for tensor in (1, 2, 4, 8):
+        for stages in (1, 2, 4, 8, 16, 32):
+            for ring in (1, 2, 4):
+                for expert in (1, 2, 4, 8):
+                    data, rest = divmod(64, tensor * stages * ring * expert)
+                    if not rest and data:
+                        assert Mesh(data, tensor, stages, ring, expert) in tried
+    assert all(
+        64 == a.data * a.tensor * a.pipeline * a.context * a.expert for a in tried
+    )
+
+
+def test_the_reason_is_the_part_that_grew_most():
+    found, _ = lesson21.plans(LLAMA, 64, "h100", 8192, 512)
+    assert lesson21.reason(found[0], found[0]) == "the best"
+    parts = found[0].parts
+    slower = found[0]._replace(
+        parts=parts._replace(bubble=parts.bubble + 1.5, data=0.1)
+    )
+    assert lesson21.reason(slower, found[0]) == "+1.50 s bubble"
+
+
+def test_days_are_steps_times_seconds():
+    found, _ = lesson21.plans(LLAMA, 64, "h100", 8192, 512)
+    steps = 1e12 / (512 * 8192)
+    assert lesson21.days(found[0], 1e12) == pytest.approx(
+        steps * found[0].seconds() / 86400
+    )
+
+
+# ---- the program ----
+
+
+def test_the_program_writes_its_plans(tmp_path, capsys):
+    flags = ["--model", "llama3-1b", "--gpus", "32", "--tokens", "1e11"]
+    result = lesson21.main([*flags, "--out", str(tmp_path)])
+    assert json.loads((tmp_path / "result.json").read_text()) == result
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert rows[0]["plan"] == result["plan"] and rows[0]["why"] == "the best"
+    assert len(rows) > 5
+    said = capsys.readouterr().out
+    assert " 1. 32 data, micro-batch 1, ZeRO-3" in said and " 6. " not in said
+    hours = result["gpu_hours"]
+    assert hours == pytest.approx(result["days"] * 24 * 32, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "flags, problem",
+    [
+        ("--model llama3-70b --gpus 4", "llama3-70b does not fit on 4 x h100: "),
+        ("--gpus 37 --batch 7", "37 GPUs cannot share 7 sequences of 8192 tokens"),
+        ("--gpus 0", "argument --gpus: '0' is not a whole number"),
+        ("--gpu v100", "argument --gpu: invalid choice: 'v100'"),
+    ],
+)
+def test_what_cannot_be_planned_gives_one_line(flags, problem, tmp_path):
+    with pytest.raises(UsageError) as error:
+        lesson21.main([*flags.split(), "--out", str(tmp_path)])
+    assert str(error.value).startswith(problem) and "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+# ---- rehearsed ----
+
+# each dimension is a multiple of what 512 ranks cut it into
+SMALL = Model(2, 3072, 8192, 32, 1536, 32768, tied=True)
+
+
+@pytest.mark.parametrize(
+    "data, tensor, m", [(64, 8, 2), (512, 1, 1), (32, 4, 1), (1, 8, 1)]
+)
+def test_rank_0_keeps_and_sends_what_is_planned(data, tensor, m):
+    mesh = Mesh(data=data, tensor=tensor)
+    run = run_of(SMALL, mesh, 512, m * data, 1, stage=3)
+    counted = rehearsal.rehearse(SMALL, run)
+    dense, _ = stage_parameters(SMALL, mesh, 0, SMALL.layers)
+    assert counted.parameters == counted.gradients == dense / data
+    assert counted.optimizer == 2 * counted.parameters
+
+    planned, _ = step_time.sent_by_data(run, dense, data)
+    gathered_once = SMALL.embedding() / tensor + SMALL.width  # outside of blocks
+    planned -= m * 2 * gathered_once * (data - 1) / data
+    assert counted.sent_by_data == planned
+
+    norms, of_loss = (2 * SMALL.layers + 1) * SMALL.width * 2, 3 * 512 * 4
+    more = m * 2 * (tensor - 1) / tensor * (norms + of_loss) if tensor > 1 else 0
+    assert counted.sent_by_tensor == step_time.sent_by_tensor(run) + more
+
+
+def test_torchs_tracker_sees_about_the_planned_peak():
+    run = run_of(SMALL, Mesh(data=512), 2048, 512, 1, stage=3)
+    ours, torchs = kept_by_run(SMALL, run), rehearsal.peak_by_torch(SMALL, run)
+    assert ours.total() == pytest.approx(torchs["Total"], rel=0.2)
+
+
+@pytest.mark.parametrize("mesh", [Mesh(pipeline=2), Mesh(context=2), Mesh(expert=2)])
+def test_what_is_not_rehearsed_is_refused(mesh):
+    with pytest.raises(ValueError, match="only data and tensor ranks with ZeRO-3"):
+        rehearsal.rehearse(SMALL, run_of(SMALL, mesh, 512, 8, 1, stage=3))
