@@ -299,10 +299,43 @@ def with_an_epsilon(blocks):
     return merged(blocks, output=lambda o, total: o / (total + 1e-6))
 
 
-@wrong("merge", "digits are lost|keep the dtype")
+@wrong("merge", "have the digits of float32 only")
 def in_32_bits(blocks):
     dtype = blocks[0][0].dtype
     return tuple(part.to(dtype) for part in merged([[part.float() for part in block] for block in blocks]))
+
+
+@wrong("merge", "have the digits of bfloat16 only: compute in the dtype of the blocks, float32")
+def in_16_bits_for_32(blocks):
+    if blocks[0][0].dtype == torch.float64:
+        return merged(blocks)
+    return tuple(part.float() for part in merged([[part.bfloat16() for part in block] for block in blocks]))
+
+
+@wrong("merge", "is an epsilon added to a sum")
+def with_a_tiny_epsilon(blocks):
+    return merged(blocks, output=lambda o, total: o / (total + 1e-10))
+
+
+def without_small_ones(blocks, gap):
+    """Leaves out the blocks whose logsumexp is so far below the largest of the row."""
+    largest = functools.reduce(torch.maximum, (logsumexp.detach() for _, logsumexp in blocks))
+    return merged([(o, logsumexp.masked_fill(logsumexp < largest - gap, -torch.inf)) for o, logsumexp in blocks])
+
+
+for name, pattern, gap in [
+    ("without_blocks_5_below", "are left out whose logsumexp is far below", 5),
+    ("without_blocks_15_below", "A block counts, however small its weight", 15),
+    ("without_blocks_20_below", "A block counts, however small its weight", 20),
+]:
+    wrong("merge", pattern)(named(name, functools.partial(without_small_ones, gap=gap)))
+for gap in (15, 20):
+
+    def clamp(differences, gap=gap):
+        return differences.clamp(min=-gap).exp().masked_fill(differences == -torch.inf, 0)
+
+    answer = functools.partial(merged, weigh=clamp)
+    wrong("merge", "a difference clamped")(named(f"clamps_differences_at_{gap}", answer))
 
 
 @wrong("merge", "keep the dtype")
@@ -342,6 +375,66 @@ def detached_weights(blocks):
 def a_detached_logsumexp(blocks):
     output, logsumexp = merged(blocks)
     return output, logsumexp.detach()
+
+
+@wrong("merge", "the gradients of that block are 0")
+def one_block_as_it_is(blocks):
+    """Passes on gradients of rows that see no key."""
+    return merged(blocks) if len(blocks) > 1 or blocks[0][0].isnan().any() else blocks[0]
+
+
+@wrong("merge", "the gradients of that block are 0")
+def passes_on_the_logsumexp_of_empty_rows(blocks):
+    """Where one of two sees no key, the other's logsumexp, and its gradient."""
+    output, logsumexp = blocks[0]
+    output = output.masked_fill(logsumexp == -torch.inf, 0)
+    for more, b in blocks[1:]:
+        first, second = logsumexp == -torch.inf, b == -torch.inf
+        more, a, c = more.masked_fill(second, 0), logsumexp.masked_fill(first, 0), b.masked_fill(second, 0)
+        total = torch.logaddexp(a, c)
+        both = output * (a - total).exp() + more * (c - total).exp()
+        output = torch.where(first, more, torch.where(second, output, both))
+        logsumexp = torch.where(first, b, torch.where(second, logsumexp, total))
+    return output, logsumexp
+
+
+@wrong("merge", "the gradients of that block are 0")
+def weights_in_rows_without_keys(blocks):
+    """Each block weighs the same where none has a key: right in forward, where outputs are 0."""
+    outputs, logsumexps = stacked(blocks)
+    none = (logsumexps == -torch.inf).all(0)
+    logsumexps = logsumexps.masked_fill(none, 0)
+    output = (outputs.nan_to_num(0) * logsumexps.softmax(0)).sum(0)
+    return output, logsumexps.logsumexp(0).masked_fill(none, -torch.inf)
+
+
+class WithoutTheSum(Merged):
+    @staticmethod
+    def backward(ctx, of_output, of_total):
+        output, total, *parts = ctx.saved_tensors
+        found = []
+        for one, logsumexp in zip(parts[0::2], parts[1::2]):
+            empty = logsumexp == -torch.inf
+            weights = (logsumexp - total).exp().masked_fill(empty, 0)
+            own = (one.masked_fill(empty, 0) * of_output).sum(-1, keepdim=True)
+            found += [weights * of_output, weights * (own + of_total)]
+        return tuple(found)
+
+
+@wrong("merge", "its part is missing. Is it detached, or forgotten")
+def a_backward_without_the_sum(blocks):
+    return WithoutTheSum.apply(*(part for block in blocks for part in block))
+
+
+class HalfAGradient(Merged):
+    @staticmethod
+    def backward(ctx, of_output, of_total):
+        return tuple(found / 2 for found in Merged.backward(ctx, of_output, of_total))
+
+
+@wrong("merge", "right in forward, but not in backward")
+def half_a_gradient(blocks):
+    return HalfAGradient.apply(*(part for block in blocks for part in block))
 
 
 @wrong("merge", "gradients have to flow")
@@ -497,7 +590,7 @@ def without_documents(lengths, ranks, piece):
     return largest_first(pairs_of([sum(lengths)], piece), ranks)
 
 
-@wrong("layout", "pairs of the busiest rank")
+@wrong("layout", "but in the order of the text")
 def by_the_text_the_least_busy_next(lengths, ranks, piece):
     return dealt(list(enumerate(pairs_of(lengths, piece))), ranks, True)
 
@@ -534,7 +627,46 @@ def as_if_documents_began_with_pieces(lengths, ranks, piece):
     return largest_first(work, ranks)
 
 
-@wrong("layout", "pairs of the busiest rank|neighbouring")
+def tokens_of(lengths, piece):
+    """The positions of all tokens in their documents, piece by piece."""
+    return numpy.concatenate([numpy.arange(length) for length in lengths]).reshape(-1, piece)
+
+
+def whole_documents_seen(lengths, piece):
+    """As if a query saw its document up to the end of the piece."""
+    sizes = numpy.array(lengths)
+    begins = numpy.repeat(sizes.cumsum() - sizes, sizes)
+    ends = numpy.minimum(begins + numpy.repeat(sizes, sizes), numpy.arange(sizes.sum()) // piece * piece + piece)
+    return (ends - begins).reshape(-1, piece).sum(1).tolist()
+
+
+def borders_at_pieces(lengths, piece):
+    """As if documents began with the piece in which they begin."""
+    begins = numpy.repeat(numpy.cumsum([0, *lengths[:-1]]), lengths)[::piece]
+    return [k - begin // piece for k, begin in enumerate(begins.tolist())]
+
+
+for name, work_of in [
+    ("by_the_first_token", lambda lengths, piece: tokens_of(lengths, piece)[:, 0].tolist()),
+    ("by_the_last_token", lambda lengths, piece: tokens_of(lengths, piece)[:, -1].tolist()),
+    ("by_the_middle_token", lambda lengths, piece: tokens_of(lengths, piece)[:, piece // 2].tolist()),
+    ("by_the_first_and_the_last_token", lambda lengths, piece: tokens_of(lengths, piece)[:, [0, -1]].sum(1).tolist()),
+    ("by_the_largest_position", lambda lengths, piece: tokens_of(lengths, piece).max(1).tolist()),
+    ("with_borders_at_pieces", borders_at_pieces),
+    ("up_to_the_end_of_the_piece", whole_documents_seen),
+]:
+    guessed = lambda lengths, ranks, piece, work_of=work_of: largest_first(work_of(lengths, piece), ranks)  # noqa: E731
+    wrong("layout", "over all its tokens: is it the same in your code")(named(name, guessed))
+
+
+@wrong("layout", "neighbours in this order, some with much work")
+def sorted_and_then_zigzag(lengths, ranks, piece):
+    order = in_order(pairs_of(lengths, piece))
+    layout = context_parallel.striped if len(order) % (2 * ranks) else context_parallel.zigzag
+    return [[order[k] for k in part.tolist()] for part in layout(len(order), ranks)]
+
+
+@wrong("layout", "each rank gets neighbours in this order: deal them out")
 def sorted_and_then_cut(lengths, ranks, piece):
     order = in_order(pairs_of(lengths, piece))
     share = len(order) // ranks
@@ -604,7 +736,14 @@ def empties_the_list(lengths, ranks, piece):
     return largest_first(work, ranks)
 
 
-@wrong("layout", "time|finish|busy", "timed out")
+@wrong("layout", "a mask of tokens x tokens is too large")
+def counts_the_keys_of_each_query(lengths, ranks, piece):
+    documents = numpy.repeat(numpy.arange(len(lengths)), lengths)
+    keys = [int((documents[: q + 1] == documents[q]).sum()) for q in range(len(documents)) for _ in range(20)][::20]
+    return largest_first(numpy.array(keys).reshape(-1, piece).sum(1).tolist(), ranks)
+
+
+@wrong("layout", "takes too long")
 def tries_all_pairs_of_pieces(lengths, ranks, piece):
     work = pairs_of(lengths, piece)
     shares = largest_first(work, ranks)
@@ -856,6 +995,19 @@ def sends_twice(*args):
     return batch(args)
 
 
+@wrong("own_batch", "leave out the barrier")
+def waits_for_all_before(*args):
+    dist.barrier()
+    return batch(args)
+
+
+@wrong("own_batch", "leave out the barrier")
+def waits_for_all_after(*args):
+    found = batch(args)
+    dist.barrier()
+    return found
+
+
 @wrong("own_batch", "one all-reduce")
 def sends_nothing_twice(*args):
     summed(torch.zeros(0))
@@ -905,6 +1057,78 @@ def as_lists(*args):
 @wrong("own_batch", "the dtype is int64")
 def documents_as_floats(*args):
     return batch(args, documents=lambda value: value.double())
+
+
+@wrong("own_batch", "the dtype is int64")
+def positions_in_32_bits(*args):
+    return batch(args, positions=lambda value: value.int())
+
+
+@wrong("own_batch", "weights are float64")
+def weights_in_32_bits(*args):
+    return batch(args, weights=lambda value: value.float())
+
+
+@wrong("own_batch", "is a part computed in float32")
+def weights_rounded_to_32_bits(*args):
+    return batch(args, weights=lambda value: value.float().double())
+
+
+@wrong("own_batch", "one weight per own token")
+def weights_with_a_second_dimension(*args):
+    return batch(args, weights=lambda value: value[:, None])
+
+
+for dtype in (torch.bfloat16, torch.float16, torch.uint8):
+
+    def counts_in(*args, dtype=dtype):
+        return batch(args, weigh=lambda own, _: weighted(own, summed(own.sum().to(dtype)).double()))
+
+    name = "counts_in_" + str(dtype).removeprefix("torch.")
+    wrong("own_batch", "exact on its way")(named(name, counts_in))
+
+
+@wrong("own_batch", "the token 0 is a token like any other: it counts")
+def counts_no_token_0(*args):
+    targets = batch(args, weigh=lambda own, _: own.double())[1] > 0
+    return batch(args, weigh=lambda own, _: weighted(targets, summed(targets.sum())))
+
+
+@wrong("own_batch", "the token 0 is a token like any other, and may be a target")
+def no_target_is_token_0(*args):
+    return batch(args, targets=lambda value: value.masked_fill(value == 0, -100))
+
+
+@wrong("own_batch", "is -100, and not 0")
+def targets_of_0(*args):
+    return batch(args, targets=lambda value: value.masked_fill(value == -100, 0))
+
+
+@wrong("own_batch", "hides all targets of this document")
+def whole_prompts_for_none(*args):
+    return batch(args, keep=lambda p, length, prompt: p + 1 < length and (p + 1 >= prompt or prompt == length))
+
+
+def masked_by_slices(args, before, border):
+    text, lengths, prompts, places = args
+    targets, begin = text.roll(-1), 0
+    targets[-1] = -100
+    for length, prompt in zip(lengths, prompts):
+        targets[begin : before(begin, prompt)] = -100
+        begin += length
+        if begin < len(text):
+            targets[begin + border] = -100
+    return batch(args, targets=lambda _: targets[places])
+
+
+@wrong("own_batch", "does a slice end at prompt - 1")
+def a_slice_to_minus_one(*args):
+    return masked_by_slices(args, lambda begin, prompt: begin + prompt - 1, -1)
+
+
+@wrong("own_batch", "mask the place e - 1")
+def masks_the_first_of_a_document(*args):
+    return masked_by_slices(args, lambda begin, prompt: begin + max(prompt - 1, 0), 0)
 
 
 # ---- bytes_sent ----
@@ -993,6 +1217,12 @@ for name, pattern, change in [
     ("two_mistakes", "go through what travels in the ring", {"of_sums": 2, "kept": lambda n: 1}),
 ]:
     wrong("bytes_sent", pattern)(named(name, functools.partial(sent, **change)))
+
+
+@wrong("bytes_sent", "the ring if they are equal")
+def all_to_all_if_equal(*args):
+    ring, swap, name = sent(*args)
+    return ring, swap, "all-to-all" if ring == swap and args[-1] > 1 else name
 
 
 @wrong("bytes_sent", "return three values")

@@ -29,7 +29,7 @@ def observe_batches(own_batch, cases):
             with trying(described(case)), CheckedWatch() as watch, noting_works() as works:
                 got = own_batch(*given)
             names = ("text", "lengths", "prompts", "places")
-            log = [entry for entry in watch.log if not entry["name"].startswith(("barrier", "recv"))]
+            log = [entry for entry in watch.log if not entry["name"].startswith("recv")]
             seen.append({
                 "got": [copied(part) for part in got] if isinstance(got, tuple | list) else copied(got),
                 "changed": [name for name, old, new in zip(names, before, given) if not same(old, new)],
@@ -67,7 +67,7 @@ def check_own_batch(answer, draw):
     are the rank's part of those of the whole text, and one number is all that travels.
     """
     few = draw.choice([2, 3])
-    kinds = ["plain", "prompts", "short", "one rank only", "nothing"]
+    kinds = ["plain", "prompts", "short", "one rank only", "nothing", "long"]
     for n, context, chosen in [(few, few, kinds), (4, 2, ["prompts", "one text only", "short"])]:
         cases = [drawn(draw, kind, n, context) for kind in chosen]
         of_ranks = answer.on_ranks(observe_batches, cases, nproc=n, timeout=10)

@@ -1,6 +1,7 @@
 """The packed texts of question 3, and which rank has which of their tokens."""
 
 VOCABULARY = 1000
+MANY = 2049  # counted tokens that 16 bits do not tell from 2048
 
 
 def drawn(draw, kind, n, context):
@@ -8,8 +9,11 @@ def drawn(draw, kind, n, context):
 
     kind: "plain" texts without prompts, "short" documents, some of one token, or some
     with "prompts". In "one rank only", one token counts; in "one text only", the other text
-    counts none; in "nothing", no rank does.
+    counts none; in "nothing", no rank does; in "long", an odd number of tokens counts, more
+    than 2048.
     """
+    if kind == "long":
+        return drawn(draw, "plain", n, context) | {"kind": kind, "texts": [a_long_text(draw, context)]}
     texts = [a_text(draw, kind, 2 * context * draw.randrange(5, 9)) for _ in range(n // context)]
     case = {"kind": kind, "n": n, "context": context, "texts": texts}
     case["layout"] = {"plain": "contiguous", "one rank only": "contiguous", "prompts": "zigzag"}.get(kind, "pieces")
@@ -31,7 +35,29 @@ def a_text(draw, kind, tokens):
     prompts = [0 if kind == "plain" else draw.randrange(length + 1) for length in lengths]
     lengths, prompts = [*lengths, 4, 1, 3], [*prompts, *([0, 0, 0] if kind == "plain" else [2, 1, 3])]
     numbers = draw.sample(range(1, VOCABULARY), tokens)  # none twice, so that a mistake shows
+    numbers[place_of_zero(lengths, prompts)] = 0
     return {"tokens": numbers, "lengths": lengths, "prompts": prompts}
+
+
+def a_long_text(draw, context):
+    """Without prompts: each document counts one token less than it has."""
+    tokens = 2 * context * 600
+    lengths = cut(draw, tokens, 40)
+    if (tokens - len(lengths)) % 2 == 0:  # an odd number counts
+        place = lengths.index(max(lengths))
+        lengths[place : place + 1] = [1, lengths[place] - 1]
+    assert MANY <= tokens - len(lengths)
+    numbers = [draw.randrange(VOCABULARY) for _ in range(tokens)]
+    return {"tokens": numbers, "lengths": lengths, "prompts": [0] * len(lengths)}
+
+
+def place_of_zero(lengths, prompts):
+    """A place in the middle of an answer; the token 0 is one like any other."""
+    begin = 0
+    for length, prompt in zip(lengths, prompts):
+        if length - prompt >= 2:
+            return begin + prompt + 1
+        begin += length
 
 
 def cut(draw, tokens, often=4):
@@ -65,6 +91,7 @@ def described(case):
         "plain": "without prompts", "prompts": "with prompts", "short": "of short documents",
         "one rank only": "in which one token counts, on the last rank", "nothing": "in which no token counts",
         "one text only": "of which only the first has tokens that count",
+        "long": f"of {len(case['texts'][0]['tokens'])} tokens",
     }[case["kind"]]  # fmt: skip
     layout = {"pieces": "pieces in any order"}.get(case["layout"], case["layout"])
     return f"{case['n']} ranks with {texts} {words}, {layout}"

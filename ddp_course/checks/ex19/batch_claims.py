@@ -4,8 +4,8 @@ import torch
 
 from ddp_course.checks.claims import Claim, agree
 from ddp_course.checks.ex19.batch_cases import described, places_of
+from ddp_course.checks.ex19.batch_targets import IGNORED, of_targets
 
-IGNORED = -100
 NAMES = ["tokens", "targets", "positions", "documents"]
 
 
@@ -34,10 +34,13 @@ def claims(case, rank, of_ranks):
         told="five tensors", shown=got if not isinstance(got, list) else f"{len(got)} values",
     )  # fmt: skip
     for name, value, of in zip(NAMES, got, (of_tokens, of_targets, of_positions, of_documents)):
+        yield Claim(
+            f"{words}: the shape of the {name}", list(value.shape), [len(value)], "return one number per own token",
+            told="(own tokens,)", shown=tuple(value.shape),
+        )  # fmt: skip
         causes, otherwise = on_all_ranks(of, case, [of_rank["got"] for of_rank in of_ranks], NAMES.index(name))[rank]
         yield Claim(f"{words}: the {name}", value, text[name][places], otherwise, causes, digits=6, scale=1e-3)
-        whole_numbers = not value.is_floating_point() and value.dtype != torch.bool
-        yield Claim(f"{words}: whether the {name} are whole numbers", whole_numbers, True, "the dtype is int64")
+        yield Claim(f"{words}: the dtype of the {name}", str(value.dtype), "torch.int64", "the dtype is int64")
     yield Claim(
         f"{words}: what the function changes", seen["changed"], [], "leave the arguments as they are: copy first"
     )
@@ -67,46 +70,10 @@ def of_tokens(text, places):
     ], "this rank's tokens are text[places]"
 
 
-def of_targets(text, places):
-    def masked(values, *those):
-        return values.masked_fill(~torch.stack(those).all(0), IGNORED)[places]
-
-    positions, prompts, ends = text["positions"], text["prompts"], text["ends"]
-    inside, following = positions + 1 < ends, text["following"]
-    own = text["tokens"][places]
-    in_shard = torch.cat([own[1:], own[:1]])
-    last = torch.arange(len(own)) == len(own) - 1
-    mixed = text["counts"][places]
-    shifted = (
-        "the targets were shifted in this rank's tokens: the next one of the text may be on another rank. Shift first"
-    )
-    across = "the last token of a document has no target: what comes next belongs to another document"
-    prompt = "a target in the prompt does not count: its target is -100"
-    first = (
-        "the first token after the prompt is a target, and the last one of the prompt reads it: p + 1 >= prompt counts"
-    )
-    early = "the prompt has `prompt` tokens, from 0 to prompt - 1: none of them is a target"
-    everywhere = torch.arange(len(following)) < len(following) - 1
-    return [
-        *[(value.masked_fill(~keep, IGNORED), shifted) for value in (in_shard,) for keep in (~last, mixed, mixed & ~last)],
-        (in_shard, shifted),
-        (text["tokens"].masked_fill(~text["counts"], IGNORED)[places], "the target of a token is the *next* token"),
-        (own, "the target of a token is the *next* token of its document"),
-        (masked(following, inside), prompt),
-        (following[places], f"{across}; and {prompt}"), (masked(following, everywhere), f"{across}; and {prompt}"),
-        (masked(following, positions + 1 >= prompts), across),
-        (masked(following, positions + 1 >= prompts, everywhere), across),
-        (masked(following, inside, positions >= prompts), first),
-        (masked(following, positions >= prompts), f"{across}; and {first}"),
-        (masked(following, inside, positions + 1 > prompts), first),
-        (masked(following, inside, positions + 2 >= prompts), early),
-    ], f"{across}; {prompt}; any other target is the next token of the text, before it is cut"  # fmt: skip
-
-
 def of_positions(text, places):
     of_text = torch.arange(len(text["tokens"]))
     own = text["documents"][places]
-    in_shard = torch.stack([(own[:i] == own[i]).sum() for i in range(len(own))])
+    in_shard = (own[:, None] == own).tril(-1).sum(1)  # how many of its document come before it
     return [
         (of_text[places], "these are places in the text: count from 0 in each document"),
         (of_text[: len(places)], "these are places among this rank's tokens: count in the document"),

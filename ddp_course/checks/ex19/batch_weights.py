@@ -2,9 +2,12 @@
 
 import torch
 
-from ddp_course.checks.claims import Claim, OneOf
+from ddp_course.checks.claims import Claim, OneOf, agree
 from ddp_course.checks.ex19.batch_cases import described, places_of
 from ddp_course.checks.ex19.batch_claims import whole
+
+BARRIER = "leave out the barrier: an all-reduce waits for all ranks, and nothing else is called"
+DIGITS = "some digits are lost: is a part computed in float32, or an epsilon added?"
 
 
 def claims_of_weights(case, rank, of_ranks):
@@ -14,10 +17,16 @@ def claims_of_weights(case, rank, of_ranks):
     counted = [one["counts"][places].sum().item() for one, places in own]
     text, places = own[rank]
     expected = text["counts"][places].double() * case["n"] / max(1, sum(counted))
-    causes, otherwise = of_weights(case, rank, own, counted)
-    yield Claim(f"{words}: the weights", seen["got"][4], expected, otherwise, causes, digits=6, scale=1e-3)
+    weights, otherwise = seen["got"][4], expectation(case, sum(counted))
+    causes = explaining([of_weights(case, other, own, counted) for other in range(case["n"])], of_ranks)[rank]
     yield Claim(
-        f"{words}: what is sent", seen["names"], OneOf([["allreduce"], []]),
+        f"{words}: the shape of the weights", list(weights.shape), [len(places)], "return one weight per own token",
+        told=f"({len(places)},)", shown=tuple(weights.shape),
+    )  # fmt: skip
+    yield Claim(f"{words}: the dtype of the weights", str(weights.dtype), "torch.float64", "weights are float64")
+    yield Claim(f"{words}: the weights", weights, expected, otherwise, causes, digits=12, scale=1e-3)
+    yield Claim(
+        f"{words}: what is called", seen["names"], OneOf([["allreduce"], []]), BARRIER if "barrier" in seen["names"] else
         "all ranks add up one number with one all-reduce, and nothing else travels", told="one all-reduce at most",
         shown=", ".join(seen["names"]),
     )  # fmt: skip
@@ -28,6 +37,25 @@ def claims_of_weights(case, rank, of_ranks):
     yield Claim(
         f"{words}: all-reduces without a wait()", seen["forgotten"], 0, "async_op=True only starts it: wait for the work",
     )  # fmt: skip
+
+
+def expectation(case, total):
+    if not total:
+        return "no token counts, so all weights are 0: do not divide by 0"
+    if case["kind"] == "long":
+        return (
+            f"is the number of all counted tokens, {total}, exact on its way? A dtype of 8 or 16 bits may not hold it"
+        )
+    return "a counted token weighs (number of all ranks) / (number of counted tokens on all ranks), any other one 0"
+
+
+def explaining(mistakes, of_ranks):
+    """Of the mistakes of each rank, those that explain what all ranks got."""
+    fits = [
+        all(agree(seen["got"][4], value, 5, 1e-3) for (value, _), seen in zip(those, of_ranks))
+        for those in zip(*mistakes)
+    ]
+    return [[mistake for mistake, fit in zip(of_rank, fits) if fit] for of_rank in mistakes]
 
 
 def of_weights(case, rank, own, counted):
@@ -62,11 +90,7 @@ def of_weights(case, rank, own, counted):
         (torch.full_like(counts, n / total), "the weight of a token whose target is -100 is 0"),
         (torch.full_like(counts, 1 / total), f"the weight of a token whose target is -100 is 0; and {divided}"),
     ]  # fmt: skip
-    right = counts * n / total
-    kept = [(value, cause) for value, cause in found if not torch.allclose(value, right)]
-    if not sum(counted):
-        return kept, "no token counts, so all weights are 0: do not divide by 0"
-    return (
-        kept,
-        "a counted token weighs (number of all ranks) / (number of counted tokens on all ranks), any other one 0",
-    )
+    zero = [(one["counts"] & (one["following"] != 0))[places] for one, places in own]
+    without = sum(some.sum().item() for some in zero)
+    found.append((zero[rank].double() * n / max(1, without), "the token 0 is a token like any other: it counts, too"))
+    return [(counts * n / total, DIGITS), *found]

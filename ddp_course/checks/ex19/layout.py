@@ -1,25 +1,20 @@
 """Question 2: pieces of a text of several documents for ranks that work equally long."""
 
 from ddp_course.checks.claims import hold
-from ddp_course.checks.ex19.layout_claims import claims, explained
+from ddp_course.checks.ex19.layout_cases import SIMPLE, drawn, short
+from ddp_course.checks.ex19.layout_claims import claims
+from ddp_course.checks.ex19.layout_mistakes import explained
 from ddp_course.checks.functions import as_plain
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
+from ddp_course.judge.verdict import Wrong
+from ddp_course.ranks.launch import RankTimeout
 
-SIMPLE = [  # lengths, ranks, piece
-    ([32], 2, 2),
-    ([20, 20, 8], 2, 2),
-    ([12] * 10, 3, 4),  # in the text's order, a rank always has the last piece of a document
-    ([*[12], *[1] * 12] * 6, 3, 4),  # to and fro, too
-    ([1] * 24, 3, 2),
-    ([7, 9, 11, 5], 1, 4),
-    ([*[3] * 24, 72], 4, 3),
-    ([100, *[4] * 15], 4, 5),
-    ([9, 1, 14, 23, 2, 31], 4, 4),  # documents end within pieces
-    ([64, *[1] * 64], 4, 1),
-    ([5, 11], 2, 8),  # a piece per rank
-    ([40, 8] * 5, 2, 8),
-]
+SECONDS = 8
+TOO_LONG = (
+    "go through the tokens once. For 131,072 tokens, a mask of tokens x tokens is too large, and a loop over pairs of "
+    "tokens, or one that adds up a document's tokens again for each piece, takes too long"
+)
 
 
 def observe_layouts(layout, cases):
@@ -34,19 +29,11 @@ def observe_layouts(layout, cases):
 
 
 def described(lengths, ranks, piece):
+    part = next(n for n in range(1, len(lengths) + 1) if lengths == lengths[:n] * (len(lengths) // n))
+    if 2 * part < len(lengths):
+        return f"layout({lengths[:part]} * {len(lengths) // part}, {ranks}, {piece})"
     shown = lengths if len(lengths) < 27 else f"[{', '.join(map(str, lengths[:3]))}, ...]"
     return f"layout({shown}, {ranks}, {piece})"
-
-
-def drawn(draw, ranks, piece, pieces):
-    """A text of so many pieces, cut into documents of very different lengths."""
-    tokens = pieces * piece
-    number = draw.randrange(2, min(12, tokens))
-    cuts = sorted(draw.sample(range(1, tokens), number - 1))
-    if draw.random() < 0.5:  # many short ones at the beginning
-        cuts = sorted({*cuts, *range(2, tokens // 3, draw.randrange(2, 5))})
-    ends = [0, *cuts, tokens]
-    return [b - a for a, b in zip(ends, ends[1:])], ranks, piece
 
 
 @question(
@@ -68,8 +55,14 @@ def check_layout(answer, draw):
     for _ in range(14):
         ranks = draw.randrange(2, 7)
         cases.append(drawn(draw, ranks, draw.randrange(1, 9), ranks * draw.randrange(3, 12)))
-    cases.append(drawn(draw, 16, 64, 2048))
-    [seen] = answer.on_ranks(observe_layouts, cases, timeout=8)
+    cases += [short(draw, draw.randrange(2, 4), draw.choice([4, 5, 8])) for _ in range(8)]
+    large = drawn(draw, 16, 64, 2048)
+    [seen] = answer.on_ranks(observe_layouts, cases, timeout=SECONDS)
     cause = explained(cases, [one["got"] for one in seen])
     for case, one in zip(cases, seen):
         hold(claims(described(*case), *case, one, cause))
+    try:
+        [[one]] = answer.on_ranks(observe_layouts, [large], timeout=SECONDS)
+    except RankTimeout:
+        raise Wrong(described(*large), expected="a layout", got=f"none after {SECONDS} s", cause=TOO_LONG) from None
+    hold(claims(described(*large), *large, one, cause))

@@ -1,66 +1,12 @@
-"""What question 2 claims of a layout, and the layouts that do not balance documents."""
+"""What question 2 claims of a layout."""
 
 from ddp_course.checks.claims import Between, Claim
+from ddp_course.checks.ex19.layout_mistakes import pairs_of_pieces, well_formed
 
-
-def pairs_of_pieces(lengths, piece):
-    """Pairs of a query and a key of its document, for the queries of each piece."""
-    seen = [position + 1 for length in lengths for position in range(length)]
-    return [sum(seen[begin : begin + piece]) for begin in range(0, len(seen), piece)]
-
-
-def contiguous(work, ranks):
-    share = len(work) // ranks
-    return [list(range(rank * share, (rank + 1) * share)) for rank in range(ranks)]
-
-
-def zigzag(work, ranks):
-    half = len(work) // (2 * ranks)
-    if len(work) % (2 * ranks):
-        return None
-    parts = [list(range(begin, begin + half)) for begin in range(0, len(work), half)]
-    return [parts[rank] + parts[-1 - rank] for rank in range(ranks)]
-
-
-def in_turn(work, ranks):
-    return [list(range(rank, len(work), ranks)) for rank in range(ranks)]
-
-
-def to_and_fro(work, ranks):
-    turns = [*range(ranks), *reversed(range(ranks))]
-    return [[k for k in range(len(work)) if turns[k % (2 * ranks)] == rank] for rank in range(ranks)]
-
-
-BETTER = "deal out the pieces by their work, from the most to the least"
-LAYOUTS = {
-    "each rank has neighbouring pieces, as in the contiguous layout: ranks with early pieces of documents have little to do":
-        contiguous,
-    "this is the zigzag layout, which balances one document: with several, early pieces of the text are not those with "
-    f"little work. {BETTER}": zigzag,
-    "the pieces are dealt out in the order of the text, so one rank may get the last piece of each document. "
-    f"{BETTER}": in_turn,
-    "the pieces are dealt out to and fro in the order of the text, which says little about their work. "
-    f"{BETTER}": to_and_fro,
-}  # fmt: skip
-
-
-def explained(cases, all_got):
-    """The cause of a layout that is the same known one wherever that exists; or None."""
-    for cause, layout in LAYOUTS.items():
-        pairs = [(layout(pairs_of_pieces(case[0], case[2]), case[1]), got) for case, got in zip(cases, all_got)]
-        if all(well_formed(got) and as_sets(got) == as_sets(value) for value, got in pairs if value):
-            return cause
-    return None
-
-
-def as_sets(layout):
-    return [sorted(share) for share in layout]
-
-
-def well_formed(got):
-    return isinstance(got, list) and all(
-        isinstance(share, list) and all(type(k) is int for k in share) for share in got
-    )
+BY_WORK = (
+    "deal out the pieces by their work, from the most to the least, neighbours in this order to different ranks. The work "
+    "of a piece is the sum of (position in its document + 1) over all its tokens: is it the same in your code?"
+)
 
 
 def claims(call, lengths, ranks, piece, seen, cause):
@@ -89,8 +35,7 @@ def claims(call, lengths, ranks, piece, seen, cause):
     pairs = [sum(work[k] for k in share) for share in got]
     most = sum(work) // ranks + max(work)
     yield Claim(
-        f"{call}: pairs of the busiest rank", max(pairs), Between(0, most), cause or f"the work of a piece is the sum of "
-        f"(position in its document + 1) over its tokens: is it the same in your code? {BETTER}",
+        f"{call}: pairs of the busiest rank", max(pairs), Between(0, most), cause or BY_WORK,
         told=f"at most the mean, {sum(work) / ranks:.0f}, and the largest piece, {max(work)}",
         shown=f"{max(pairs)}, of {pairs}",
     )  # fmt: skip

@@ -77,13 +77,14 @@ def gradients(got, blocks, case):
 )
 def check_merge(answer, draw):
     """Output, logsumexp and gradients are those of attention to all keys."""
-    simple = {"blocks": 2, "dtype": "float64", "around": 0, "empty": "none", "nan": False}
+    simple = {"blocks": 2, "dtype": "float64", "around": 0, "empty": "none", "nan": False, "gaps": False}
     cases = [
         simple | change
         for change in (
             {},
             {"blocks": draw.randrange(4, 8)},
             {"blocks": 1},
+            {"blocks": 5, "gaps": True},
             {"blocks": 3, "around": 1000},
             {"blocks": 3, "around": -1000},
             {"blocks": draw.randrange(3, 7), "around": "both"},

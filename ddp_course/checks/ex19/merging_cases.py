@@ -11,6 +11,8 @@ EMPTY = {
     "all": ", no row sees any key",
 }
 
+GAPS = -torch.tensor([0, 15, 18, 21, 26], dtype=torch.float64)
+
 
 def made(case):
     """[(output, logsumexp)] of the blocks of a case: (2, 3, queries, width or 1)."""
@@ -26,7 +28,12 @@ def made(case):
 
 
 def middles(case):
-    """Around which numbers the logsumexps are; of some rows, around both."""
+    """Around which numbers the logsumexps are; of some rows, around both. With gaps, each
+    block is the one with the largest weight in some rows, and has a tiny one in others.
+    """
+    if case["gaps"]:
+        places = torch.arange(case["blocks"])[:, None] + torch.arange(case["queries"])
+        return GAPS[places % len(GAPS)][:, None, None, :, None]
     if case["around"] != "both":
         return case["around"]
     blocks, rows = torch.arange(case["blocks"])[:, None], torch.arange(case["queries"])
@@ -66,4 +73,5 @@ def described(case):
     words = f"{case['blocks']} block{'s' * (case['blocks'] > 1)} in {case['dtype']}"
     around = {0: "", "both": ", logsumexps around 1000 and -1000"}
     words += around.get(case["around"], f", logsumexps around {case['around']}") + EMPTY[case["empty"]]
+    words += ", logsumexps up to 26 below the largest one of a row" if case["gaps"] else ""
     return words + (" (the output is NaN there)" if case["nan"] else "")
