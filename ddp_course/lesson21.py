@@ -176,9 +176,11 @@ def main(argv=()):
         raise UsageError(f"{problem}: {in_words(unfit.run)} needs {needed}")
     tokens = args.tokens or 20 * model.parameters()
     rows = [as_data(plan, found[0], args.gpu, tokens) for plan in found]
-    result = {"lesson": args.lesson, "model": args.model} | rows[0]
+    place = torchrun_environment()
+    result = {"lesson": args.lesson, "world_size": place.world_size}
+    result |= {"backend": "none", "device": "cpu", "model": args.model} | rows[0]
     del result["why"]
-    if torchrun_environment().rank == 0:
+    if place.rank == 0:
         log = runs.open_folder(args.out)
         for place, row in enumerate(rows[: args.show], start=1):
             plan, numbers = as_text(row)

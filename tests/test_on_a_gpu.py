@@ -16,7 +16,9 @@ pytestmark = pytest.mark.skipif(
     reason="there is no GPU here",
 )
 LESSONS = sorted(
-    path.stem for path in (COURSE / "ddp_course").glob("lesson[0-9][0-9].py")
+    path.stem
+    for path in (COURSE / "ddp_course").glob("lesson[0-9][0-9].py")
+    if path.stem != "lesson21"  # plans a run, and trains nothing
 )
 SHORT = ["--epochs", "1", "--train-samples", "256"]
 FLAGS = {  # where they are others

@@ -107,6 +107,9 @@ def test_every_command_in_a_docstring_runs(lines, workplace, no_mnist):
         assert result["world_size"] == ranks_of(arguments)
 
 
+TRAIN_NOTHING = {"lesson02", "lesson21"}
+
+
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_the_commands_of_a_docstring_run_one_after_the_other(path, workplace, no_mnist):
     """In the same folder, as a reader types them; where one resumes, it can.
@@ -120,9 +123,9 @@ def test_the_commands_of_a_docstring_run_one_after_the_other(path, workplace, no
         if "--nproc" in flags:  # this lesson can start its ranks itself
             place = flags.index("--nproc")
             flags = flags[:place] + flags[place + 2 :]
-        if "--train-samples" not in flags and path.stem != "lesson02":
+        if "--train-samples" not in flags and path.stem not in TRAIN_NOTHING:
             flags += ["--train-samples", "192"]
-        if "--batch-size" not in flags and path.stem != "lesson02":
+        if "--batch-size" not in flags and path.stem not in TRAIN_NOTHING:
             flags += ["--batch-size", "16"]
         results = launch(lesson.main, flags, nproc=nproc, timeout=240)
         assert [result["world_size"] for result in results] == [nproc] * nproc
@@ -338,7 +341,7 @@ def test_deterministic_is_a_flag_of_every_program_that_trains_and_reaches_torch(
     """On a CPU the bits repeat without it, and it does not change them."""
     for path in LESSONS:
         lesson = importlib.import_module(f"ddp_course.{path.stem}")
-        if path.stem != "lesson02":
+        if path.stem not in TRAIN_NOTHING:
             assert lesson.arguments(["--deterministic"]).deterministic
             main = inspect.getsource(lesson)
             assert "deterministic=args.deterministic" in main, path
