@@ -19,13 +19,15 @@ from ddp_course.estimates.step_time import (
     parts,
     utilization,
 )
-from ddp_course.estimates.transformer import MODELS, Kept, kept_by_run, run_of
-from ddp_course.ranks.environment import torchrun_environment
-
-SHORTEST = 4096  # tokens of a context rank: its messages are long then
-FREE = (
-    0.9  # of a GPU's memory: the rest is the libraries', and what lies between tensors
+from ddp_course.estimates.transformer import (
+    FREE,
+    MODELS,
+    SHORTEST,
+    Kept,
+    kept_by_run,
+    run_of,
 )
+from ddp_course.ranks.environment import torchrun_environment
 
 
 class Plan(NamedTuple):
@@ -36,7 +38,7 @@ class Plan(NamedTuple):
     parts: Parts
 
     def seconds(self):
-        return sum(self.parts)
+        return self.parts.total()
 
     def fits(self, gpu):
         return self.kept.total() <= FREE * GPUS[gpu].memory

@@ -61,6 +61,7 @@ def pieces(course, readme):
         "the lessons": sections(readme)["The lessons"],
         "first steps": "\n".join(f"## {name}\n{text}" for name, text in start.items()),
         "ring": film(course.notebooks("lessons")["02"], "plots.ring("),
+        "planner": planner(),
         "lessons in order": names(course, "lessons"),
         "exercises in order": names(course, "exercises"),
     }
@@ -85,6 +86,14 @@ def film(path, call):
             if "<img" in page:
                 return f"```{{raw}} html\n{stoppable(page)}\n```"
     raise LookupError(f"no stored output of {call}...) in {path.name}")
+
+
+def planner():
+    """The planner of lesson 21, as HTML: it computes in the page."""
+    from ddp_course.notebook.plots import planner_page
+
+    page, _ = planner_page.page_of()
+    return f"```{{raw}} html\n{page}\n```"
 
 
 # ---- the glossary ----

@@ -5,6 +5,7 @@ lessons have proven; constants beside published runs; a plan beside a rehearsed 
 import csv
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -212,6 +213,23 @@ def test_each_constant_changes_its_own_part(name):
     assert changed == expected[name]
 
 
+def test_tensor_ranks_share_what_context_and_expert_ranks_send():
+    for mesh, sent in (
+        (Mesh(context=4), step_time.sent_by_context),
+        (Mesh(expert=4), step_time.sent_by_expert),
+    ):
+        alone, shared = (
+            sent(a_run(m, MIXTRAL)) for m in (mesh, replace(mesh, tensor=4))
+        )
+        assert shared == alone / 4
+
+
+def test_experts_that_do_not_fit_into_a_machine_with_their_tensor_ranks_are_slow():
+    runs = [a_run(Mesh(tensor=n, expert=8), MIXTRAL) for n in (1, 2)]
+    links = [step_time.sent_by_expert(run) / parts_of(run).expert for run in runs]
+    assert links == pytest.approx([450e9, 50e9])
+
+
 # ---- published runs ----
 
 
@@ -343,6 +361,30 @@ def test_experts_keep_an_mlp_per_choice_and_are_shared_by_their_ranks():
     assert alone.weights - shared.weights == pytest.approx(2 * of_experts * 7 / 8)
 
 
+def test_the_last_stage_has_the_logits_in_16_bits_and_twice_in_32():
+    last, first = (
+        kept_by_stage(
+            LLAMA, a_run(Mesh(pipeline=2), context=1024, micro_batch=2), stage
+        )
+        for stage in (1, 0)
+    )
+    assert last.moment == 2 * 1024 * 128256 * (2 + 4 + 4 + 2)
+    assert first.moment == 0
+
+
+def test_a_recomputed_block_exists_for_a_moment():
+    run = a_run(Mesh(pipeline=2), context=1024, recompute="full")
+    block = 1024 * 2 * (7 * 4096 + 2 * 1024 + 4 * 14336)
+    assert kept_by_stage(LLAMA, run, 0).moment == block
+
+
+def test_the_fullest_stage_counts_which_may_be_the_last_one():
+    few = a_run(Mesh(pipeline=2), batch=1)  # one micro-batch: stages keep equally many
+    many = a_run(Mesh(pipeline=2), batch=64)
+    for run, stage in ((few, 1), (many, 0)):
+        assert kept_by_run(LLAMA, run) == kept_by_stage(LLAMA, run, stage)
+
+
 # ---- all plans ----
 
 
@@ -368,6 +410,27 @@ def test_plans_are_possible_fit_and_come_in_order():
             assert run.micro_batches() % mesh.pipeline == 0
     assert not unfit.fits("h100")
     assert unfit.seconds() <= found[0].seconds()
+
+
+def test_a_tenth_of_the_memory_stays_free():
+    found, _ = lesson21.plans(LLAMA, 48, "h100", 8192, 96)
+    fullest = found[0]._replace(kept=found[0].kept._replace(activations=71e9))
+    small = {"weights": 0.0, "gradients": 0.0, "optimizer": 0.0, "moment": 0.0}
+    assert fullest._replace(kept=fullest.kept._replace(**small)).fits("h100")
+    small["moment"] = 2e9
+    assert not fullest._replace(kept=fullest.kept._replace(**small)).fits("h100")
+
+
+def test_tensor_ranks_divide_the_heads_of_keys_and_context_ranks_the_tokens():
+    """Llama 3 has 32 heads and 8 of keys; SmolLM2 9 and 3. A context rank has two equal
+    pieces of a text, for zigzag, which tensor ranks share.
+    """
+    sizes = {m.tensor for m in lesson21.meshes(MODELS["smollm2-135m"], 36, 9216)}
+    assert sizes == {1, 3}
+    sizes = {m.tensor for m in lesson21.meshes(LLAMA, 64, 8192, per_machine=64)}
+    assert sizes == {1, 2, 4, 8}
+    odd = lesson21.meshes(LLAMA, 8, 8192 + 2)
+    assert {(m.context, m.tensor) for m in odd} == {(1, 1)}
 
 
 def test_nothing_that_fits_is_faster_than_the_first_plan():

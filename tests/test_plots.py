@@ -31,6 +31,7 @@ from tornado.websocket import websocket_connect
 
 from ddp_course import lesson02, lesson16
 from ddp_course.detectors.step_profile import StepProfile
+from ddp_course.estimates.memory import Mesh
 from ddp_course.estimates.pipeline import PLANS, schedule
 from ddp_course.models import context_parallel, tensor_parallel
 from ddp_course.models.gpt import GPT
@@ -292,6 +293,16 @@ ALONE = {
     ),
     "pipeline_knob, all kinds": lambda: plots.pipeline_knob(
         {m: {k: schedule(k, 4, m) for k in PLANS} for m in (4, 8)}
+    ),
+    "planner": lambda: plots.planner(),
+    "planner, every part": lambda: plots.planner(
+        "mixtral-8x7b",
+        "a100",
+        Mesh(16, 2, 4, 2, 2),
+        context=32768,
+        micro_batch=2,
+        stage=1,
+        recompute="full",
     ),
     "adapter": lambda: plots.adapter(inputs=256, outputs=256, r=8),
     "four_bits": lambda: plots.four_bits(

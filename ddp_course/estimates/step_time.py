@@ -196,6 +196,10 @@ class Parts(NamedTuple):
     expert: float
     data: float  # what of it is not hidden behind the rest
 
+    def total(self):
+        computing = self.products + self.attention + self.bubble
+        return computing + self.tensor + self.context + self.expert + self.data
+
 
 def parts(run, gpu, constants):
     """Where the seconds of a step go."""
@@ -223,4 +227,4 @@ def parts(run, gpu, constants):
 
 def seconds(run, gpu, constants):
     """Of one step."""
-    return sum(parts(run, gpu, constants))
+    return parts(run, gpu, constants).total()

@@ -72,6 +72,9 @@ def run_of(model, mesh, context, batch, micro_batch=1, **more):
 
 # ---- what a rank keeps ----
 
+SHORTEST = 4096  # tokens of a context rank: its messages are long then
+FREE = 0.9  # of a GPU's memory: the rest is the libraries', and between tensors
+
 
 class Kept(NamedTuple):
     """Bytes on one rank at the highest moment of a step."""
@@ -83,7 +86,8 @@ class Kept(NamedTuple):
     moment: float  # gathered weights; and logits, or a block that is recomputed
 
     def total(self):
-        return sum(self)
+        states = self.weights + self.gradients + self.optimizer
+        return states + self.activations + self.moment
 
 
 def kept_per_token(model, recompute):

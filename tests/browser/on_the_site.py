@@ -14,6 +14,11 @@ from axe_playwright_python.sync_playwright import Axe
 from chromium import SCREENSHOTS, browser, context, photograph  # noqa: F401
 from conftest import COURSE, wait_until
 
+from ddp_course import lesson21
+from ddp_course.estimates.memory import Mesh
+from ddp_course.estimates.transformer import MODELS, run_of
+from ddp_course.notebook.plots import words
+
 SITE = COURSE / "site" / "_build" / "html"
 NARROW, WIDE = {"width": 400, "height": 800}, {"width": 1400, "height": 900}
 SERIOUS = ("serious", "critical")
@@ -247,6 +252,56 @@ def test_a_phone_shows_all_that_a_slider_changes(visit, path):
     picture = slider.locator("xpath=ancestor::div[1]/img").bounding_box()
     assert picture["width"] > 300
     assert picture["x"] >= 0 and picture["x"] + picture["width"] <= NARROW["width"]
+
+
+PHONE = {"width": 360, "height": 740}
+
+
+def numbers_of(page):
+    """What the planner shows, by name: all digits, as the attributes have them."""
+    found = page.eval_on_selector_all(
+        ".ddp-course-planner data",
+        "all => all.map(one => [one.dataset.name, one.value])",
+    )
+    return {name: float(value) for name, value in found}
+
+
+def test_a_phone_plans_a_run_with_the_numbers_of_python(visit):
+    page, said = visit("planner.html")
+    page.set_viewport_size(PHONE)
+    box = lambda name: page.get_by_role("combobox", name=name)
+    choose = lambda name, text: box(name).select_option(label=text)
+    choose("model", "llama3-70b")
+    choose("tensor ranks", "8")
+    choose("micro-batch", "2")
+    slider = page.get_by_role("slider", name="number of GPUs")
+    slider.focus()
+    for _ in range(3):  # from 64 to 512
+        page.keyboard.press("ArrowRight")
+    page.get_by_role("spinbutton", name="price").fill("2.5")
+    how = {"micro_batch": 2, "stage": 3}
+    run = run_of(MODELS["llama3-70b"], Mesh(64, tensor=8), 8192, 512, **how)
+    plan = lesson21.plan_of(MODELS["llama3-70b"], run, "h100")
+    days = lesson21.days(plan, 20 * MODELS["llama3-70b"].parameters())
+    expected = plan.kept._asdict() | plan.parts._asdict()
+    expected |= {"bytes": plan.kept.total(), "seconds": plan.seconds(), "days": days}
+    expected |= {"cost": days * 24 * 512 * 2.5, "data_ranks": 64}
+    shown = numbers_of(page)
+    found = {name: shown[name] for name in expected}
+    assert found == pytest.approx(expected, rel=1e-14, abs=0)
+    verdict = page.locator(".ddp-course-planner .verdict").first
+    assert verdict.inner_text() == ("fits" if plan.fits("h100") else "does not fit")
+    assert f"One step: {words.number(plan.seconds())} s" in page.inner_text("main")
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    for part in page.locator(".ddp-course-planner :is(.bar, select, input)").all():
+        place = part.bounding_box()
+        assert place["x"] >= 0 and place["x"] + place["width"] <= PHONE["width"]
+        assert not part.evaluate("node => node.matches('.bar')") or place["width"] > 300
+    slider.scroll_into_view_if_needed()  # what a control changes is still on the screen
+    assert 0 <= page.locator(".ddp-course-planner .bar").first.bounding_box()["y"] < 740
+    choose("pipeline ranks", "4")
+    assert "ZeRO-3 would gather the weights" in page.inner_text("main")
+    assert numbers_of(page) == {} and said == []
 
 
 def test_a_line_does_not_end_within_a_flag_and_titles_are_not_squeezed(visit):

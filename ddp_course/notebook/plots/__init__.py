@@ -25,6 +25,7 @@ from ddp_course.notebook.plots.experts_film import experts
 from ddp_course.notebook.plots.fsdp_film import fsdp
 from ddp_course.notebook.plots.knobs import memory_knob, overlap_knob, pipeline_knob
 from ddp_course.notebook.plots.pipeline_film import pipeline_steps
+from ddp_course.notebook.plots.planner_page import planner
 from ddp_course.notebook.plots.ring_attention_film import ring_attention
 from ddp_course.notebook.plots.ring_film import ring, ring_knob
 from ddp_course.notebook.plots.samples import batch_statistics, images, sample_map
@@ -62,6 +63,7 @@ __all__ = [
     "pipeline_knob",
     "pipeline_steps",
     "pipelines",
+    "planner",
     "predictions",
     "ratios",
     "replica_groups",
