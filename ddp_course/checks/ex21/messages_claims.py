@@ -1,0 +1,104 @@
+"""What is right in question 2, and what likely mistakes give."""
+
+
+def busiest(pipeline, chunks):
+    """Messages per micro-batch of the rank that sends most."""
+    return 0 if pipeline == 1 else 2 * chunks - (pipeline == 2)
+
+
+def formula(
+    messages=busiest, tokens=lambda run: run.micro_batch * run.context / run.mesh.tensor / run.mesh.context, size=2,
+    far=lambda run, gpu: run.gpus() > gpu.per_machine, hop=lambda gpu, far: gpu.hop * far, count=None, after=None,
+    again=lambda run: 1,
+):  # fmt: skip
+    """The right answer, or one with a mistake in a part of it."""
+
+    def pipeline_seconds(run, gpu, constants):
+        across = far(run, gpu)
+        one = size * tokens(run) * run.width / (gpu.across if across else gpu.inside)
+        join = after or (lambda one, short, constants: constants.network * (one + short))
+        one = join(one, hop(gpu, across), constants)
+        number = count(run) if count else run.micro_batches()
+        return float(one * number * messages(run.mesh.pipeline, run.chunks) * again(run))
+
+    return pipeline_seconds
+
+
+right = formula()
+
+
+def sent(messages):
+    return formula(messages=lambda p, v: messages(p, v) if p > 1 else 0)
+
+
+MISTAKES = {
+    "forward sends activations, and backward sends gradients back, which are as large": sent(lambda p, v: v),
+    "with two ranks, none has a neighbour on both sides for all of its stages: one message less": sent(lambda p, v: 2 * v),
+    "this is what the first rank sends: of three ranks or more, one in the middle sends a message more":
+        sent(lambda p, v: 2 * v - 1),
+    "a rank with several chunks has several stages, and each of them sends": sent(lambda p, v: busiest(p, 1)),
+    "this is what all ranks of the pipeline send together: return the seconds of the one that sends most":
+        sent(lambda p, v: 2 * (p * v - 1)),
+    "these are the borders between ranks, on each of which two messages travel: what does one rank send?":
+        sent(lambda p, v: 2 * (p - 1)),
+    "a chunk's last stage sends on to the first rank: chunks make a ring of the ranks": sent(
+        lambda p, v: v if p == 2 else 2 * v),
+    "a pipeline of one rank sends nothing": formula(messages=lambda p, v: 2 * v - (p == 2)),
+    "a pipeline of one rank sends nothing: even with chunks": formula(messages=lambda p, v: 2 * v - (p <= 2)),
+    "tensor ranks share the tokens between layers: each sends its part": formula(
+        tokens=lambda run: run.micro_batch * run.context / run.mesh.context),
+    "context ranks share the tokens: each sends its part": formula(
+        tokens=lambda run: run.micro_batch * run.context / run.mesh.tensor),
+    "tensor ranks and context ranks share the tokens: each sends its part": formula(
+        tokens=lambda run: run.micro_batch * run.context),
+    "a message has the tokens of all sequences of a micro-batch": formula(
+        tokens=lambda run: run.context / run.mesh.tensor / run.mesh.context),
+    "activations and gradients are in bf16: 2 bytes per number": formula(size=4),
+    "activations and gradients are in bf16: 2 bytes per number, and not 1": formula(size=1),
+    "these are bits: return seconds for bytes": formula(size=16),
+    "a job on several machines has the slow link between stages": formula(far=lambda run, gpu: False),
+    "a job that fits into one machine has the fast link, and no hop": formula(far=lambda run, gpu: True),
+    "the pipeline is the outermost dimension: its neighbours are far apart, and the number of pipeline ranks does not say "
+    "whether they share a machine": formula(far=lambda run, gpu: run.mesh.pipeline > gpu.per_machine),
+    "the pipeline is the outermost dimension: the tensor ranks do not say whether stages share a machine": formula(
+        far=lambda run, gpu: run.mesh.tensor > gpu.per_machine),
+    "data ranks count, too: the job is on one machine only if all its GPUs are": formula(
+        far=lambda run, gpu: run.mesh.tensor * run.mesh.pipeline * run.mesh.context > gpu.per_machine),
+    "a machine with exactly as many GPUs as the job holds all of it": formula(
+        far=lambda run, gpu: run.gpus() >= gpu.per_machine),
+    "each message to another machine takes a hop, too": formula(hop=lambda gpu, far: 0),
+    "messages inside a machine have no hop": formula(hop=lambda gpu, far: gpu.hop),
+    "the hop is there once per message, and not once per step": lambda run, gpu, constants:
+        (formula(hop=lambda gpu, far: 0)(run, gpu, constants)
+         + constants.network * gpu.hop * (run.gpus() > gpu.per_machine) * (run.mesh.pipeline > 1)),
+    "constants.network multiplies the hop, too": formula(
+        after=lambda one, short, constants: constants.network * one + short),
+    "messages take constants.network times as long as the data sheet says": formula(
+        after=lambda one, short, constants: one + short),
+    "messages take constants.network times as long: multiply by it": formula(
+        after=lambda one, short, constants: (one + short) / constants.network),
+    "this is one micro-batch: multiply by their number in a step": formula(count=lambda run: 1),
+    "data ranks have micro-batches of their own: run.micro_batches() are those of one": formula(
+        count=lambda run: run.batch / run.micro_batch),
+    "expert ranks have sequences of their own, like data ranks: run.micro_batches() knows it": formula(
+        count=lambda run: run.batch / run.micro_batch / run.mesh.data),
+    "these are sequences: the number of micro-batches is run.micro_batches()": formula(
+        count=lambda run: run.micro_batches() * run.micro_batch),
+    "recomputing sends nothing more: the input of each stage is still there": formula(
+        again=lambda run: 1.5 if run.recompute == "full" else 1),
+    "each layer would send here: only the borders between stages are crossed": formula(
+        again=lambda run: run.layers),
+    "milliseconds: return seconds": lambda *case: 1e3 * right(*case),
+}  # fmt: skip
+
+
+def otherwise(case, got):
+    run = case[0]
+    if type(got) not in (int, float):
+        return "return one number, the seconds, as a float"
+    if run.mesh.pipeline == 1:
+        return "a pipeline of one rank sends nothing: return 0.0"
+    return (
+        "micro-batches, times the messages per micro-batch of the rank that sends most, times constants.network * (bytes / "
+        "link + hop)"
+    )

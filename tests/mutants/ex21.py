@@ -1,0 +1,492 @@
+"""Exercise 21: planning a run."""
+
+import functools
+import inspect
+import math
+from fractions import Fraction
+
+import numpy
+from ddp_course import lesson21
+from ddp_course.checkpoints import resumable
+from ddp_course.estimates import memory, pipeline, scaling, step_time, traffic, transformer
+from ddp_course.estimates.memory import Mesh
+
+from mutants import right, wrong
+
+
+def named(name, function):
+    """A function under a name of its own, for the candidates that a program makes."""
+
+    def answer(*args):
+        return function(*args)
+
+    answer.__name__ = name
+    return answer
+
+
+# Functions of the lesson and of the estimates, as they are: none is an answer.
+MODULES = lesson21, step_time, transformer, memory, pipeline, scaling, traffic, resumable
+GIVEN = {
+    f"{module.__name__}_{name}".replace(".", "_"): function
+    for module in MODULES
+    for name, function in vars(module).items()
+    if inspect.isfunction(function) and not name.startswith("_") and function.__module__ == module.__name__
+}
+SAME_ARGUMENTS = ("parts", "seconds", "data_seconds", "plan_of", "link", "best_interval", "utilization")
+GIVEN_ARE = {name: function for name, function in GIVEN.items() if name.endswith(SAME_ARGUMENTS)}
+GIVEN_ARE |= {"int": int, "dict": dict, "fsum": math.fsum, "Mesh": Mesh}
+for question in ("plans", "pipeline_seconds"):
+    for name, function in GIVEN_ARE.items():
+        wrong(question, ".", "failed|your code raised")(named(f"given_{name}", function))
+
+
+# ---- plans ----
+
+TONIGHT = {"mesh": {"data": 4}, "batch": 32, "micro_batch": 1, "stage": 3, "recompute": "full", "number": 40.5}
+WEEK = {"mesh": {"data": 16, "context": 2}, "batch": 16, "micro_batch": 1, "stage": 3, "number": 505.1}
+LARGE = {"data": 4, "tensor": 4, "pipeline": 4, "context": 8}
+CLUSTER = {"mesh": LARGE, "batch": 64, "micro_batch": 1, "stage": 1, "chunks": 4, "number": 4.07}
+
+
+def all_three(tonight=None, week=None, cluster=None):
+    return {"tonight": TONIGHT | (tonight or {}), "week": WEEK | (week or {}), "cluster": CLUSTER | (cluster or {})}
+
+
+def but(name, pattern=None, status="failed", **changes):
+    """The best plans, but for something: a wrong answer, or a right one without a pattern."""
+
+    def plans():
+        return all_three(**changes)
+
+    plans.__name__ = name
+    wrong("plans", pattern, None if pattern is None else status)(plans)
+
+
+@right("plans")
+def with_a_mesh_of_the_lesson():
+    return all_three({"mesh": Mesh(data=4)}, {"mesh": Mesh(16, 1, 1, 2)}, {"mesh": Mesh(4, 4, 4, 8)})
+
+
+@right("plans")
+def with_other_kinds_of_numbers():
+    tonight = {"batch": numpy.int64(32), "number": numpy.float64(40.5), "mesh": {"data": 4.0, "expert": 1}}
+    return all_three(tonight, {"number": Fraction(5051, 10)}, {"chunks": 4.0})
+
+
+@right("plans")
+def found_by_a_search():
+    def best(name, gpus, gpu, context, batches, cost, room, stages=(0, 1, 3)):
+        model, found = transformer.MODELS[name], []
+        for batch in batches:
+            for mesh in lesson21.meshes(model, gpus, context):
+                for run in lesson21.runs_on(mesh, model, context, batch):
+                    plan = lesson21.plan_of(model, run, gpu)
+                    if run.stage in stages and plan.kept.total() <= room:
+                        found.append(plan)
+        return min(found, key=cost)
+
+    def written(plan, number):
+        run = plan.run
+        return {
+            "mesh": run.mesh, "batch": run.batch, "micro_batch": run.micro_batch, "stage": run.stage,
+            "recompute": run.recompute, "chunks": run.chunks, "number": number,
+        }  # fmt: skip
+
+    tokens = lambda plan: plan.run.batch * plan.run.context
+    rate = lambda plan: plan.seconds() / tokens(plan)
+    useful = lambda plan: rate(plan) * (1 + tokens(plan) / 5e5)
+    tonight = best("llama3-8b", 4, "a100", 4096, [8, 32], rate, 45e9)
+    week = best("llama3-1b", 32, "h100", 8192, [8, 16, 32], useful, 72e9)
+    cluster = best("llama3-70b", 512, "h100", 32768, [64], rate, 72e9, (0, 1))
+    between = 1000 * 3600 / 32
+    interval = resumable.best_interval(120, between)
+    lost = 120 / interval + (interval / 2 + 3600) / between
+    return {
+        "tonight": written(tonight, tonight.kept.total() / 1e9),
+        "week": written(week, 604800 * (1 - lost) / useful(week) / 1e9),
+        "cluster": written(cluster, 100 * cluster.parts.bubble / cluster.seconds()),
+    }
+
+
+but("a_small_batch_of_the_week", week={
+    "mesh": {"data": 8, "tensor": 2, "context": 2}, "batch": 8, "number": 604800 * 0.92181 * 951.4e3 / 1.13107 / 1e9,
+})  # fmt: skip
+but("another_mesh_of_the_cluster", cluster={
+    "mesh": {"data": 2, "tensor": 4, "pipeline": 8, "context": 8}, "chunks": 2, "number": 9.16,
+})  # fmt: skip
+but("one_step_of_four_sequences", tonight={"batch": 4})
+but("numbers_a_bit_off", tonight={"number": 41.2}, week={"number": 497}, cluster={"number": 4.01})
+
+but("the_plan_of_the_command", "it does not fit: 17.* GB too much. The largest part is activations", tonight={
+    "recompute": "none", "number": 62.5,
+})  # fmt: skip
+but("four_tensor_ranks", "it is too late. tensor ranks' messages take", tonight={
+    "mesh": {"tensor": 4}, "stage": 0, "recompute": "none", "number": 43.5,
+})  # fmt: skip
+but("ddp", "The largest part is optimizer", tonight={"stage": 0})
+but("zero_1", "The largest part is", tonight={"stage": 1})
+but("large_micro_batch", "The largest part is moment", tonight={"micro_batch": 8})
+but("a_batch_too_large", "at most 32", tonight={"batch": 64})
+but("eight_gpus", "product of its dimensions", tonight={"mesh": {"data": 8}})
+but("gib", "these are GiB", tonight={"number": 37.72})
+but("in_bytes", "these are bytes", tonight={"number": 40.5e9})
+but("states_only", "these are the states only", tonight={"number": 32.12})
+but("of_four_ranks", "what all four ranks keep", tonight={"number": 162})
+but("pure_data", "times the noise scale, and each token counts for", week={
+    "mesh": {"data": 32}, "batch": 32, "number": 420,
+})  # fmt: skip
+but("four_million_tokens", "the batch of 4,194,304 tokens is 8.4 times the noise scale", week={
+    "mesh": {"data": 32}, "batch": 512, "number": 69,
+})  # fmt: skip
+but("tiny_batch", "thin|bubble", week={"mesh": {"data": 2, "tensor": 8, "context": 2}, "batch": 2, "number": 300})
+but("a_pipeline_without_batch", "micro-batches for 8 pipeline ranks: the bubble is", week={
+    "mesh": {"data": 4, "pipeline": 8}, "batch": 16, "stage": 1, "number": 300,
+})  # fmt: skip
+but("all_tokens", "divide by that", week={"number": 637.5})
+but("without_failures", "checkpoints, failures and restarts cost time", week={"number": 547.9})
+but("one_gpu_fails", "32 of them", week={"number": 542.9})
+but("without_restarts", "each failure costs a restart", week={"number": 522.64})
+but("half_of_the_loss", "one of two parts", week={"number": 517.76})
+but("not_divided", "multiple of the data ranks", week={"batch": 24})
+but("sixteen_tensor_ranks", "16 tensor ranks span 2 machines", cluster={
+    "mesh": {"data": 1, "tensor": 16, "pipeline": 4, "context": 8}, "number": 4,
+})  # fmt: skip
+but("sharded_weights", "allows no sharded weights", cluster={
+    "mesh": {"data": 32, "tensor": 2, "context": 8}, "stage": 3, "chunks": 1, "number": 0,
+})  # fmt: skip
+but("eight_stages_for_a_small_batch", "micro-batches for 16 pipeline ranks: the bubble is", cluster={
+    "mesh": {"data": 2, "tensor": 4, "pipeline": 16, "context": 4}, "chunks": 1, "number": 30,
+})  # fmt: skip
+but("no_context_ranks", "it does not fit", cluster={
+    "mesh": {"data": 8, "tensor": 8, "pipeline": 8}, "chunks": 1, "number": 30,
+})  # fmt: skip
+but("short_contexts", "4,096 tokens or more", cluster={"mesh": {"data": 2, "tensor": 4, "pipeline": 4, "context": 16}})
+but("chunks_that_are_not_filled", "fill its groups", cluster={
+    "mesh": {"data": 4, "tensor": 4, "pipeline": 4, "context": 8}, "micro_batch": 8,
+})  # fmt: skip
+but("chunks_without_a_pipeline", "chunks need a pipeline", tonight={"chunks": 2})
+but("a_share", "return percent", cluster={"number": 0.0407})
+but("of_computing", "divide by the seconds of the whole step", cluster={"number": 4.69})
+but("all_that_waits", "bubble only", cluster={"number": 13.23})
+but("ten_tensor_ranks", "product of its dimensions", cluster={"mesh": {"tensor": 10, "data": 51}})
+but("experts_in_a_dense_model", "no experts", cluster={"mesh": {"tensor": 4, "pipeline": 4, "context": 8, "expert": 4}})
+but("zero_3_in_a_pipeline", "would gather them", tonight={"mesh": {"pipeline": 4}, "batch": 32})
+but("stage_2", "stages 0, 1 and 3", tonight={"stage": 2})
+but("selective", '"none" or "full"|none.*full', tonight={"recompute": "selective"})
+but("a_number_as_text", "one number", tonight={"number": "40.5"})
+but("no_number", "one number", tonight={"number": None})
+but("nan", "one number", tonight={"number": math.nan})
+but("no_data_ranks", "whole number, 1 or more", tonight={"mesh": {"data": 0}})
+but("half_a_batch", "whole number, 1 or more", tonight={"batch": 31.5})
+but("an_unknown_dimension", "dict of these dimensions", tonight={"mesh": {"dp": 4}})
+but("mesh_as_a_tuple", "dict of these dimensions", tonight={"mesh": (4, 1, 1, 1, 1)})
+but("more_keys", "a dict with these names", tonight={"hours": 11})
+but("a_huge_batch", "whole number, 1 or more", week={"batch": 10**400})
+
+
+@wrong("plans", "one plan for each brief")
+def only_two():
+    return {"tonight": TONIGHT, "week": WEEK}
+
+
+@wrong("plans", "one plan for each brief")
+def a_list():
+    return [TONIGHT, WEEK, CLUSTER]
+
+
+@wrong("plans", "one plan for each brief")
+def nothing():
+    return None
+
+
+@wrong("plans", "a dict with these names")
+def plans_of_the_lesson():
+    best, _ = lesson21.plans(transformer.MODELS["llama3-8b"], 4, "a100", 4096, 32)
+    return all_three() | {"tonight": best[0]}
+
+
+@wrong("plans", ".", "timed out")
+def never_ends():
+    while True:
+        pass
+
+
+# ---- pipeline_seconds ----
+
+
+def seconds(
+    run, gpu, constants, messages=lambda p, v: 0 if p == 1 else 2 * v - (p == 2), tokens=None, size=2.0,
+    far=lambda run, gpu: run.gpus() > gpu.per_machine, hop=lambda gpu, far: gpu.hop if far else 0.0,
+    count=lambda run: run.micro_batches(), times=lambda run: 1, network=lambda size, hop, c: c.network * (size + hop),
+):  # fmt: skip
+    """What the answers below share. The arguments: what one does in another way."""
+    mesh = run.mesh
+    of_rank = tokens(run) if tokens else run.micro_batch * run.context / mesh.tensor / mesh.context
+    across = far(run, gpu)
+    one = network(size * run.width * of_rank / (gpu.across if across else gpu.inside), hop(gpu, across), constants)
+    return one * count(run) * messages(mesh.pipeline, run.chunks) * times(run)
+
+
+def in_pipeline(name, pattern=None, **change):
+    def answer(run, gpu, constants):
+        return seconds(run, gpu, constants, **change)
+
+    answer.__name__ = name
+    wrong("pipeline_seconds", pattern, pattern and "failed")(answer)
+
+
+def only(messages):
+    return lambda p, v: messages(p, v) if p > 1 else 0
+
+
+@right("pipeline_seconds")
+def counted_stage_by_stage(run, gpu, constants):
+    """Each border is crossed twice by each micro-batch."""
+    ranks, sent = run.mesh.pipeline, [0] * run.mesh.pipeline
+    for stage in range(ranks * run.chunks - 1 if ranks > 1 else 0):
+        sent[stage % ranks] += 1
+        sent[(stage + 1) % ranks] += 1
+    return seconds(run, gpu, constants, messages=lambda *_: max(sent))
+
+
+@right("pipeline_seconds")
+def of_numpy(*args):
+    return numpy.float64(seconds(*args))
+
+
+@right("pipeline_seconds")
+def as_a_fraction(*args):
+    return Fraction(seconds(*args))
+
+
+@right("pipeline_seconds")
+def an_int_for_nothing(run, gpu, constants):
+    return 0 if run.mesh.pipeline == 1 else seconds(run, gpu, constants)
+
+
+@right("pipeline_seconds")
+def with_bytes_of_own_tokens(run, gpu, constants):
+    """From the tokens of the whole step that a rank sees."""
+    p, v = run.mesh.pipeline, run.chunks
+    all_bytes = 2 * run.width * step_time.own_tokens(run) / run.mesh.tensor
+    far = run.gpus() > gpu.per_machine
+    messages = (2 * v - (p == 2)) * (p > 1)
+    hops = run.micro_batches() * gpu.hop if far else 0
+    return constants.network * messages * (all_bytes / (gpu.across if far else gpu.inside) + hops)
+
+
+in_pipeline("forward_only", "backward sends gradients back", messages=only(lambda p, v: v))
+in_pipeline("two_for_each_stage", "with two ranks, none", messages=only(lambda p, v: 2 * v))
+in_pipeline("of_the_first_rank", "of three ranks or more", messages=only(lambda p, v: 2 * v - 1))
+in_pipeline("without_chunks", "has several stages", messages=only(lambda p, v: 2 - (p == 2)))
+in_pipeline("of_the_whole_pipeline", "all ranks of the pipeline", messages=only(lambda p, v: 2 * p * v - 2))
+in_pipeline("borders_between_ranks", "borders between ranks", messages=only(lambda p, v: 2 * p - 2))
+in_pipeline("no_ring", "ring of the ranks", messages=only(lambda p, v: v if p == 2 else 2 * v))
+in_pipeline("one_rank_sends", "one rank sends nothing", messages=lambda p, v: 2 * v - (p == 2))
+in_pipeline("one_rank_sends_between_chunks", "one rank sends nothing", messages=lambda p, v: 2 * v - (p <= 2))
+in_pipeline("not_shared_by_tensor_ranks", "tensor ranks share the tokens",
+            tokens=lambda run: run.micro_batch * run.context / run.mesh.context)  # fmt: skip
+in_pipeline("not_shared_by_context_ranks", "context ranks share the tokens",
+            tokens=lambda run: run.micro_batch * run.context / run.mesh.tensor)  # fmt: skip
+in_pipeline("not_shared_at_all", "tensor ranks and context ranks", tokens=lambda run: run.micro_batch * run.context)
+in_pipeline("of_one_sequence", "all sequences of a micro-batch",
+            tokens=lambda run: run.context / run.mesh.tensor / run.mesh.context)  # fmt: skip
+in_pipeline("in_fp32", "in bf16", size=4.0)
+in_pipeline("in_bits", "bits", size=16.0)
+in_pipeline("always_inside", "has the slow link", far=lambda run, gpu: False)
+in_pipeline("always_across", "has the fast link", far=lambda run, gpu: True)
+in_pipeline(
+    "by_pipeline_ranks", "pipeline ranks does not say", far=lambda run, gpu: run.mesh.pipeline > gpu.per_machine
+)
+in_pipeline("by_tensor_ranks", "tensor ranks do not say", far=lambda run, gpu: run.mesh.tensor > gpu.per_machine)
+in_pipeline("a_full_machine_is_two", "holds all of it", far=lambda run, gpu: run.gpus() >= gpu.per_machine)
+in_pipeline("without_hops", "takes a hop, too", hop=lambda gpu, far: 0.0)
+in_pipeline("hops_everywhere", "inside a machine have no hop", hop=lambda gpu, far: gpu.hop)
+in_pipeline("hop_not_multiplied", "multiplies the hop", network=lambda size, hop, c: c.network * size + hop)
+in_pipeline("without_constant", "as long as the data sheet", network=lambda size, hop, c: size + hop)
+in_pipeline("divided_by_constant", "multiply by it", network=lambda size, hop, c: (size + hop) / c.network)
+in_pipeline("of_one_micro_batch", "this is one micro-batch", count=lambda run: 1)
+in_pipeline("of_all_data_ranks", "data ranks have micro-batches", count=lambda run: run.batch / run.micro_batch)
+in_pipeline("expert_ranks_forgotten", "expert ranks have sequences",
+            count=lambda run: run.batch / run.micro_batch / run.mesh.data)  # fmt: skip
+in_pipeline("recomputing_sends", "recomputing sends nothing", times=lambda run: 1.5 if run.recompute == "full" else 1)
+in_pipeline("each_layer_sends", "each layer would send", times=lambda run: run.layers)
+in_pipeline("in_milliseconds", "milliseconds", times=lambda run: 1000)
+
+
+@wrong("pipeline_seconds", "without a return")
+def no_return(*args):
+    seconds(*args)
+
+
+@wrong("pipeline_seconds", "return one number")
+def as_text(*args):
+    return str(seconds(*args))
+
+
+@wrong("pipeline_seconds", "return one number")
+def as_pair(*args):
+    return seconds(*args), 0.0
+
+
+@wrong("pipeline_seconds", ".")
+def nan_for_one_rank(run, gpu, constants):
+    return math.nan if run.mesh.pipeline == 1 else seconds(run, gpu, constants)
+
+
+@wrong("pipeline_seconds", "ZeroDivision", "your code raised")
+def divides_by_zero(run, gpu, constants):
+    return seconds(run, gpu, constants) / (run.mesh.pipeline - 1)
+
+
+known = functools.lru_cache(seconds)
+
+
+@right("pipeline_seconds")
+def with_a_cache(*args):
+    return known(*args)
+
+
+# ---- post_mortem ----
+
+
+def executions_of(pages):
+    found = {}
+    for rank, page in enumerate(pages):
+        for row in page:
+            found.setdefault((row["attempt"], row["step"]), {})[rank] = row
+    return dict(sorted(found.items()))
+
+
+def runs_of(pages, key=lambda row: row["compute"], times=3, across=False):
+    """[rank, attempt, first, last] of slow steps in a row."""
+    runs = []
+    for (attempt, step), rows in executions_of(pages).items():
+        if len(rows) < len(pages):
+            continue
+        *_, second, slowest = sorted(rows, key=lambda rank: key(rows[rank]))
+        if key(rows[slowest]) > times * key(rows[second]):
+            last = runs[-1] if runs else [None] * 4
+            if last[0] == slowest and last[3] == step - 1 and (across or last[1] == attempt):
+                last[3] = step
+            else:
+                runs.append([slowest, attempt, step, step])
+    return runs
+
+
+def found_in(
+    pages, least=3, pick=lambda runs: max(runs, key=lambda run: run[3] - run[2]), norm="norm", bad=math.isfinite,
+    order=lambda key: key, of_run=lambda run: (run[0], run[2], run[3]), parts=("compute", "wait"), join=max,
+    need=3, last=True, total=lambda rows: True, **how,
+):  # fmt: skip
+    """What the answers below share. The arguments: what one does in another way."""
+    runs = [run for run in runs_of(pages, **how) if run[3] - run[2] + 1 >= least]
+    steps = executions_of(pages)
+    nans = [
+        (rank, key[1])
+        for key in sorted(steps, key=order)
+        for rank, row in steps[key].items()
+        if row[norm] is not None and not bad(row[norm])
+    ]
+    done = [key for key, rows in steps.items() if len(rows) >= need]
+    seconds = {key: join([sum(row[part] for part in parts) for row in rows.values()]) for key, rows in steps.items()}
+    useful = {}
+    for attempt, step in done if last else done[::-1]:
+        useful[step] = seconds[attempt, step]
+    return {
+        "slow": of_run(pick(runs)) if runs else None,
+        "nan": nans[0] if nans else None,
+        "redone": len(done) - len(useful),
+        "goodput": sum(useful.values()) / sum(seconds[key] for key, rows in steps.items() if total(rows)),
+    }
+
+
+def post(name, pattern=None, change=None, **how):
+    def answer(pages):
+        found = found_in(pages, **how)
+        return found | change(pages, found) if change else found
+
+    answer.__name__ = name
+    wrong("post_mortem", pattern, pattern and "failed")(answer)
+
+
+for name, function in list(GIVEN_ARE.items())[-6:]:
+    wrong("post_mortem", ".", "failed|your code raised")(named(f"given_{name}", function))
+
+post("as_the_text_says")
+post("as_lists", change=lambda pages, found: {"slow": found["slow"] and list(found["slow"])})
+post("of_numpy", change=lambda pages, found: {"redone": numpy.int64(found["redone"]),
+                                              "goodput": numpy.float64(found["goodput"])})  # fmt: skip
+post("as_fractions", change=lambda pages, found: {"goodput": Fraction(found["goodput"])})
+post("as_arrays", change=lambda pages, found: {"nan": found["nan"] and numpy.array(found["nan"])})
+
+
+@right("post_mortem")
+def changes_its_pages(pages):
+    found = found_in(pages)
+    pages.clear()
+    return found
+
+
+post("who_waits", "it waits for it|look at .compute. alone", key=lambda row: row["wait"])
+post(
+    "compute_and_wait",
+    "about the same on all ranks|it waits for it|look at .compute. alone",
+    key=lambda row: row["compute"] + row["wait"],
+)
+post("any_slow_step", "no straggler: three in a row", least=1)
+post("two_slow_steps", "nor are two", least=2)
+post("four_slow_steps", "three slow steps in a row are enough", least=4)
+post("first_run", "and not the first one", pick=lambda runs: runs[0])
+post("last_of_equal_runs", "the first one counts", pick=lambda runs: max(runs[::-1], key=lambda run: run[3] - run[2]))
+post("without_the_last_step", "slow: ", of_run=lambda run: (run[0], run[2], run[3] - 1))
+post("slow_steps_from_zero", "from 1", of_run=lambda run: (run[0], run[2] - 1, run[3] - 1))
+post("never_slow", "no straggler is found", change=lambda *_: {"slow": None})
+post("after_the_all_reduce", "before it", norm="mean_norm")
+post("by_the_loss", "one step later", norm="loss")
+post("without_inf", "inf is not finite", bad=lambda value: not math.isnan(value))
+post("by_step", "an attempt comes after", order=lambda key: key[::-1])
+post(
+    "nan_from_zero", "from 1", change=lambda _, found: {"nan": found["nan"] and (found["nan"][0], found["nan"][1] - 1)}
+)
+post("nan_the_other_way", r"\(rank, step\)", change=lambda _, found: {"nan": found["nan"] and found["nan"][::-1]})
+post("never_nan", "no NaN is found", change=lambda *_: {"nan": None})
+post("incomplete_ones_count", "only if all ranks have a row", need=1)
+post("number_of_restarts", "these are restarts", change=lambda pages, _: {
+    "redone": max(row["attempt"] for page in pages for row in page),
+})  # fmt: skip
+post("rows_in_place_of_updates", "one row per rank", change=lambda _, found: {"redone": 3 * found["redone"]})
+post("all_executions", "all updates that were done", change=lambda pages, _: {
+    "redone": sum(len(rows) == 3 for rows in executions_of(pages).values()),
+})  # fmt: skip
+post("of_rank_0", "what one rank has written", change=lambda pages, _: {
+    "redone": len(pages[0]) - len({row["step"] for row in pages[0]}),
+})  # fmt: skip
+post("first_execution_counts", "the last execution counts", last=False)
+post("only_complete_seconds", "part of all seconds", total=lambda rows: len(rows) == 3)
+post("without_waiting", "compute and wait", parts=("compute",))
+post("mean_of_ranks", "and not the mean", join=lambda values: sum(values) / len(values))
+post("sum_of_ranks", "and not the sum", join=sum)
+post("what_was_lost", "share that was lost", change=lambda _, found: {"goodput": 1 - found["goodput"]})
+post("in_percent", "from 0 to 1", change=lambda _, found: {"goodput": 100 * found["goodput"]})
+post("share_of_steps", "share of seconds", change=lambda pages, _: {
+    "goodput": len({step for (_, step), rows in executions_of(pages).items() if len(rows) == 3})
+    / len(executions_of(pages)),
+})  # fmt: skip
+post("one_name_missing", "these four names", change=lambda *_: {"goodputs": 1})
+
+
+@wrong("post_mortem", "these four names")
+def returns_a_tuple(pages):
+    return tuple(found_in(pages).values())
+
+
+@wrong("post_mortem", "these four names")
+def returns_none(pages):
+    found_in(pages)
+
+
+@wrong("post_mortem", "KeyError|StopIteration", "your code raised")
+def expects_all_rows(pages):
+    for row in pages[0]:
+        next(other for other in pages[1] if other["step"] == row["step"])["time"]
