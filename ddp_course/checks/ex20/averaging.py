@@ -32,15 +32,18 @@ def observe_test(test, meshes, orders):
 
 def outcome(test, kind, mesh):
     """Whether the test raised, and the text of its error, or what it returned."""
+    given = []
     try:
-        returned = test(code(kind), mesh)
+        returned = test(code(kind, given), mesh)
     except AssertionError as error:
-        return {"raised": True, "text": " ".join(str(error).split())[:160] or "AssertionError"}
+        text = " ".join(str(error).split())[:160] or "AssertionError"
+        return {"raised": True, "text": text, "given": given, "name": "AssertionError"}
     except Exception as error:
         if kind in RIGHT or isinstance(error, NotImplementedError):
             raise
-        return {"raised": True, "text": type(error).__name__}
-    return {"raised": False, "text": repr(returned)[:60], "false": returned is False}
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+        return {"raised": True, "text": text, "given": given, "name": type(error).__name__}
+    return {"raised": False, "text": repr(returned)[:60], "false": returned is False, "given": given, "name": ""}
 
 
 @question(
@@ -49,11 +52,12 @@ def outcome(test, kind, mesh):
     "added up, and by what is the sum divided?",
     'Experts: the sum over dist.get_process_group_ranks(mesh.get_group("data")). Dense: the sum over all ranks. Both are '
     "divided by the number of all tokens of all ranks. To see all faults, use at least two parameters in each list, one "
-    "more without a gradient in each, different tokens on each rank with 0 on one of them, and a tolerance of 1e-9.",
+    "more without a gradient in each, different tokens on each rank with 0 on one of them, and a relative tolerance of "
+    "1e-9.",
     "def of(r): a list of four torch.randn(3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(r)), made "
     "from one generator. tokens = 3 * rank; total = the sum of 3 * r. Parameters of zeros with .grad = of(rank)[i]; two for "
     "experts, two for dense, and one frozen in each list. average(...). Then compare: torch.testing.assert_close(p.grad, "
-    'sum(of(r)[i] for r in ranks) / total, rtol=1e-9, atol=1e-9), where ranks are those along "data" for experts and all '
+    'sum(of(r)[i] for r in ranks) / total, rtol=1e-9, atol=1e-12), where ranks are those along "data" for experts and all '
     "for dense; assert frozen.grad is None.",
 )
 def check_test_averaging(answer, draw):
@@ -63,7 +67,7 @@ def check_test_averaging(answer, draw):
         chosen = [[*RIGHT, *(WRONG if number == 0 else SOME)] for number in range(len(meshes))]
         orders = [draw.sample(kinds, len(kinds)) for kinds in chosen]
         n = sum(map(len, meshes[0]))
-        of_ranks = answer.on_ranks(observe_test, meshes, orders, nproc=n, timeout=15)
+        of_ranks = answer.on_ranks(observe_test, meshes, orders, nproc=n, timeout=20)
         lists += [(rows, [seen[number] for seen in of_ranks]) for number, rows in enumerate(meshes)]
     for rows, seen in lists:
         hold(claims(rows, seen))

@@ -8,6 +8,7 @@ RIGHT = {
     "new": "adds up the gradients one by one, and replaces them by new tensors",
     "divided": "divides first, and adds up afterwards",
     "gathered": "gathers the gradients, and adds them up in another order",
+    "in order": "gathers the gradients, and adds them up in the order of the ranks",
 }
 # what each fault is; how a test can see it
 WRONG = {
@@ -27,6 +28,9 @@ WRONG = {
                       "\"data\": their gradients have to be added up"),
     "row by row": ("takes each row of neighbouring ranks for those that share the experts",
                    "ask the mesh which ranks have the same experts: it may number them in another order"),
+    "own": ("divides by its own tokens only", "`tokens` are those of this rank: the divisor is their sum over all ranks"),
+    "weighted": ("multiplies each gradient by the rank's own tokens first, as if its loss was a mean", "the loss of a rank "
+                 "is a sum already, so the gradients are only added up and divided"),
     "even": ("divides by its own tokens, times the number of ranks", "give the ranks different numbers of tokens"),
     "mean of means": ("averages the ranks' means of the dense parameters", "give the ranks different numbers of tokens"),
     "nan": ("divides by the rank's own tokens first, and multiplies by them later, which is NaN on a rank without tokens",
@@ -37,6 +41,8 @@ WRONG = {
     "negative": ("gives the dense parameters the opposite sign", "compare numbers, and not only their sizes or norms"),
     "first expert": ("averages only the first of the experts' parameters", "use more than one parameter in each list"),
     "last dense": ("leaves the last dense parameter as it is", "use more than one parameter in each list, and compare all"),
+    "eighth digit": ("gives all gradients with a relative error of 3e-8", "gradients have to be right to 9 digits: the "
+                     "defaults of torch.testing.assert_close allow more (1e-7), so set rtol and atol"),
     "float32": ("adds up in float32", "gradients are in float64, and have to be right to 9 digits: the defaults of "
                 "torch.testing.assert_close allow more (1e-7)"),
     "frozen dense": ("gives frozen dense parameters a gradient of zeros", "let one dense parameter have no gradient, and "
@@ -63,10 +69,15 @@ def is_wrong(kind, mesh):
     return kind != "four" or data * experts != 4
 
 
-def code(kind):
-    """The function that a learner's test gets."""
+def code(kind, given):
+    """The function that a learner's test gets; `given`: a list for notes of each call."""
 
     def average(experts, dense, tokens, mesh):
+        gradients = [value.grad for value in (*experts, *dense) if value.grad is not None]
+        given.append({
+            "dtypes": sorted({str(gradient.dtype) for gradient in gradients}),
+            "zeros": not any(gradient.any() for gradient in gradients),
+        })  # fmt: skip
         run(kind, experts, dense, torch.as_tensor(tokens, dtype=torch.float64), mesh)
 
     return average
@@ -97,6 +108,10 @@ def run(kind, experts, dense, own, mesh):
     if kind == "row by row":
         made = [dist.new_group([r for r in range(ranks) if r % of == place]) for place in range(of)]
         groups["experts"] = made[rank % of]
+    if kind == "own":
+        divisors = dict.fromkeys(divisors, own)
+    if kind == "eighth digit":
+        divisors = dict.fromkeys(divisors, total * (1 + 3e-8))
     if kind == "even":
         divisors = dict.fromkeys(divisors, own * ranks)
     if kind == "four":
@@ -125,15 +140,17 @@ def average_list(kind, values, group, divisor, own, name):
         for value in values:
             value.grad = summed(value.grad, group) / divisor
         return
-    if kind == "gathered":
+    if kind in ("gathered", "in order"):
         for value in values:
             parts = [torch.empty_like(value.grad) for _ in range(dist.get_world_size(group))]
             dist.all_gather(parts, value.grad.contiguous(), group=group)
-            value.grad = torch.stack(parts).flip(0).sum(0) / divisor
+            value.grad = (sum(parts) if kind == "in order" else torch.stack(parts).flip(0).sum(0)) / divisor
         return
     flat = torch.cat([value.grad.flatten() for value in values])
     if kind == "divided":
         flat, divisor = flat / divisor, 1
+    if kind == "weighted":
+        flat = flat * own
     if kind == "nan":
         flat = flat / own * own
     if kind == "mean of means" and dense:

@@ -8,8 +8,9 @@ import torch.distributed as dist
 from ddp_course.checks.claims import on_every_rank
 from ddp_course.checks.ex20.capacity_cases import batch, described, number_of, part_of
 from ddp_course.checks.ex20.capacity_claims import causes_of, claims
+from ddp_course.checks.ex20.explained import explaining_ranks, observed
 from ddp_course.checks.ex20.travel_cases import group_and_place
-from ddp_course.checks.ex20.watch import BroughtWatch, group_of, outside, sent
+from ddp_course.checks.ex20.watch import BroughtWatch, group_of, noticing_ranks, outside, sent
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.ranks.environment import process_group
@@ -20,17 +21,17 @@ def observe_kept(keep, cases):
     seen = []
     with process_group(timeout=5) as (rank, _):
         for case in cases:
-            group, _, _ = group_of(case["groups"])
+            group, place, _ = group_of(case["groups"])
             given = [part_of(case, rank, values).clone() for values in batch(case, number_of(case, rank))]
             before = [values.clone() for values in given]
             dist.barrier()
-            with trying(described(case)), BroughtWatch() as watch, torch.no_grad():
+            with trying(described(case)), noticing_ranks(place) as asked, BroughtWatch() as watch, torch.no_grad():
                 got = keep(*given, case["experts"], case["capacity"], group)
             pairs = zip(("chosen", "weights"), given, before)
             seen.append({
                 "got": got.long() if isinstance(got, torch.Tensor) else got,
                 "dtype": str(getattr(got, "dtype", type(got).__name__)), "sent": sent(watch.log),
-                "outside": outside(watch.log, group_and_place(case, rank)[0]),
+                "outside": outside(watch.log, group_and_place(case, rank)[0]), "asked": asked,
                 "changed": [name for name, new, old in pairs if not torch.equal(new, old)],
             })  # fmt: skip
             dist.barrier()
@@ -58,6 +59,7 @@ def check_keep(answer, draw):
     kinds = [
         (base, 12), (wide, 12), (wide | {"weights": "few values"}, 14), (wide | {"weights": "equal"}, 12),
         (wide | {"weights": "zeros", "popular": 0, "capacity": 6}, 13), (wide | {"weights": "near"}, 12),
+        (wide | {"weights": "near", "popular": 3, "capacity": 3}, 12), (wide | {"weights": "large"}, 12),
         (wide | {"weights": "rising", "popular": draw.randrange(4)}, 11), (wide | {"weights": "falling"}, 12),
         (wide | {"popular": 1}, 11), (wide | {"capacity": 0}, 9), (wide | {"capacity": 100}, 10),
         (wide | {"k": 3, "capacity": 1, "experts": 5}, 8),
@@ -72,10 +74,11 @@ def check_keep(answer, draw):
             zeros = wide | {"weights": "zeros", "popular": 0, "capacity": 9, "seed": draw.randrange(10**6)}
             for kind, tokens in ((zeros, [2, 9, 3]), (wide | {"seed": 2}, [0, 9, 0]), (wide | {"seed": 1}, [0, 0, 0])):
                 cases.append(kind | {"groups": groups, "tokens": [tokens[: len(ranks)] for ranks in groups]})
-        of_ranks = answer.on_ranks(observe_kept, cases, nproc=sum(map(len, groups)), timeout=10)
+        of_ranks = observed(answer, observe_kept, cases, groups, timeout=10)
         causes = causes_of(cases, [[seen[number]["got"] for seen in of_ranks] for number in range(len(cases))])
-        for number, case in enumerate(cases):
-            on_every_rank(partial(claims, case, causes), [seen[number] for seen in of_ranks])
+        with explaining_ranks(groups, of_ranks):
+            for number, case in enumerate(cases):
+                on_every_rank(partial(claims, case, causes), [seen[number] for seen in of_ranks])
 
 
 def shared(draw, tokens, groups):

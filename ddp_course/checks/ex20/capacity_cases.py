@@ -9,7 +9,8 @@ WEIGHTS = {
     "few values": ", many of equal weight",
     "equal": ", all of equal weight",
     "zeros": ", many with the weight 0",
-    "near": ", weights that differ by 1e-12",
+    "near": ", weights that differ in their last digits only",
+    "large": ", weights up to 1e6",
     "falling": ", the largest weights on rank 0",
     "rising": ", the largest weights on the last rank",
 }
@@ -35,7 +36,11 @@ def with_kind(weights, kind):
     if kind == "zeros":
         return weights * (weights > 0.6)
     if kind == "near":
-        return 0.5 + weights * 1e-12
+        # neighbours in float64, from an uneven number on: a later choice has a larger weight
+        steps = torch.arange(weights.numel(), dtype=torch.float64).view(weights.shape)
+        return 0.5 + (1 + steps) * torch.finfo(torch.float64).eps / 2
+    if kind == "large":
+        return weights * 1e6
     if kind in ("falling", "rising"):
         return weights.flatten().sort(descending=kind == "falling").values.view(weights.shape)
     return weights

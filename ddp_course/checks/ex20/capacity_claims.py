@@ -5,6 +5,7 @@ import torch
 from ddp_course.checks.claims import Between, Claim
 from ddp_course.checks.ex20.capacity_cases import batch, described, number_of, part_of, sizes_of
 from ddp_course.checks.ex20.explained import explaining
+from ddp_course.checks.ex20.travel_cases import group_and_place
 
 SIZE = 8  # bytes of a number in float64 and int64
 
@@ -50,6 +51,15 @@ def with_capacity(more):
     return of_whole(lambda chosen, weights, case: kept(chosen, weights, case["capacity"] + more))
 
 
+def of_whole_and_ranks(change):
+    def mistake(case, rank):
+        number = number_of(case, rank)
+        capacity = change(case["capacity"], len(sizes_of(case, number)))
+        return part_of(case, rank, kept(*batch(case, number), capacity).long())
+
+    return mistake
+
+
 def rank_by_rank(case, rank):
     """Sorted on each rank only, and then joined."""
     number = number_of(case, rank)
@@ -73,6 +83,58 @@ def of_all_experts(chosen, weights, case):
 def first_choices_first(chosen, weights, case):
     order = sorted(by_weight(weights), key=lambda choice: choice % case["k"])
     return kept(chosen, weights, case["capacity"], order)
+
+
+def in_another_order(order_of):
+    """A mistake that goes through the choices in the order of order_of(chosen, weights)."""
+    return of_whole(lambda chosen, weights, case: kept(
+        chosen, weights, case["capacity"], order_of(chosen.flatten(), weights.flatten()).tolist()))  # fmt: skip
+
+
+def sorted_by_expert(chosen, weights):
+    """By weight, and then by expert with a sort that is not stable."""
+    order = weights.argsort(descending=True, stable=True)
+    return order[chosen[order].argsort()]
+
+
+def by_topk(chosen, weights, case):
+    """topk for each expert, which does not say which of equal weights it takes."""
+    found, flat = torch.zeros(chosen.numel(), dtype=torch.bool), weights.flatten()
+    for number in chosen.unique():
+        places = (chosen.flatten() == number).nonzero()[:, 0]
+        found[places[flat[places].topk(min(case["capacity"], len(places))).indices]] = True
+    return found.view(chosen.shape)
+
+
+def of_threshold(chosen, weights, case):
+    """All choices whose weight is at least that of the last one that is kept."""
+    found = kept(chosen, weights, case["capacity"])
+    for number in chosen[found].unique():
+        found |= (chosen == number) & (weights >= weights[found & (chosen == number)].min())
+    return found
+
+
+def per_token(chosen, weights, case):
+    shares = (weights / weights.sum(1, keepdim=True)).flatten()
+    return kept(chosen, weights, case["capacity"], shares.argsort(descending=True, stable=True).tolist())
+
+
+def from_the_batch(first_of):
+    """A mistake in the order of choices of equal weight: first_of(the place of the rank
+    that asks, that of the choice's rank, the number of the choice there, k).
+    """
+
+    def mistake(case, rank):
+        number = number_of(case, rank)
+        chosen, weights = batch(case, number)
+        place = group_and_place(case, rank)[1]
+        keys = [first_of(place, source, choice, case["k"])
+                for source, tokens in enumerate(sizes_of(case, number)) for choice in range(tokens * case["k"])]  # fmt: skip
+        flat = weights.flatten().tolist()
+        order = sorted(range(len(flat)), key=lambda choice: (-flat[choice], keys[choice], choice))
+        return part_of(case, rank, kept(chosen, weights, case["capacity"], order).long())
+
+    return mistake
 
 
 def first_rows(case, rank):
@@ -129,6 +191,35 @@ MISTAKES = {
     "all choices are kept: an expert has a capacity, which may be 0": of_whole(
         lambda chosen, weights, case: torch.ones_like(chosen, dtype=torch.bool)
     ),
+    "the capacity was divided by the number of ranks. It is one for the whole batch": of_whole_and_ranks(
+        lambda capacity, ranks: capacity // ranks
+    ),
+    "the capacity was multiplied by the number of ranks. It is one for the whole batch": of_whole_and_ranks(
+        lambda capacity, ranks: capacity * ranks
+    ),
+    "the experts no longer match the weights: chosen was sorted for each token, and weights were not": of_whole(
+        lambda chosen, weights, case: kept(chosen.sort(1).values, weights, case["capacity"])
+    ),
+    "of equal weights, more than `capacity` are kept: a threshold is not enough, the earlier tokens come first": of_whole(
+        of_threshold
+    ),
+    "of equal weights, this rank's own tokens come first here: the order is that of the ranks, the same for all": (
+        from_the_batch(lambda place, source, choice, k: source != place)
+    ),
+    "the tokens of the ranks are interleaved here: in the whole batch, all tokens of rank 0 come first": (
+        from_the_batch(lambda place, source, choice, k: choice // k)
+    ),
+    "the choices of the ranks are interleaved here: in the whole batch, all tokens of rank 0 come first": (
+        from_the_batch(lambda place, source, choice, k: choice)
+    ),
+    "the sort by weight is not stable, so equal weights lose their order: sort with stable=True": in_another_order(
+        lambda chosen, weights: weights.argsort(descending=True)
+    ),
+    "topk may take any of equal weights, and the earlier tokens come first: sort with stable=True": of_whole(by_topk),
+    "the sort by expert is not stable, so the order by weight is lost: sort with stable=True": in_another_order(
+        sorted_by_expert
+    ),
+    "the weights were divided by their sum for each token: compare them as they are": of_whole(per_token),
     "no choice is kept": of_whole(lambda chosen, weights, case: torch.zeros_like(chosen, dtype=torch.bool)),
 }
 
@@ -157,18 +248,21 @@ def claims(case, causes, rank, of_ranks):
     yield Claim(
         f"{words}: bytes that this rank brings to communication", sum(size for _, size in seen["sent"]),
         Between(0, (2 * most + 1) * SIZE),
-        "two numbers per choice are enough, its expert and its weight, and one for how many there are: tensors, padded to "
-        "the largest number of choices of a rank. Objects that are pickled take more",
+        "two numbers per choice are enough, its expert and its weight, and one for how many there are, in one gather or "
+        "broadcast to all: tensors, padded to the largest number of choices of a rank. Objects that are pickled take more",
         told=f"at most {(2 * most + 1) * SIZE}",
     )  # fmt: skip
 
 
 def otherwise(case):
+    """No cause is known: what is special in this case."""
     words = {
-        "few values": "of equal weights, the earlier token of the batch comes first: sort with stable=True",
+        "few values": "many weights are equal here: the earlier token of the whole batch comes first",
         "equal": "all weights are equal, so the first tokens of the batch are kept, those of rank 0 first",
         "zeros": "a weight of 0 is a choice like others, and padding is none: does padding take room, or come before it?",
-        "near": "weights that differ by 1e-12 are different: keep them in float64",
+        "near": "these weights are neighbours in float64: compare them as they are. What rounds them, such as float32 or "
+        "one number made of expert and weight, makes some of them equal",
+        "large": "weights may be larger than 1, and than the number of an expert",
     }
     if case["capacity"] == 0:
         return "with a capacity of 0, nothing is kept"

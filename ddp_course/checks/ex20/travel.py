@@ -6,9 +6,10 @@ import torch
 import torch.distributed as dist
 
 from ddp_course.checks.claims import on_every_rank
+from ddp_course.checks.ex20.explained import explaining_ranks, observed
 from ddp_course.checks.ex20.travel_cases import described, expert, group_and_place, owned, tokens_of
 from ddp_course.checks.ex20.travel_claims import causes_of, claims_of_results, claims_of_the_way
-from ddp_course.checks.ex20.watch import BroughtWatch, group_of, outside, sent
+from ddp_course.checks.ex20.watch import BroughtWatch, group_of, noticing_ranks, outside, sent
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.ranks.environment import process_group
@@ -23,7 +24,7 @@ def observe_travel(there_and_back, cases):
             given, owner, calls = tokens_of(case, rank), list(case["owner"]), []
             compute = partial(compute_and_note, owned(case, place), calls)
             dist.barrier()
-            with trying(described(case)), BroughtWatch() as watch, torch.no_grad():
+            with trying(described(case)), noticing_ranks(place) as asked, BroughtWatch() as watch, torch.no_grad():
                 got = there_and_back(*given, owner, compute, group)
             before = tokens_of(case, rank)
             names = [
@@ -31,7 +32,8 @@ def observe_travel(there_and_back, cases):
             ]
             seen.append({
                 "got": got, "dtype": str(getattr(got, "dtype", type(got).__name__)), "calls": calls,
-                "sent": sent(watch.log), "outside": outside(watch.log, group_and_place(case, rank)[0]),
+                "sent": sent(watch.log, barriers=True), "asked": asked,
+                "outside": outside(watch.log, group_and_place(case, rank)[0]),
                 "changed": names + ["owner"] * (owner != case["owner"]),
             })  # fmt: skip
             dist.barrier()
@@ -40,9 +42,12 @@ def observe_travel(there_and_back, cases):
 
 def compute_and_note(numbers, calls, rows, counts):
     """The experts of a rank; of wrong counts, zeros."""
+    kind = type(counts).__name__
+    if isinstance(counts, list | tuple):
+        kind += f" of {', '.join(sorted({type(count).__name__ for count in counts})) or 'int'}"
     counts = [int(count) for count in counts]
     fits = len(counts) == len(numbers) and sum(counts) == len(rows) and min(counts, default=0) >= 0
-    calls.append({"rows": rows.clone(), "counts": counts})
+    calls.append({"rows": rows.clone(), "counts": counts, "kind": kind})
     if not fits or not numbers:
         return torch.zeros_like(rows)
     return torch.cat([expert(number, part) for number, part in zip(numbers, rows.split(counts))])
@@ -87,9 +92,10 @@ def check_there_and_back(answer, draw):
     ]
     for groups, cases in ((three, few), (pairs, more)):
         cases = [case | {"groups": groups, "seed": draw.randrange(10**6)} for case in cases]
-        of_ranks = answer.on_ranks(observe_travel, cases, nproc=sum(map(len, groups)), timeout=12)
+        of_ranks = observed(answer, observe_travel, cases, groups, timeout=12)
         causes = causes_of(cases, [[seen[number]["got"] for seen in of_ranks] for number in range(len(cases))])
-        for number, case in enumerate(cases):
-            seen = [of_rank[number] for of_rank in of_ranks]
-            on_every_rank(partial(claims_of_the_way, case), seen)
-            on_every_rank(partial(claims_of_results, case, causes), seen)
+        with explaining_ranks(groups, of_ranks):
+            for number, case in enumerate(cases):
+                seen = [of_rank[number] for of_rank in of_ranks]
+                on_every_rank(partial(claims_of_the_way, case), seen)
+                on_every_rank(partial(claims_of_results, case, causes), seen)

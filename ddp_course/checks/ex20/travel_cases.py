@@ -38,14 +38,14 @@ def order_of(case, rank):
     return sorted(range(len(chosen)), key=lambda choice: (case["owner"][chosen[choice]], chosen[choice]))
 
 
-def arriving(case, rank):
+def arriving(case, rank, weighted=False):
     """For each rank of the group, what it sends to this one: {expert: rows}."""
     ranks, place = group_and_place(case, rank)
     found = []
     for source in ranks:
-        x, chosen, _ = tokens_of(case, source)
-        token = torch.arange(len(x)).repeat_interleave(case["k"])
-        found.append({number: x[token[chosen.flatten() == number]] for number in owned(case, place)})
+        x, chosen, weights = tokens_of(case, source)
+        rows = x.repeat_interleave(case["k"], 0) * (weights.flatten()[:, None] if weighted else 1)
+        found.append({number: rows[chosen.flatten() == number] for number in owned(case, place)})
     return found
 
 

@@ -55,6 +55,29 @@ def permuted_again(case, rank):
     return (home.view(*weights.shape, WIDTH) * weights[..., None]).sum(1)
 
 
+def sent_home(wrongly):
+    """The result where the experts' results leave in another order: wrongly(results, order
+    by which the rows were sorted by expert).
+    """
+
+    def mistake(case, rank):
+        ranks, place = group_and_place(case, rank)
+        home = []
+        for number in range(len(ranks)):
+            parts = arriving(case, ranks[number])
+            rows = [expert(mine, part[mine]) for part in parts for mine in part]  # sorted by source rank, by expert
+            numbers = [torch.full((len(part[mine]),), mine) for part in parts for mine in part]
+            rows = torch.cat([torch.empty(0, WIDTH, dtype=torch.float64), *rows])
+            order = torch.cat([torch.empty(0, dtype=torch.int64), *numbers]).argsort(stable=True)
+            sizes = [sum(map(len, part.values())) for part in parts]
+            home.append(wrongly(rows[order], order).split(sizes)[place])
+        x, _, weights = tokens_of(case, rank)
+        order = torch.tensor(order_of(case, rank), dtype=torch.int64)
+        return torch.zeros_like(x).index_add(0, order // case["k"], torch.cat(home) * weights.flatten()[order, None])
+
+    return mistake
+
+
 def one_choice(which):
     return lambda case, rank: results_of(case, rank)[:, which] * tokens_of(case, rank)[2][:, which, None]
 
@@ -90,6 +113,19 @@ MISTAKES = {
     "only the first choice of each token counts here: add up all of them": one_choice(0),
     "only the last choice of each token counts here: add up all of them": one_choice(-1),
     "out[token] = ... keeps one of the results of a token, and += with an index does, too: use index_add": last_written,
+    "the results leave for home sorted by expert: undo this sorting first, back[by_expert] = results": sent_home(
+        lambda results, order: results
+    ),
+    "the results were sorted once more before the way home: use the inverse, back[by_expert] = results": sent_home(
+        lambda results, order: results[order]
+    ),
+    "a softmax was taken of the weights: take them as they are": weighted(lambda weights: weights.softmax(1)),
+    "the weight of a token's first choice is used for all its choices: each has its own": weighted(
+        lambda weights: weights[:, :1].expand_as(weights)
+    ),
+    "the result is right to a few digits only: keep weights and results in float64": weighted(
+        lambda weights: weights.float().double()
+    ),
     "x is added: return the experts' part only": lambda case, rank: right(case, rank) + tokens_of(case, rank)[0],
     "these are zeros: nothing came home": lambda case, rank: 0 * right(case, rank),
 }
@@ -123,9 +159,8 @@ def claims_of_results(case, causes, rank, of_ranks):
     )
     yield Claim(
         f"{words}: the result", seen["got"], expected,
-        "each expert got its rows, but the results are not those of the tokens: they have to come home in the order in "
-        "which the rows left, so undo the sorting by expert before the way back. Then add each result to its token, with "
-        "its weight",
+        "each expert got its rows, so the mistake comes after compute: in the order in which the results go home, in which "
+        "token each belongs to, or in the weights",
         [(seen["got"], cause) for cause in causes],
     )  # fmt: skip
     yield from traffic(case, words, rank, seen["sent"])
@@ -140,30 +175,59 @@ def of_experts(case, words, rank, call):
     by_rank = [sum(map(len, part.values())) for part in parts]
     every = [sum((tokens_of(case, r)[1] == number).sum().item() for r in ranks) for number in range(len(case["owner"]))]
     yield Claim(
+        f"{words}: what compute gets as counts", call["kind"], "list of int",
+        "counts is a list of ints: tensor.tolist() makes one", told="a list of int", shown=f"a {call['kind']}",
+    )  # fmt: skip
+    n, total = len(ranks), len(case["owner"])
+    in_order = [every[number] for number in range(total) if number * n // total == place]
+    yield Claim(
         f"{words}: the counts for compute, of experts {numbers}", call["counts"], counts,
         "how many rows arrive for each expert of this rank, in ascending order, from all ranks together",
         [(own, "these are only the rank's own rows: rows come from the other ranks, too"),
          (by_rank, "this is how many rows come from each rank: compute needs how many there are for each expert"),
          (every, "these are the counts of all experts: compute needs those of this rank's experts"),
-         (counts[::-1], "the experts of a rank come in ascending order")],
+         (counts[::-1], "the experts of a rank come in ascending order"),
+         (in_order, "these are the counts for experts that are spread evenly, in order: `owner` says where they are")],
     )  # fmt: skip
     yield Claim(
         f"{words}: how many rows compute gets", list(call["rows"].shape), [sum(counts), WIDTH],
         "each choice travels to its expert, once: the rows for compute are all that arrive",
     )  # fmt: skip
-    got = list(call["rows"].split(counts)) if counts else []
+    rows, got = call["rows"], list(call["rows"].split(counts)) if counts else []
     expected = [torch.cat([part[number] for part in parts]) for number in numbers]
-    all_of_them = sorted_rows(torch.cat(expected)) if expected else torch.empty(0, WIDTH)
-    for number, mine, right_rows in zip(numbers, got, expected):
+    scaled = [torch.cat([part[number] for part in arriving(case, rank, weighted=True)]) for number in numbers]
+    cause = of_rows(rows, parts, expected)
+    for number, mine, right_rows, by_weight in zip(numbers, got, expected, scaled):
         yield Claim(
             f"{words}: the rows of expert {number}, sorted", sorted_rows(mine), sorted_rows(right_rows),
             "rows of other experts have arrived, or rows of other tokens: sort the choices by the rank of their expert, "
             "owner[expert], and among these by expert. Expert numbers alone are not in the order of the ranks. And choice c "
             "is of token c // k",
-            [(sorted_rows(mine) if agree(sorted_rows(call["rows"]), all_of_them) else None,
-              "the right rows have arrived, but are not sorted by expert: they come sorted by their source rank, and only "
-              "from each rank by expert")],
+            [(sorted_rows(right_rows), "these rows are right to a few digits only: send them in float64, like x"),
+             (sorted_rows(by_weight), "these rows have been multiplied by their weights: experts get tokens as they are, "
+              "and the weights are for the results"),
+             (sorted_rows(mine) if cause else None, cause)],
         )  # fmt: skip
+
+
+def of_rows(rows, parts, expected):
+    """The cause of the right rows in a wrong order, or None."""
+    if not expected or not same_rows(rows, torch.cat(expected)):
+        return None
+    backwards = expected[::-1]
+    if all(map(same_rows, rows.split([len(part) for part in backwards]), backwards)):
+        return "the experts of a rank come in ascending order of their numbers, and here they come in descending order"
+    arrived = [part[number] for part in parts for number in part]
+    if all(map(same_rows, rows.split([len(part) for part in arrived]), arrived)):
+        return (
+            "the right rows have arrived, but are not sorted by expert: they come sorted by their source rank, and only "
+            "from each rank by expert"
+        )
+    return "the right rows have arrived, but are not sorted by expert: what compute gets has to be"
+
+
+def same_rows(rows, others):
+    return agree(sorted_rows(rows), sorted_rows(others))
 
 
 def sorted_rows(rows):
@@ -175,7 +239,8 @@ def traffic(case, words, rank, sent):
     names, sizes = [name for name, _ in sent], [size for _, size in sent]
     yield Claim(
         f"{words}: collectives", names, OneOf([[first, "alltoall", "alltoall"] for first in COUNTS]),
-        "one exchange of counts, one all-to-all there, and one back, on each rank, also without tokens",
+        "one exchange of counts, one all-to-all there, and one back, on each rank, also without tokens. A barrier would be "
+        "one more",
         told="counts, all-to-all, all-to-all", shown=", ".join(names)[:80] or "none",
     )  # fmt: skip
     choices = case["tokens"][rank] * case["k"]
@@ -185,5 +250,7 @@ def traffic(case, words, rank, sent):
         yield Claim(
             f"{words}: bytes that this rank brings {what}", size, Between(0, limit),
             "one row per choice there and one back, and for the counts at most one number per expert and rank",
+            [(size if size > 0 and size * WIDTH == limit * (WIDTH + 1) and "way" in what else None,
+              "each row has one more number: the weights stay at home, and are for the results that come back")],
             told=f"at most {limit}",
         )  # fmt: skip

@@ -1,7 +1,10 @@
 """Logs what a rank brings to each communication, and which ranks take part."""
 
+from contextlib import contextmanager
+
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d  # not what noticing_ranks notes
 
 from ddp_course.checks.checked_watch import CheckedWatch
 
@@ -17,10 +20,18 @@ class BroughtWatch(CheckedWatch):
         returned = super().__torch_dispatch__(function, types, args, kwargs)
         for entry in self.log[before:]:
             place = int(function.namespace == "c10d" and opname.strip("_").startswith(RESULT_FIRST))
-            received = entry["name"].startswith(("recv", "barrier", "monitored"))
+            received = entry["name"].startswith(("recv", "barrier", "monitored")) or receives(opname, args)
             entry["brought"] = 0 if received else size_of(args[place])
             entry["ranks"] = ranks_of([*args, *(kwargs or {}).values()])
         return returned
+
+
+def receives(opname, args):
+    """Whether this rank only receives in this broadcast: its source is another rank."""
+    if not opname.strip("_").startswith("broadcast"):
+        return False
+    source = next(value for value in args if type(value) is int)  # as a rank of the group
+    return c10d.get_rank() != ranks_of(args)[source]
 
 
 def size_of(tensors):
@@ -31,7 +42,7 @@ def size_of(tensors):
 
 def ranks_of(arguments):
     """The ranks of the process group among a communication's arguments: it, or its name."""
-    names = dist.distributed_c10d._world.pg_names.values()
+    names = c10d._world.pg_names.values()
     for argument in arguments:
         if isinstance(argument, torch.ScriptObject):
             try:
@@ -39,13 +50,14 @@ def ranks_of(arguments):
             except (RuntimeError, TypeError):
                 continue  # a reduction, such as SUM
         if isinstance(argument, str) and argument in names:
-            return dist.get_process_group_ranks(dist.distributed_c10d._resolve_process_group(argument))
+            return c10d.get_process_group_ranks(c10d._resolve_process_group(argument))
     return []
 
 
-def sent(log):
-    """[(name, bytes that this rank brings)] of a log's messages; barriers are none."""
-    messages = (entry for entry in log if not entry["name"].startswith(("barrier", "monitored", "recv")))
+def sent(log, barriers=False):
+    """[(name, bytes that this rank brings)] of a log's messages, with barriers or without."""
+    none = ("recv",) if barriers else ("recv", "barrier", "monitored")
+    messages = (entry for entry in log if not entry["name"].startswith(none))
     return [(entry["name"], entry["brought"]) for entry in messages]
 
 
@@ -62,3 +74,42 @@ def group_of(groups):
     rank = dist.get_rank()
     [number] = [number for number, ranks in enumerate(groups) if rank in ranks]
     return made[number], groups[number].index(rank), number
+
+
+OF_WORLD = "dist.get_rank() is the rank in the world. The rank in the group is dist.get_rank(group)"
+
+
+@contextmanager
+def noticing_ranks(place):
+    """Whether the code asks for its rank in the world where its place in the group is
+    another, and never translates it: yields a list of what it asks for. An error gets a
+    note then.
+    """
+    asked, before = [], {name: getattr(dist, name) for name in ("get_rank", *TRANSLATE)}
+    for name, function in before.items():
+        setattr(dist, name, noting(asked, name, function))
+    try:
+        yield asked
+    except Exception as error:
+        if takes_world(asked) and c10d.get_rank() != place:
+            error.add_note(OF_WORLD)
+        raise
+    finally:
+        for name, function in before.items():
+            setattr(dist, name, function)
+
+
+TRANSLATE = ("get_process_group_ranks", "get_group_rank", "get_global_rank")
+
+
+def noting(asked, name, function):
+    def call(*args, **kwargs):
+        group = [*args, *kwargs.values()]
+        asked.append("world" if name == "get_rank" and group in ([], [None]) else name)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def takes_world(asked):
+    return "world" in asked and not set(TRANSLATE) & set(asked)
