@@ -62,7 +62,8 @@ def meshes(model, gpus, context, per_machine=8):
             for ring in (2**power for power in range(7)):
                 if ring > 1 and context < SHORTEST * ring:
                     break
-                if rest % ring or context % (2 * ring * tensor):
+                pieces = 2 * ring if ring > 1 else 1  # of zigzag, see lesson 19
+                if rest % ring or context % (pieces * tensor):
                     continue
                 for expert in divisors(math.gcd(rest // ring, model.experts), 64):
                     data = rest // ring // expert
@@ -93,24 +94,29 @@ def plan_of(model, run, gpu):
 
 def plans(model, gpus, gpu, context, batch):
     """The fastest plan of each mesh that fits, the fastest first; and the fastest that
-    does not fit, or None: ([Plan], Plan).
+    does not fit, or None: ([Plan], Plan). If none fits, the latter is the one that needs
+    least.
 
     gpus: how many; gpu: one of GPUS; context: tokens per sequence; batch: sequences per
     step. Raises UsageError if no mesh can share the batch.
     """
-    best, unfit = {}, None
+    best, unfit, smallest = {}, None, None
     for mesh in meshes(model, gpus, context, GPUS[gpu].per_machine):
         for run in runs_on(mesh, model, context, batch):
             found = plan_of(model, run, gpu)
+            if smallest is None or found.kept.total() < smallest.kept.total():
+                smallest = found
             if not found.fits(gpu):
                 if unfit is None or found.seconds() < unfit.seconds():
                     unfit = found
             elif mesh not in best or found.seconds() < best[mesh].seconds():
                 best[mesh] = found
-    if not best and unfit is None:
-        problem = f"{gpus} GPUs cannot share {batch} sequences of {context} tokens"
-        raise UsageError(f"{problem}: no mesh divides both")
-    return sorted(best.values(), key=Plan.seconds), unfit
+    if smallest is None:
+        problem = (
+            f"no mesh of {gpus} GPUs can share {batch} sequences of {context} tokens"
+        )
+        raise UsageError(f"{problem}: try a --batch that {gpus} divides")
+    return sorted(best.values(), key=Plan.seconds), unfit if best else smallest
 
 
 # ---- in words ----
@@ -161,7 +167,8 @@ def arguments(argv=()):
     flag("--gpu", choices=list(GPUS), default="h100", help="which (h100)")
     flag("--context", **count, default=8192, help="tokens per sequence (8192)")
     flag("--batch", **count, help="sequences per step (4 million tokens)")
-    flag("--tokens", type=runs.number, help="to train on (20 per parameter)")
+    each = "20 per parameter that a token uses"
+    flag("--tokens", type=runs.number, help=f"to train on ({each})")
     flag("--show", **count, default=5, help="how many plans (5)")
     args = parser.parse_args(argv)
     args.batch = args.batch or max(1, 2**22 // args.context)
@@ -173,10 +180,11 @@ def main(argv=()):
     model = MODELS[args.model]
     found, unfit = plans(model, args.gpus, args.gpu, args.context, args.batch)
     if not found:
-        needed = f"{unfit.kept.total() / 1e9:.0f} GB on a rank"
+        needs = f"needs {unfit.kept.total() / 1e9:.0f} GB per rank"
         problem = f"{args.model} does not fit on {args.gpus} x {args.gpu}"
-        raise UsageError(f"{problem}: {in_words(unfit.run)} needs {needed}")
-    tokens = args.tokens or 20 * model.parameters()
+        raise UsageError(f"{problem}: even {in_words(unfit.run)} {needs}")
+    active = model.parameters(model.chosen)
+    tokens = 20 * active if args.tokens is None else args.tokens
     rows = [as_data(plan, found[0], args.gpu, tokens) for plan in found]
     place = torchrun_environment()
     result = {"lesson": args.lesson, "world_size": place.world_size}

@@ -140,7 +140,8 @@ def test_experts_are_averaged_on_fewer_ranks_than_the_rest():
     dense = run.parameters - run.experts
     sent = 8 * dense * 15 / 16 + 8 * run.experts / 8 * 1 / 2
     hops = 32 * 15 * H100.hop
-    assert step_time.data_seconds(run, H100) == pytest.approx(sent / 50e9 + hops)
+    found = step_time.data_seconds(run, H100, PLAIN)
+    assert found == pytest.approx(sent / 50e9 + hops)
 
 
 def test_tensor_ranks_send_four_all_reduces_per_block_and_two_more():
@@ -183,14 +184,32 @@ def test_a_link_is_fast_inside_a_machine():
     )
 
 
-def test_messages_of_sharded_weights_hide_behind_the_rest():
+def test_messages_of_sharded_weights_hide_behind_computing():
     usual = a_run(Mesh(data=64), batch=512, stage=3)
     assert parts_of(usual, step_time.FITTED["h100"]).data == 0
-    exposed = parts_of(a_run(Mesh(data=64), context=256, stage=3))
-    rest = sum(exposed) - exposed.data
-    sent = step_time.data_seconds(a_run(Mesh(data=64), context=256, stage=3), H100)
-    assert exposed.data == pytest.approx(sent - rest) and rest < sent
+    short = a_run(Mesh(data=32, tensor=2), context=256, stage=3)
+    found, sent = parts_of(short), step_time.data_seconds(short, H100, PLAIN)
+    computing = found.products + found.attention
+    assert found.data == pytest.approx(sent - computing) and computing < sent
+    assert found.tensor > 0, "and not behind other messages"
     assert parts_of(a_run(Mesh(data=64), stage=0)).data > 0
+
+
+def test_a_link_inside_a_machine_is_never_faster_than_its_data_sheet():
+    for network, inside, across in ((0.5, 1.0, 0.5), (2.0, 2.0, 2.0)):
+        constants = PLAIN._replace(network=network)
+        for n, speed, factor in ((8, 450e9, inside), (16, 50e9, across)):
+            run = a_run(Mesh(tensor=n))
+            expected = factor * step_time.sent_by_tensor(run) / speed
+            assert parts_of(run, constants).tensor == pytest.approx(expected)
+
+
+def test_hops_count_between_machines_only():
+    for n, hops in ((8, 0), (16, 3 * 32 * 15 * H100.hop)):
+        run = a_run(Mesh(data=n), batch=n, stage=3)
+        inside, _ = step_time.sent_by_data(run, run.parameters, n)
+        found = step_time.data_seconds(run, H100, PLAIN)
+        assert found == pytest.approx(inside / step_time.link(H100, n) + hops)
 
 
 @pytest.mark.parametrize("name", step_time.Constants._fields)
@@ -430,7 +449,9 @@ def test_tensor_ranks_divide_the_heads_of_keys_and_context_ranks_the_tokens():
     sizes = {m.tensor for m in lesson21.meshes(LLAMA, 64, 8192, per_machine=64)}
     assert sizes == {1, 2, 4, 8}
     odd = lesson21.meshes(LLAMA, 8, 8192 + 2)
-    assert {(m.context, m.tensor) for m in odd} == {(1, 1)}
+    assert {(m.context, m.tensor) for m in odd} == {(1, 1), (1, 2)}
+    halves = lesson21.meshes(LLAMA, 8, 8192 + 4)
+    assert (2, 2) not in {(m.context, m.tensor) for m in halves}
 
 
 def test_nothing_that_fits_is_faster_than_the_first_plan():
@@ -494,8 +515,14 @@ def test_the_program_writes_its_plans(tmp_path, capsys):
 @pytest.mark.parametrize(
     "flags, problem",
     [
-        ("--model llama3-70b --gpus 4", "llama3-70b does not fit on 4 x h100: "),
-        ("--gpus 37 --batch 7", "37 GPUs cannot share 7 sequences of 8192 tokens"),
+        (
+            "--model llama3-70b --gpus 4",
+            "llama3-70b does not fit on 4 x h100: even 4 tensor, micro-batch 1, ZeRO-3, recomputing needs 289 GB",
+        ),
+        (
+            "--gpus 37 --batch 7",
+            "no mesh of 37 GPUs can share 7 sequences of 8192 tokens",
+        ),
         ("--gpus 0", "argument --gpus: '0' is not a whole number"),
         ("--gpu v100", "argument --gpu: invalid choice: 'v100'"),
     ],

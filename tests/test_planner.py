@@ -135,7 +135,7 @@ def test_the_script_computes_what_python_does_to_the_last_bit():
     [
         ("4.0 / 3.0", "1.3333333333333", {"products", "attention", "bubble"}),
         ("times * 2.0 * (n - 1) / n", "2.0 * times * ((n - 1) / n)", {"tensor"}),
-        ("seconds + sent[0]", "seconds + 1e-9 + sent[0]", {"data"}),
+        ("seconds + seconds_of(sent[0]", "seconds + 1e-9 + seconds_of(sent[0]", {"data"}),
         ("12.0 * tokens * model", "12.0 * 1.0000000000000002 * tokens * model", {"moment"}),
         ("parameters * 8 / ranks", "8 / ranks * parameters", {"optimizer"}),
         ("total(last) > total(first)", "false", {"weights", "activations", "moment"}),
@@ -197,7 +197,8 @@ def plan_in_python(chosen, run):
     times = parts(run, gpu, constants)
     step = in_order(times)
     assert math.isclose(step, seconds(run, gpu, constants), rel_tol=1e-15)
-    tokens = chosen["tokens"] or 20 * MODELS[chosen["model"]].parameters()
+    model = MODELS[chosen["model"]]
+    tokens = chosen["tokens"] or 20 * model.parameters(model.chosen)
     days = tokens / (run.batch * run.context) * step / 86400
     plan = lesson21.Plan(run, kept, times)
     if sys.version_info < (3, 12):

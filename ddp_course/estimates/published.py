@@ -12,6 +12,7 @@ from ddp_course.estimates.step_time import (
     Constants,
     Run,
     flops,
+    parts,
     seconds,
 )
 from ddp_course.estimates.transformer import Model
@@ -86,15 +87,14 @@ def constant_utilization(run, gpu, constants):
 
 
 def without_communication(run, gpu, constants):
-    """Recomputing and the pipeline's bubble count, messages take no time."""
-    again = 4 / 3 if run.recompute == "full" else 1.0
-    waits = (run.mesh.pipeline - 1) / (run.chunks * run.micro_batches())
-    return constant_utilization(run, gpu, constants) * again * (1 + waits)
+    """What computes, and what waits for it."""
+    found = parts(run, gpu, constants)
+    return found.products + found.attention + found.bubble
 
 
 MODELS = {
     "constant MFU": (constant_utilization, ["rate"]),
-    "no communication": (without_communication, ["rate"]),
+    "no communication": (without_communication, ["rate", "attention", "half"]),
     "four constants": (seconds, list(Constants._fields)),
 }
 BEGIN = Constants(rate=0.6, attention=0.6, half=500.0, network=1.0)

@@ -89,7 +89,7 @@ def flops(run):
     """Of one step, without recomputing: (products, attention).
 
     A parameter takes 6 per token, of forward and backward; attention 12 per pair of
-    tokens, layer and number of the width, if no mask is taken into account. K.
+    tokens, layer and number of the width, if no mask is taken into account. V.
     Korthikanti et al., 2022, appendix A, which has the same without the mask.
     """
     tokens = float(run.batch) * run.context
@@ -105,6 +105,17 @@ def utilization(run, gpu, seconds):
 def link(gpu, ranks):
     """The bytes per second that a GPU sends in a group of so many neighbouring ranks."""
     return gpu.inside if ranks <= gpu.per_machine else gpu.across
+
+
+def seconds_of(sent, gpu, constants, ranks):
+    """How long a rank sends these bytes in a group of so many neighbouring ranks.
+
+    Inside of a machine that is never less than the data sheet says. Across, it may be:
+    a group can use the cards of several GPUs.
+    """
+    network = constants.network
+    slower = max(1.0, network) if ranks <= gpu.per_machine else network
+    return slower * sent / link(gpu, ranks)
 
 
 # ---- traffic: bytes that a rank sends per step, in rings ----
@@ -163,7 +174,7 @@ def sent_by_data(run, parameters, ranks):
     return inside, times * 4.0 * parameters / shards * (groups - 1) / groups
 
 
-def data_seconds(run, gpu):
+def data_seconds(run, gpu, constants):
     """Of the data ranks' messages. Experts are the same on fewer ranks (lesson 20)."""
     mesh = run.mesh
     cut = float(mesh.tensor * mesh.pipeline)
@@ -175,11 +186,14 @@ def data_seconds(run, gpu):
         (run.experts / cut / mesh.expert, ranks),
     ):
         inside, between = sent_by_data(run, parameters, same)
-        seconds = seconds + inside / link(gpu, spanned) + between / gpu.across
+        seconds = seconds + seconds_of(inside, gpu, constants, spanned)
+        seconds = seconds + constants.network * between / gpu.across
+    if spanned <= gpu.per_machine:
+        return seconds
     # each block's weights and gradients go through a ring of all that share them
     hops = 3.0 * run.micro_batches() if run.stage >= 2 else 1.0
     ring = (run.shards or ranks * mesh.expert) - 1
-    return seconds + hops * layers_per_rank(run) * ring * gpu.hop
+    return seconds + constants.network * hops * layers_per_rank(run) * ring * gpu.hop
 
 
 # ---- the step ----
@@ -213,15 +227,14 @@ def parts(run, gpu, constants):
     fullest = layers_per_rank(run) * mesh.pipeline / run.layers
     bubble = (products + attention) * (fullest * (1.0 + waits) - 1.0)
     spanned = mesh.tensor
-    tensor = constants.network * sent_by_tensor(run) / link(gpu, spanned)
+    tensor = seconds_of(sent_by_tensor(run), gpu, constants, spanned)
     spanned = spanned * mesh.context
-    context = constants.network * sent_by_context(run) / link(gpu, spanned)
+    context = seconds_of(sent_by_context(run), gpu, constants, spanned)
     spanned = spanned * mesh.expert
-    expert = constants.network * sent_by_expert(run) / link(gpu, spanned)
-    data = constants.network * data_seconds(run, gpu)
+    expert = seconds_of(sent_by_expert(run), gpu, constants, spanned)
+    data = data_seconds(run, gpu, constants)
     if run.stage >= 2:  # while other layers are computed
-        rest = products + attention + bubble + tensor + context + expert
-        data = max(0.0, data - rest)
+        data = max(0.0, data - (products + attention + bubble))
     return Parts(products, attention, bubble, tensor, context, expert, data)
 
 

@@ -73,6 +73,12 @@ function link(gpu, ranks) {
   return ranks <= gpu.per_machine ? gpu.inside : gpu.across;
 }
 
+function seconds_of(sent, gpu, constants, ranks) {
+  var network = constants.network;
+  var slower = ranks <= gpu.per_machine ? Math.max(1.0, network) : network;
+  return slower * sent / link(gpu, ranks);
+}
+
 function own_tokens(run) {
   var mesh = run.mesh;
   return run.batch * run.context / (mesh.data * mesh.context * mesh.expert);
@@ -110,7 +116,7 @@ function sent_by_data(run, parameters, ranks) {
   return [inside, times * 4.0 * parameters / shards * (groups - 1) / groups];
 }
 
-function data_seconds(run, gpu) {
+function data_seconds(run, gpu, constants) {
   var mesh = run.mesh;
   var cut = mesh.tensor * mesh.pipeline;
   var ranks = mesh.data * mesh.context;
@@ -121,11 +127,15 @@ function data_seconds(run, gpu) {
     [run.experts / cut / mesh.expert, ranks]
   ].forEach(function (of) {
     var sent = sent_by_data(run, of[0], of[1]);
-    seconds = seconds + sent[0] / link(gpu, spanned) + sent[1] / gpu.across;
+    seconds = seconds + seconds_of(sent[0], gpu, constants, spanned);
+    seconds = seconds + constants.network * sent[1] / gpu.across;
   });
+  if (spanned <= gpu.per_machine) {
+    return seconds;
+  }
   var hops = run.stage >= 2 ? 3.0 * micro_batches(run) : 1.0;
   var ring = (run.shards || ranks * mesh.expert) - 1;
-  return seconds + hops * layers_per_rank(run) * ring * gpu.hop;
+  return seconds + constants.network * hops * layers_per_rank(run) * ring * gpu.hop;
 }
 
 function parts(run, gpu, constants) {
@@ -139,15 +149,14 @@ function parts(run, gpu, constants) {
   var fullest = layers_per_rank(run) * mesh.pipeline / run.layers;
   var bubble = (products + attention) * (fullest * (1.0 + waits) - 1.0);
   var spanned = mesh.tensor;
-  var tensor = constants.network * sent_by_tensor(run) / link(gpu, spanned);
+  var tensor = seconds_of(sent_by_tensor(run), gpu, constants, spanned);
   spanned = spanned * mesh.context;
-  var context = constants.network * sent_by_context(run) / link(gpu, spanned);
+  var context = seconds_of(sent_by_context(run), gpu, constants, spanned);
   spanned = spanned * mesh.expert;
-  var expert = constants.network * sent_by_expert(run) / link(gpu, spanned);
-  var data = constants.network * data_seconds(run, gpu);
+  var expert = seconds_of(sent_by_expert(run), gpu, constants, spanned);
+  var data = data_seconds(run, gpu, constants);
   if (run.stage >= 2) {
-    var rest = products + attention + bubble + tensor + context + expert;
-    data = Math.max(0.0, data - rest);
+    data = Math.max(0.0, data - (products + attention + bubble));
   }
   return {
     products: products, attention: attention, bubble: bubble, tensor: tensor,
@@ -260,9 +269,10 @@ function problem(data, chosen) {
     return "A context rank has at least " + data.shortest + " tokens, but " +
       chosen.context_ranks + " of them would share " + chosen.context + ".";
   }
-  if (chosen.context % (2 * chosen.context_ranks * chosen.tensor)) {
-    return chosen.context + " tokens cannot be cut into " + 2 * chosen.context_ranks *
-      chosen.tensor + " equal parts (2 × context × tensor ranks).";
+  var pieces = (chosen.context_ranks > 1 ? 2 * chosen.context_ranks : 1) * chosen.tensor;
+  if (chosen.context % pieces) {
+    return chosen.context + " tokens cannot be cut into " + pieces +
+      " equal parts (tensor ranks, times 2 × context ranks if there are several).";
   }
   if (model.experts % chosen.expert) {
     return chosen.expert + " expert ranks cannot share " + (model.experts > 1 ?
@@ -302,7 +312,7 @@ function plan_of(data, chosen) {
     model, mesh_of(chosen), chosen.context, chosen.batch, chosen.micro_batch, chosen);
   var times = parts(run, gpu, data.fitted[chosen.gpu]), kept = kept_by_run(model, run);
   var seconds = total(times);
-  var tokens = chosen.tokens || 20 * parameters(model);
+  var tokens = chosen.tokens || 20 * parameters(model, model.chosen);
   var steps = tokens / (run.batch * run.context);
   var days = steps * seconds / 86400;
   var hours = days * 24 * gpus(run);
