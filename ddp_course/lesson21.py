@@ -94,8 +94,7 @@ def plan_of(model, run, gpu):
 
 def plans(model, gpus, gpu, context, batch):
     """The fastest plan of each mesh that fits, the fastest first; and the fastest that
-    does not fit, or None: ([Plan], Plan). If none fits, the latter is the one that needs
-    least.
+    does not fit, or None: ([Plan], Plan). If none fits, the latter is the smallest one.
 
     gpus: how many; gpu: one of GPUS; context: tokens per sequence; batch: sequences per
     step. Raises UsageError if no mesh can share the batch.
