@@ -37,7 +37,7 @@ BRIEFS = {
     ),
     "week": Brief(
         "llama3-1b", 32, "h100", 8192, "billions of useful tokens in the week, with failures", noise=500e3,
-        failures=(1000, 120, 3600),
+        failures=(400, 400, 3600),
     ),
     "cluster": Brief(
         "llama3-70b", 512, "h100", 32768, "the bubble, in percent of this plan's step", least=64, most=64, stages=(0, 1),
@@ -96,11 +96,13 @@ def gigabytes(brief, plan):
     return plan.kept.total() / 1e9
 
 
-def lost(brief, alone=False, saving=True, restart=True):
-    """The share of time that failures and checkpoints cost, at the best interval."""
+def lost(brief, alone=False, saving=True, restart=True, hour=HOUR, interval_hour=None):
+    """The share of time that failures and checkpoints cost, at the best interval. hour: what
+    is taken for its seconds; interval_hour: for the best interval only.
+    """
     hours, save, start = brief.failures
-    between = hours * HOUR / (1 if alone else brief.gpus)
-    interval = best_interval(save, between)
+    between = hours * hour / (1 if alone else brief.gpus)
+    interval = best_interval(save, between / hour * (interval_hour or hour))
     return saving * save / interval + (interval / 2 + restart * start) / between
 
 
@@ -132,15 +134,21 @@ NUMBER_MISTAKES = {
     ],
     "week": [
         (lambda brief, plan: 1e9 * useful(brief, plan), "these are tokens: return billions of them"),
-        (lambda brief, plan: useful(brief, plan, wasted=False), "a batch of B tokens with a noise scale of S needs "
-         "1 + B / S times as many tokens: divide by that"),
-        (lambda brief, plan: useful(brief, plan, wasted=False, gone=0), "neither failures nor the noise scale count here"),
+        (lambda brief, plan: 1e3 * useful(brief, plan), "these are millions of tokens: return billions of them"),
+        (lambda brief, plan: useful(brief, plan, wasted=False), "a batch of B tokens (not sequences) with a noise "
+         "scale of S needs 1 + B / S times as many tokens: divide by that"),
+        (lambda brief, plan: useful(brief, plan, wasted=False, gone=0), "your number leaves out both the "
+         "failures and the noise scale"),
         (lambda brief, plan: useful(brief, plan, gone=0), "checkpoints, failures and restarts cost time, too"),
         (lambda brief, plan: useful(brief, plan, gone=lost(brief, alone=True)), "this is how often one GPU fails: 32 of "
          "them fail 32 times as often"),
         (lambda brief, plan: useful(brief, plan, gone=lost(brief, restart=False)), "each failure costs a restart, too"),
         (lambda brief, plan: useful(brief, plan, gone=lost(brief, saving=False)), "this has only one of two parts, which "
          "are equally large at the best interval: saving, and half an interval that is redone after a failure"),
+        (lambda brief, plan: useful(brief, plan, gone=lost(brief, hour=1)), "the time between failures is in hours here: "
+         "saving and restarts are in seconds, so take seconds for it, too"),
+        (lambda brief, plan: useful(brief, plan, gone=lost(brief, interval_hour=1)), "best_interval takes both of its times "
+         "in the same unit: give it the seconds between failures, and not the hours"),
         (lambda brief, plan: useful(brief, plan) / 7, "this is a day: return the tokens of the week"),
     ],
     "cluster": [

@@ -11,6 +11,7 @@ from torch import nn
 from ddp_course.ranks.environment import process_group
 
 RANKS = 3
+PACE = 0.001
 
 
 def run_jobs(jobs):
@@ -48,8 +49,8 @@ def a_step(job, model, rank, attempt, step, gone):
     for *place, value in job["nan"]:
         if place == [attempt, rank, step]:
             gradient[3] = value
-    if any(who == rank and first <= step <= last and attempt == when for who, first, last, when in job["slow"]):
-        time.sleep(0.008)
+    until = start + job["pace"] * times_of(job, rank, attempt, step)
+    time.sleep(max(0.0, until - time.perf_counter()))
     norm, computed = gradient.norm().item(), time.perf_counter()
     if gone:
         time.sleep(0.003)  # until the others give up
@@ -66,14 +67,23 @@ def a_step(job, model, rank, attempt, step, gone):
     return row | {"loss": loss.item(), "norm": norm, "mean_norm": mean}
 
 
+def times_of(job, rank, attempt, step):
+    """How many times as long as its job's pace a rank computes."""
+    for who, first, last, when, *times in job["slow"]:
+        if who == rank and first <= step <= last and attempt == when:
+            return times[0] if times else 8
+    return 0 if job["pace"] == PACE else 1
+
+
 # ---- which jobs ----
 
 
-def a_job(steps=12, every=4, lost=(), nan=(), slow=()):
+def a_job(steps=12, every=4, lost=(), nan=(), slow=(), pace=PACE):
     """lost: of each attempt but the last, [step, ranks that write no row of it]; nan: lists of [attempt,
-    rank, step, what its gradient has]; slow: [rank, first step, last step, attempt].
+    rank, step, what its gradient has]; slow: [rank, first step, last step, attempt, how many times]. pace:
+    seconds that a rank computes at least; with PACE only one that is slow.
     """
-    return {"steps": steps, "every": every, "lost": list(lost), "nan": list(nan), "slow": list(slow)}
+    return {"steps": steps, "every": every, "lost": list(lost), "nan": list(nan), "slow": list(slow), "pace": pace}
 
 
 def jobs_of(draw):
@@ -87,7 +97,7 @@ def jobs_of(draw):
         a_job(lost=[[1, [rank]]]),  # nothing was done
         a_job(lost=[[9, [rank]]]),  # just after a checkpoint
         a_job(lost=[[8, [rank, other]], [7, [0]]], slow=[[other, 5, 7, 0]]),
-        a_job(lost=[[11, [rank]]], nan=[[1, other, 9, nan]], slow=[[rank, 2, 4, 0], [other, 5, 9, 0]]),
+        a_job(lost=[[11, [rank]]], nan=[[1, other, 9, nan]], slow=[[rank, 2, 4, 0, 20], [other, 5, 9, 0, 20]]),
         a_job(lost=[[7, [other]], [12, [rank]]], nan=[[0, 2, 6, inf]]),
         a_job(every=5, lost=[[8, [2]]], nan=[[0, 0, 6, nan]], slow=[[2, 6, 12, 1]]),
         a_job(slow=[[rank, 3, 4, 0], [other, 8, 8, 0]]),  # too short
@@ -96,6 +106,13 @@ def jobs_of(draw):
         a_job(slow=[[rank, 2, 4, 0], [other, 6, 8, 0]]),
         a_job(slow=[[other, 1, 3, 0], [rank, 10, 12, 0]]),
         a_job(slow=[[rank, 1, 3, 0], [rank, 7, 9, 0]]),
+        a_job(slow=[[rank, 1, 12, 0, 2.7]], pace=0.004),  # less than 3 times
+        a_job(slow=[[rank, 1, 12, 0, 3.3]], pace=0.004),  # and a bit more
+        a_job(slow=[[rank, 1, 12, 0, 7], [other, 1, 12, 0, 2.6]], pace=0.002),  # slow for one of the others only
+        # two slow steps just before a loss, and two after it; then all ranks are lost
+        a_job(lost=[[5, [other]]], slow=[[rank, 3, 4, 0, 20], [rank, 5, 6, 1, 20]]),
+        a_job(lost=[[9, list(range(RANKS))]], slow=[[rank, 7, 8, 0, 20], [rank, 9, 10, 1, 20]]),
+        a_job(lost=[[7, [rank]]], nan=[[0, other, 7, nan]], slow=[[other, 5, 7, 0]]),  # in an incomplete execution
         a_job(every=20, lost=[[10, [1]], [10, [2]]]),
         a_job(every=20, lost=[[10, [other]]], nan=[[0, other, 9, nan], [1, rank, 3, nan]]),  # the smaller step is later
     ]  # fmt: skip

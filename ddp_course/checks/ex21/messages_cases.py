@@ -13,7 +13,7 @@ class Case(tuple):
         mesh = ", ".join(f"{name}={size}" for name, size in vars(run.mesh).items() if size > 1)
         where = f"{gpu.per_machine} GPUs per machine, hop {gpu.hop:.2g} s, network {constants.network:.3g}"
         how = f"batch {run.batch}, micro_batch {run.micro_batch}, chunks {run.chunks}, width {run.width}"
-        return f"(Run(Mesh({mesh}), {how}, context {run.context}, recompute {run.recompute!r}), {where})"
+        return f"(Run(Mesh({mesh}), {how}, context {run.context}, stage {run.stage}, recompute {run.recompute!r}), {where})"
 
 
 MESHES = [  # data, tensor, pipeline, context, expert; chunks
@@ -42,6 +42,19 @@ def cases_of(draw):
     found.append(Case((one, GPUS["a100"], FITTED["a100"])))
     many = run_of(MODELS["llama3-8b"], Mesh(data=2, pipeline=8), 8192, 96, 2, stage=1, recompute="full")
     found.append(Case((many, GPUS["h100"]._replace(hop=0.0), FITTED["h100"])))
+    # H100 in one machine: not faster than its data sheet; and sharded weights, which send nothing more here
+    for mesh in (Mesh(data=2, pipeline=4), Mesh(data=2, tensor=2, pipeline=4)):
+        run = run_of(MODELS["llama3-8b"], mesh, 8192, 16, 1, stage=3)
+        found.append(Case((run, GPUS["h100"], FITTED["h100"])))
+    # two machines of 4: each dimension counts
+    for dimension, name in {
+        "data": "llama3-8b",
+        "tensor": "llama3-8b",
+        "context": "llama3-8b",
+        "expert": "mixtral-8x7b",
+    }.items():
+        run = run_of(MODELS[name], Mesh(**{"data": 1, "pipeline": 2, dimension: 4}), 8192, 16, 1)
+        found.append(Case((run, GPUS["h100"]._replace(per_machine=4), FITTED["a100"])))
     # machines of 4 GPUs, so that 8 ranks of one kind do not fit into one
     for mesh in (Mesh(data=2, tensor=8, pipeline=2), Mesh(data=2, tensor=2, pipeline=8)):
         run = run_of(MODELS["llama3-8b"], mesh, 8192, 16, 1, stage=1)

@@ -6,18 +6,23 @@ def busiest(pipeline, chunks):
     return 0 if pipeline == 1 else 2 * chunks - (pipeline == 2)
 
 
+def slower(network, across):
+    """As step_time.seconds_of has it."""
+    return network if across else max(1.0, network)
+
+
 def formula(
     messages=busiest, tokens=lambda run: run.micro_batch * run.context / run.mesh.tensor / run.mesh.context, size=2,
     far=lambda run, gpu: run.gpus() > gpu.per_machine, hop=lambda gpu, far: gpu.hop * far, count=None, after=None,
-    again=lambda run: 1,
+    again=lambda run: 1, network=slower,
 ):  # fmt: skip
     """The right answer, or one with a mistake in a part of it."""
 
     def pipeline_seconds(run, gpu, constants):
         across = far(run, gpu)
         one = size * tokens(run) * run.width / (gpu.across if across else gpu.inside)
-        join = after or (lambda one, short, constants: constants.network * (one + short))
-        one = join(one, hop(gpu, across), constants)
+        join = after or (lambda one, short, times: times * (one + short))
+        one = join(one, hop(gpu, across), network(constants.network, across))
         number = count(run) if count else run.micro_batches()
         return float(one * number * messages(run.mesh.pipeline, run.chunks) * again(run))
 
@@ -64,6 +69,9 @@ MISTAKES = {
         far=lambda run, gpu: run.mesh.tensor > gpu.per_machine),
     "data ranks count, too: the job is on one machine only if all its GPUs are": formula(
         far=lambda run, gpu: run.mesh.tensor * run.mesh.pipeline * run.mesh.context > gpu.per_machine),
+    **{f"{name} ranks count, too: the job is on one machine only if all its GPUs, run.gpus(), are": formula(
+        far=lambda run, gpu, name=name: run.gpus() / getattr(run.mesh, name) > gpu.per_machine)
+        for name in ("data", "tensor", "context", "expert")},
     "a machine with exactly as many GPUs as the job holds all of it": formula(
         far=lambda run, gpu: run.gpus() >= gpu.per_machine),
     "each message to another machine takes a hop, too": formula(hop=lambda gpu, far: 0),
@@ -72,11 +80,15 @@ MISTAKES = {
         (formula(hop=lambda gpu, far: 0)(run, gpu, constants)
          + constants.network * gpu.hop * (run.gpus() > gpu.per_machine) * (run.mesh.pipeline > 1)),
     "constants.network multiplies the hop, too": formula(
-        after=lambda one, short, constants: constants.network * one + short),
+        after=lambda one, short, times: times * one + short),
+    "inside a machine, messages never take less than the data sheet says: max(1.0, constants.network)": formula(
+        network=lambda network, across: network),
+    "max(1.0, constants.network) is for messages inside a machine: across, it is constants.network": formula(
+        network=lambda network, across: max(1.0, network)),
     "messages take constants.network times as long as the data sheet says": formula(
-        after=lambda one, short, constants: one + short),
+        network=lambda network, across: 1.0),
     "messages take constants.network times as long: multiply by it": formula(
-        after=lambda one, short, constants: (one + short) / constants.network),
+        after=lambda one, short, times: (one + short) / times),
     "this is one micro-batch: multiply by their number in a step": formula(count=lambda run: 1),
     "data ranks have micro-batches of their own: run.micro_batches() are those of one": formula(
         count=lambda run: run.batch / run.micro_batch),
@@ -86,6 +98,8 @@ MISTAKES = {
         count=lambda run: run.micro_batches() * run.micro_batch),
     "recomputing sends nothing more: the input of each stage is still there": formula(
         again=lambda run: 1.5 if run.recompute == "full" else 1),
+    "sharded weights send nothing more between the pipeline's ranks: the stage of ZeRO does not matter here": formula(
+        again=lambda run: 2 if run.stage >= 2 else 1),
     "each layer would send here: only the borders between stages are crossed": formula(
         again=lambda run: run.layers),
     "milliseconds: return seconds": lambda *case: 1e3 * right(*case),
@@ -99,6 +113,6 @@ def otherwise(case, got):
     if run.mesh.pipeline == 1:
         return "a pipeline of one rank sends nothing: return 0.0"
     return (
-        "micro-batches, times the messages per micro-batch of the rank that sends most, times constants.network * (bytes / "
-        "link + hop)"
+        "micro-batches, times the messages per micro-batch of the rank that sends most, times network * (bytes / link + "
+        "hop), where network is constants.network across machines, and at least 1.0 inside of one"
     )

@@ -16,7 +16,7 @@ from ddp_course.judge.question import question
     "min((plan for batch in ... for mesh in lesson21.meshes(model, gpus, context) for run in lesson21.runs_on(mesh, model, "
     "context, batch) for plan in [lesson21.plan_of(model, run, gpu)] if it meets the brief), key=seconds per useful token). "
     "The numbers: plan.kept.total() / 1e9; 604800 * (1 - lost) / plan.seconds() * tokens / (1 + tokens / 500e3) / 1e9, with "
-    "between = 1000 * 3600 / 32, interval = best_interval(120, between) and lost = 120 / interval + (interval / 2 + 3600) / "
+    "between = 400 * 3600 / 32, interval = best_interval(400, between) and lost = 400 / interval + (interval / 2 + 3600) / "
     "between; and 100 * plan.parts.bubble / plan.seconds().",
 )
 def check_plans(answer, draw):

@@ -7,11 +7,14 @@ from ddp_course.checks.claims import Between, Claim, OneOf
 DIMENSIONS = ["data", "tensor", "pipeline", "context", "expert"]
 COUNTS = ["batch", "micro_batch", "chunks"]
 DEFAULTS = {"stage": 0, "recompute": "none", "chunks": 1}
+NAMES = sorted(["mesh", "batch", "micro_batch", *DEFAULTS, "number"])
 MOST = 10**6
 
 
 def written(plans):
-    """What the answer is, as plain values; a Mesh counts as its dict."""
+    """What the answer is, as plain values; a Mesh counts as its dict. Names of a plan that
+    nobody asked for are left out.
+    """
     found = plans()
     if not isinstance(found, dict):
         return "nothing (None)" if found is None else repr(found)[:200]
@@ -21,7 +24,7 @@ def written(plans):
 def as_dict(plan):
     if not isinstance(plan, dict):
         return repr(plan)[:200]
-    plan = DEFAULTS | {str(name): whole(value) for name, value in plan.items()}
+    plan = DEFAULTS | {name: whole(value) for name, value in plan.items() if name in NAMES}
     mesh = plan.get("mesh")
     if is_dataclass(mesh) and not isinstance(mesh, type):
         mesh = asdict(mesh)
@@ -39,9 +42,8 @@ def whole(value):
 
 
 def of_form(name, plan):
-    keys = ["mesh", *COUNTS, "stage", "recompute", "number"]
     yield Claim(
-        f"{name}: the plan", sorted(plan) if isinstance(plan, dict) else plan, sorted(keys),
+        f"{name}: the plan", sorted(plan) if isinstance(plan, dict) else plan, NAMES,
         "a plan is a dict with these names, of which stage, recompute and chunks may be left out",
     )  # fmt: skip
     mesh = plan["mesh"]

@@ -2,7 +2,7 @@
 
 from ddp_course.checks.claims import hold
 from ddp_course.checks.ex21.job import RANKS, jobs_of, run_jobs
-from ddp_course.checks.ex21.post_claims import all_claims
+from ddp_course.checks.ex21.post_claims import FINDINGS, all_claims
 from ddp_course.checks.functions import as_plain
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
@@ -13,7 +13,9 @@ def observe_findings(post_mortem, cases, told):
     for pages, words in zip(cases, told):
         with trying(words):
             found = post_mortem(pages)
-        seen.append({name: as_plain(value) for name, value in found.items()} if isinstance(found, dict) else found)
+        if isinstance(found, dict):  # other names do no harm
+            found = {name: as_plain(value) for name, value in found.items() if name in FINDINGS}
+        seen.append(found)
     return seen
 
 

@@ -25,13 +25,16 @@ def complete(pages):
 # ---- slow ----
 
 
-def slow(pages, seconds=lambda row: row["compute"], least=3, times=3, first_is_best=True, across=False, longest=True):
+def slow(
+    pages, seconds=lambda row: row["compute"], least=3, times=3, first_is_best=True, across=False, longest=True,
+    of=max, among=complete, with_itself=False,
+):  # fmt: skip
     """[rank, first step, last step] of the longest run of steps in which a rank is slow."""
     runs = []
-    for (attempt, step), rows in executions(pages).items():
+    for (attempt, step), rows in among(pages).items():
         for rank, row in rows.items():
-            others = [seconds(each) for other, each in rows.items() if other != rank]
-            if len(rows) < len(pages) or seconds(row) <= times * max(others):
+            others = [seconds(each) for other, each in rows.items() if with_itself or other != rank]
+            if not others or seconds(row) <= times * of(others):
                 continue
             for run in runs:
                 if run[0] == rank and run[2] == step - 1 and (across or run[3] == attempt):
@@ -53,9 +56,10 @@ def first_slow(pages):
 
 
 def nan(
-    pages, norm="norm", order=lambda key: key, bad=lambda value: value is None or not math.isfinite(value), last=False
-):
-    rows = executions(pages)
+    pages, norm="norm", order=lambda key: key, bad=lambda value: value is None or not math.isfinite(value), last=False,
+    among=executions,
+):  # fmt: skip
+    rows = among(pages)
     found = [
         [rank, key[1]]
         for key in sorted(rows, key=order)
@@ -105,6 +109,8 @@ def mean(values):
     return sum(values) / len(values)
 
 
+LIMITS = {f"not {times:g} times": times for times in (1.5, 2, 2.5, 3.5, 4, 5)}
+
 FINDINGS = {
     "slow": (slow, {
         "no straggler is found in any job: look at \"compute\" alone, since the others wait for the slowest rank":
@@ -119,6 +125,16 @@ FINDINGS = {
         "the longest run of slow steps counts, and not the first one": first_slow,
         "of runs that are equally long, the first one counts": lambda pages: slow(pages, first_is_best=False),
         "a run of steps ends with its attempt": lambda pages: slow(pages, across=True),
+        "an incomplete execution does not count: a rank is slow in complete ones only":
+            lambda pages: slow(pages, among=executions),
+        "the rank takes more than 3 times as long as each other rank: compare it with the slowest other, not their mean":
+            lambda pages: slow(pages, of=mean),
+        "the rank takes more than 3 times as long as each other rank: compare it with the slowest other, not the fastest":
+            lambda pages: slow(pages, of=min),
+        "compare a rank with the others: its own seconds are not in their mean":
+            lambda pages: slow(pages, of=mean, with_itself=True),
+        **{f"slow is more than 3 times as long, and {words}": lambda pages, times=times: slow(pages, times=times)
+           for words, times in LIMITS.items()},
         "steps are counted as the rows say it: from 1": lambda pages: (
             lambda found: found and [found[0], found[1] - 1, found[2] - 1])(slow(pages)),
         "the last slow step belongs to the run, too": lambda pages: (
@@ -129,6 +145,8 @@ FINDINGS = {
             lambda pages: nan(pages, norm="mean_norm"),
         "the loss is computed before the gradient: it becomes NaN one step later, on all ranks":
             lambda pages: nan(pages, norm="loss"),
+        "a rank writes its norm in an incomplete execution, too: look at all rows":
+            lambda pages: nan(pages, among=complete),
         "inf is not finite either: use math.isfinite": lambda pages: nan(pages, bad=math.isnan),
         "an attempt comes after the one before it, even if its steps have smaller numbers":
             lambda pages: nan(pages, order=lambda key: (key[1], key[0])),
@@ -159,6 +177,9 @@ FINDINGS = {
         "a step takes compute and wait": lambda pages: goodput(pages, parts=("compute",)),
         "a step takes as long as its slowest rank: the maximum, and not the mean": lambda pages: goodput(pages, join=mean),
         "a step takes as long as its slowest rank: the maximum, and not the sum": lambda pages: goodput(pages, join=sum),
+        "a step takes as long as its slowest rank: the maximum, and not the minimum": lambda pages: goodput(pages, join=min),
+        "a step takes as long as its slowest rank, and not as long as the first that has a row":
+            lambda pages: goodput(pages, join=lambda values: next(iter(values))),
         "this counts steps: goodput is a share of seconds": steps_share,
         "this is the share that was lost: goodput is what was useful": lambda pages: 1 - goodput(pages),
         "this is in percent: return a share from 0 to 1": lambda pages: 100 * goodput(pages),
