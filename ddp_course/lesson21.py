@@ -185,15 +185,15 @@ def main(argv=()):
     active = model.parameters(model.chosen)
     tokens = 20 * active if args.tokens is None else args.tokens
     rows = [as_data(plan, found[0], args.gpu, tokens) for plan in found]
-    place = torchrun_environment()
-    result = {"lesson": args.lesson, "world_size": place.world_size}
+    environment = torchrun_environment()
+    result = {"lesson": args.lesson, "world_size": environment.world_size}
     result |= {"backend": "none", "device": "cpu", "model": args.model} | rows[0]
     del result["why"]
-    if place.rank == 0:
+    if environment.rank == 0:
         log = runs.open_folder(args.out)
-        for place, row in enumerate(rows[: args.show], start=1):
+        for number, row in enumerate(rows[: args.show], start=1):
             plan, numbers = as_text(row)
-            log.info(f"{place:2}. {plan}")
+            log.info(f"{number:2}. {plan}")
             log.info(numbers)
         if unfit and unfit.seconds() < found[0].seconds():
             needs = f"{unfit.kept.total() / 1e9:.0f} GB per rank"

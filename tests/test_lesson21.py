@@ -210,6 +210,10 @@ def test_hops_count_between_machines_only():
         inside, _ = step_time.sent_by_data(run, run.parameters, n)
         found = step_time.data_seconds(run, H100, PLAIN)
         assert found == pytest.approx(inside / step_time.link(H100, n) + hops)
+    shared = a_run(Mesh(data=64), stage=3)._replace(shards=16)
+    sent = sum(step_time.sent_by_data(shared, shared.parameters, 64)) / H100.across
+    found = step_time.data_seconds(shared, H100, PLAIN)
+    assert found == pytest.approx(sent + 3 * 32 * 15 * H100.hop)
 
 
 @pytest.mark.parametrize("name", step_time.Constants._fields)

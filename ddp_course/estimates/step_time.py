@@ -175,7 +175,11 @@ def sent_by_data(run, parameters, ranks):
 
 
 def data_seconds(run, gpu, constants):
-    """Of the data ranks' messages. Experts are the same on fewer ranks (lesson 20)."""
+    """Of the data ranks' messages. Experts are the same on fewer ranks (lesson 20).
+
+    Data ranks are the outermost dimension, so their group spans the whole job, unless
+    only neighbours share the weights.
+    """
     mesh = run.mesh
     cut = float(mesh.tensor * mesh.pipeline)
     ranks = mesh.data * mesh.context
