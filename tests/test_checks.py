@@ -3,6 +3,7 @@ rejected, for the right cause, in time.
 """
 
 import ast
+import functools
 import importlib
 import inspect
 import io
@@ -48,17 +49,29 @@ RIGHT = [candidate for candidate in mutants.CANDIDATES if candidate.pattern is N
 WRONG = [candidate for candidate in mutants.CANDIDATES if candidate.pattern is not None]
 
 
+EXERCISES = sorted(
+    module.name
+    for module in pkgutil.iter_modules(checks.__path__)
+    if module.name.startswith("ex")
+)
+
+
+def questions():
+    for name in EXERCISES:
+        yield from hints.questions(name.removeprefix("ex")).values()
+
+
 def some(candidates, every):
-    """In `make test`, all answers to the exercises that have been changed here, and a wrong
+    """In `make test`, all answers to the questions that have been changed here, and a wrong
     one for each other question; a part of the others in `make rest`.
     """
-    touched, once, chosen = touched_exercises(), set(), []
+    touched, once, chosen = touched_questions(), set(), []
     for candidate in candidates:
         question = candidate.lesson, candidate.question
         name = f"{candidate.lesson}-{candidate.question}-{candidate.name}"
         first = candidate.pattern is not None and question not in once
         once.add(question)
-        cheap = first or candidate.lesson in touched
+        cheap = first or question in touched
         # by its name, so that a new answer does not change which others are judged
         if cheap or zlib.crc32(name.encode()) % every == 0 or THOROUGH:
             marks = [] if cheap else [pytest.mark.dear]
@@ -66,12 +79,29 @@ def some(candidates, every):
     return chosen
 
 
-def touched_exercises():
-    """The numbers of those whose checks, answers or solution are not as in origin/main."""
+def touched_questions():
+    """The (exercise, question) whose pages are not as in origin/main; all of an exercise
+    whose answers or solution are not.
+    """
     ask = ["git", "diff", "--name-only", "origin/main"]
     told = subprocess.run(ask, cwd=COURSE, capture_output=True, text=True).stdout
-    numbered = r"(?m)^(?:ddp_course/checks/ex|tests/mutants/ex|solutions/)(\d\d)"
-    return set(re.findall(numbered, told))
+    whole = set(re.findall(r"(?m)^(?:tests/mutants/ex|solutions/)(\d\d)", told))
+    changed = {COURSE / line for line in told.splitlines()}
+    return {
+        (question.lesson, question.name)
+        for question in questions()
+        if question.lesson in whole or changed & pages_of(question.body.__module__)
+    }
+
+
+@functools.cache
+def pages_of(name):
+    """The files of a question: its module's, and those of its exercise that it imports."""
+    module = importlib.import_module(name)
+    text = Path(module.__file__).read_text()
+    folder = re.escape(name.rpartition(".")[0])
+    others = set(re.findall(rf"(?m)^(?:from|import) ({folder}\.\w+)", text)) - {name}
+    return {Path(module.__file__)}.union(*map(pages_of, others))
 
 
 # of the checks' random choices: the same in each run of `make test`, so that the suite
@@ -88,13 +118,6 @@ def warm():
     launch(int)
 
 
-EXERCISES = sorted(
-    module.name
-    for module in pkgutil.iter_modules(checks.__path__)
-    if module.name.startswith("ex")
-)
-
-
 def observers():
     """What the checks let ranks call: the first argument of on_ranks, or of apart."""
     found = []
@@ -107,11 +130,6 @@ def observers():
             ):
                 found.append(getattr(module, node.args[0].id, None))
     return sorted({each for each in found if each}, key=lambda each: each.__module__)
-
-
-def questions():
-    for name in EXERCISES:
-        yield from hints.questions(name.removeprefix("ex")).values()
 
 
 def judge(candidate):
