@@ -99,8 +99,9 @@ def pages_of(name):
     """The files of a question: its module's, and those of its exercise that it imports."""
     module = importlib.import_module(name)
     text = Path(module.__file__).read_text()
-    folder = re.escape(name.rpartition(".")[0])
-    others = set(re.findall(rf"(?m)^(?:from|import) ({folder}\.\w+)", text)) - {name}
+    folder = name.rpartition(".")[0]
+    imported = re.findall(rf"(?m)^from {re.escape(folder)}(?:\.| import )(\w+)", text)
+    others = [f"{folder}.{page}" for page in imported]
     return {Path(module.__file__)}.union(*map(pages_of, others))
 
 
