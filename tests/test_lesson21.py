@@ -4,12 +4,15 @@ lessons have proven; constants beside published runs; a plan beside a rehearsed 
 
 import csv
 import json
+import random
 import re
 from dataclasses import replace
 
 import pytest
 
 from ddp_course import UsageError, lesson21
+from ddp_course.checks import ex21
+from ddp_course.checks.ex21 import planted, post_claims, small, small_job
 from ddp_course.estimates import memory, pipeline, published, rehearsal, step_time
 from ddp_course.estimates.memory import Mesh
 from ddp_course.estimates.transformer import (
@@ -20,6 +23,8 @@ from ddp_course.estimates.transformer import (
     run_of,
     stage_parameters,
 )
+from ddp_course.ranks.machines.machines import PRETENDED
+from ddp_course.ranks.machines.namespaces import why_not
 
 H100 = step_time.GPUS["h100"]
 PLAIN = step_time.Constants(rate=1.0, attention=1.0, half=0.0, network=1.0)
@@ -575,3 +580,53 @@ def test_torchs_tracker_sees_about_the_planned_peak():
 def test_what_is_not_rehearsed_is_refused(mesh):
     with pytest.raises(ValueError, match="only data and tensor ranks with ZeRO-3"):
         rehearsal.rehearse(SMALL, run_of(SMALL, mesh, 512, 8, 1, stage=3))
+
+
+# ---- exercise 21's small run ----
+
+
+def test_each_small_run_has_faults_that_can_be_told_from_their_likely_mistakes():
+    for number in range(500):
+        name = f"somebody {number}"
+        run, true = planted.planted(name), planted.truth(name)
+        attempt, _, first, last = run.slow
+        done = run.lost[1] - 1 if attempt == 0 else true["reached"]
+        assert 1 <= first < last - 1 < done and true["redone"] > 1
+        assert 1 <= run.nan[2] < run.lost[1]
+        for finding, pairs in small.mistakes(name).items():
+            assert all(value != true[finding] for value, _ in pairs), (name, finding)
+
+
+OBSTACLE = why_not()
+needs_namespaces = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param("namespaces", marks=needs_namespaces), PRETENDED]
+)
+def test_the_pages_of_a_small_run_say_what_was_planted(kind, monkeypatch, capsys):
+    if kind == PRETENDED:
+        monkeypatch.setenv("DDP_COURSE_MACHINES", PRETENDED)
+    name = f"somebody {random.randrange(1000)}"
+    pages, true = ex21.small_run(name), planted.truth(name)
+    found = {
+        key: post_claims.FINDINGS[key][0](pages) for key in ("nan", "slow", "redone")
+    }
+    assert found == {key: true[key] for key in found}, name
+    machine, step = true["lost"]
+    last = {rank: page[-1]["step"] for rank, page in enumerate(pages)}
+    assert set(last.values()) == {true["reached"]}
+    for rank, page in enumerate(pages):
+        rows = {row["step"]: row for row in page if row["attempt"] == 0}
+        assert max(rows) == step - (rank // 2 == machine)
+        assert step not in rows or rows[step]["mean_norm"] is None
+    executions = {(row["attempt"], row["step"]) for page in pages for row in page}
+    assert len(executions) == planted.BUDGET
+    assert f"{planted.BUDGET} executions" in capsys.readouterr().out
+
+
+def test_a_small_run_that_fails_says_what_torchrun_has_printed(monkeypatch, capsys):
+    monkeypatch.setenv("DDP_COURSE_MACHINES", PRETENDED)
+    monkeypatch.setattr(small_job, "__name__", "no_such_module")
+    with pytest.raises(RuntimeError, match="No module named no_such_module"):
+        ex21.small_run("somebody")

@@ -6,6 +6,7 @@ import math
 from fractions import Fraction
 
 import numpy
+import torch
 from ddp_course import lesson21
 from ddp_course.checkpoints import resumable
 from ddp_course.estimates import memory, pipeline, scaling, step_time, traffic, transformer
@@ -532,3 +533,67 @@ def returns_none(pages):
 def expects_all_rows(pages):
     for row in pages[0]:
         next(other for other in pages[1] if other["step"] == row["step"])["time"]
+
+
+# ---- small_run ----
+
+
+def ran(name, pattern=None, status="failed", who="the course", **changes):
+    """Findings of the course's own run with some changes. None leaves a finding out."""
+    found = {"lost": (0, 17), "nan": (2, 16), "slow": (0, 5, 8), "redone": 4, "reached": 31, "every_2": 35} | changes
+    found = {key: value for key, value in found.items() if value is not None}
+
+    def findings():
+        return who, found
+
+    findings.__name__ = name
+    return wrong("small_run", pattern, None if pattern is None else status)(findings)
+
+
+ran("as_lists", lost=[0, 17], slow=[0, 5, 8])
+ran("from_numpy", redone=numpy.int64(4), nan=torch.tensor([2, 16]))
+ran("a_name_in_capitals", who="  The  Course ")
+ran("more_findings", goodput=0.35, attempts=2)
+ran("of_ada", who="Ada", lost=(0, 13), nan=(3, 11), slow=(1, 11, 15), redone=2, reached=33, every_2=35)
+ran("the_other_machine", "without a mean norm", lost=(1, 17))
+ran("the_other_machines_last_step", "without a mean norm", lost=(1, 16))
+ran("the_last_step_done", "lost in the next one", lost=(0, 16))
+ran("a_lost_rank", "not a rank", lost=(3, 17))
+ran("lost_the_other_way", r"\(machine, step\)", lost=(17, 0))
+ran("only_the_step", "lost: |whose ranks have no row", lost=17)
+ran("nan_from_zero", "from 1", nan=(2, 15))
+ran("any_rank_has_the_nan", "mean norm is NaN", nan=(0, 16))
+ran("nan_the_other_way", r"\(rank, step\)", nan=(16, 2))
+ran("no_nan", "not finite", nan=...)
+ran("slow_from_zero", "from 1", slow=(0, 4, 7))
+ran("to_the_step_after", "not the one after", slow=(0, 5, 9))
+ran("how_many_slow_steps", "number of steps", slow=(0, 5, 4))
+ran("who_waits", "wait for the slow one", slow=(3, 5, 8))
+ran("one_step_less", "more than 3 times|over 3 times", slow=(0, 5, 7))
+ran("the_lost_step_counts", "was not done twice", redone=5)
+ran("redone_rows", "one row per rank", redone=16)
+ran("all_executions_are_redone", "all executions", redone=36)
+ran("the_whole_budget", "done twice", reached=36)
+ran("without_the_incomplete_one", "incomplete", reached=32)
+ran("executions_of_attempt_1", "does not begin with step 1", reached=19)
+ran("as_it_was", "what would it be", every_2=31)
+ran("nothing_is_lost", "at least the execution", every_2=36)
+ran("as_a_float", "whole number", redone=4.5)
+ran("a_finding_less", "there is no reached", reached=None)
+ran("of_somebody_else", "small run of somebody", who="somebody")
+ran("no_name", "your own name", who="your name")
+
+
+@wrong("small_run", "a pair: a text, and a dict")
+def only_the_dict():
+    return {"lost": (0, 17), "nan": (2, 16), "slow": (0, 5, 8), "redone": 4, "reached": 31, "every_2": 35}
+
+
+@wrong("small_run", "a pair: a text, and a dict")
+def findings_as_a_list():
+    return "the course", [(0, 17), (2, 16), (0, 5, 8), 4, 31, 35]
+
+
+@wrong("small_run", "KeyError", "your code raised")
+def raises():
+    return "the course", {}["lost"]

@@ -95,7 +95,7 @@ class Followed:
 
     def end(self):
         """Kill it, and all that it has started in its session."""
-        _end(self.process)
+        end_session(self.process)
 
 
 class Machines:
@@ -137,7 +137,7 @@ class Machines:
 
     def __exit__(self, *_):
         for _, process in self.running:
-            _end(process)
+            end_session(process)
         if self.namespaces:
             self.namespaces.close()
 
@@ -182,7 +182,7 @@ class Machines:
         try:
             text, _ = process.communicate(timeout=timeout)
         finally:
-            _end(process)
+            end_session(process)
         return Ended(process.returncode, text)
 
     def follow(self, machine, line, env=None):
@@ -315,7 +315,7 @@ def free_port():
         return server.getsockname()[1]
 
 
-def _end(process):
+def end_session(process):
     """End a process that leads its own session, and all others in the session."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
