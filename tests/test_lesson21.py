@@ -20,6 +20,7 @@ from ddp_course.estimates.transformer import (
     Model,
     kept_by_run,
     kept_by_stage,
+    kept_per_token,
     run_of,
     stage_parameters,
 )
@@ -549,6 +550,20 @@ def test_what_cannot_be_planned_gives_one_line(flags, problem, tmp_path):
 SMALL = Model(2, 3072, 8192, 32, 1536, 32768, tied=True)
 
 
+def keeps_as_planned(counted, parameters, shards=1):
+    return (
+        counted.parameters == counted.gradients == parameters / shards
+        and counted.optimizer == 2 * counted.parameters
+    )
+
+
+def planned_of_data(run, parameters, ranks):
+    """Bytes with ZeRO-3: torch gathers what is outside of blocks once, not twice."""
+    planned, _ = step_time.sent_by_data(run, parameters, ranks)
+    gathered_once = SMALL.embedding() / run.mesh.tensor + SMALL.width
+    return planned - run.micro_batches() * 2 * gathered_once * (ranks - 1) / ranks
+
+
 @pytest.mark.parametrize(
     "data, tensor, m", [(64, 8, 2), (512, 1, 1), (32, 4, 1), (1, 8, 1)]
 )
@@ -557,17 +572,51 @@ def test_rank_0_keeps_and_sends_what_is_planned(data, tensor, m):
     run = run_of(SMALL, mesh, 512, m * data, 1, stage=3)
     counted = rehearsal.rehearse(SMALL, run)
     dense, _ = stage_parameters(SMALL, mesh, 0, SMALL.layers)
-    assert counted.parameters == counted.gradients == dense / data
-    assert counted.optimizer == 2 * counted.parameters
-
-    planned, _ = step_time.sent_by_data(run, dense, data)
-    gathered_once = SMALL.embedding() / tensor + SMALL.width  # outside of blocks
-    planned -= m * 2 * gathered_once * (data - 1) / data
-    assert counted.sent_by_data == planned
-
+    assert keeps_as_planned(counted, dense, shards=data) and counted.in_flight == 1
+    assert counted.sent.get("data", 0) == planned_of_data(run, dense, data)
     norms, of_loss = (2 * SMALL.layers + 1) * SMALL.width * 2, 3 * 512 * 4
     more = m * 2 * (tensor - 1) / tensor * (norms + of_loss) if tensor > 1 else 0
-    assert counted.sent_by_tensor == step_time.sent_by_tensor(run) + more
+    assert counted.sent.get("tensor", 0) == step_time.sent_by_tensor(run) + more
+    assert set(counted.sent) <= {"data", "tensor"}
+
+
+@pytest.mark.parametrize("data, context, m", [(128, 4, 2), (64, 8, 1), (1, 2, 1)])
+def test_a_context_rank_keeps_and_sends_what_is_planned(data, context, m):
+    mesh, ranks = Mesh(data=data, context=context), data * context
+    run = run_of(SMALL, mesh, 512, m * data, 1, stage=3)
+    counted = rehearsal.rehearse(SMALL, run)
+    dense, _ = stage_parameters(SMALL, mesh, 0, SMALL.layers)
+    assert keeps_as_planned(counted, dense, shards=ranks)
+    assert counted.sent == {
+        "data": planned_of_data(run, dense, ranks),
+        "context": step_time.sent_by_context(run),
+    }
+
+
+@pytest.mark.parametrize(
+    "data, pipeline, m, chunks", [(128, 4, 8, 1), (2, 2, 1, 1), (1, 2, 4, 2)]
+)
+def test_a_pipeline_rank_keeps_and_sends_what_is_planned(data, pipeline, m, chunks):
+    model = SMALL._replace(layers=8)
+    mesh = Mesh(data=data, pipeline=pipeline)
+    run = run_of(model, mesh, 512, m * data, 1, chunks=chunks)
+    counted = rehearsal.rehearse(model, run)
+    layers = step_time.layers_per_rank(run)
+    dense, _ = stage_parameters(model, mesh, 0, layers)
+    assert keeps_as_planned(counted, dense)
+    # activations in the plan are those of so many micro-batches
+    flying = kept_by_stage(model, run, 0).activations
+    flying /= layers * 2 * kept_per_token(model, "none") * 512
+    assert counted.in_flight == flying * chunks
+    one = 512 * model.width * 2
+    stages = chunks * pipeline
+    of_rank_0 = [stage for stage in range(stages) if stage % pipeline == 0]
+    messages = sum((stage < stages - 1) + (stage > 0) for stage in of_rank_0)
+    planned, _ = step_time.sent_by_data(run, dense, data)
+    expected = {"pipeline": m * messages * one, "tied": model.embedding() * 2}
+    if data > 1:  # gradients in 16 bits here, in 32 in the plan
+        expected["data"] = planned / 2
+    assert counted.sent == expected
 
 
 def test_torchs_tracker_sees_about_the_planned_peak():
@@ -576,10 +625,19 @@ def test_torchs_tracker_sees_about_the_planned_peak():
     assert ours.total() == pytest.approx(torchs["Total"], rel=0.2)
 
 
-@pytest.mark.parametrize("mesh", [Mesh(pipeline=2), Mesh(context=2), Mesh(expert=2)])
-def test_what_is_not_rehearsed_is_refused(mesh):
-    with pytest.raises(ValueError, match="only data and tensor ranks with ZeRO-3"):
-        rehearsal.rehearse(SMALL, run_of(SMALL, mesh, 512, 8, 1, stage=3))
+@pytest.mark.parametrize(
+    "mesh, stage",
+    [
+        (Mesh(expert=2), 3),
+        (Mesh(data=2), 0),
+        (Mesh(pipeline=2), 3),
+        (Mesh(tensor=2, context=2), 3),
+        (Mesh(tensor=2, pipeline=2), 0),
+    ],
+)
+def test_what_is_not_rehearsed_is_refused(mesh, stage):
+    with pytest.raises(ValueError, match="^only tensor or context ranks with ZeRO-3"):
+        rehearsal.rehearse(SMALL, run_of(SMALL, mesh, 512, 8, 1, stage=stage))
 
 
 # ---- exercise 21's small run ----

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -24,37 +24,56 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from ddp_course.estimates.pipeline import interleaved, one_f_one_b
+from ddp_course.models.context_parallel import Sharing, share
 from ddp_course.models.dtensors import ALL, TOKENS, Shard, loss_of, loss_parallel
 from ddp_course.models.modern import ModernGPT
+from ddp_course.models.pipeline import Pipeline, Shared, owners_of, place
 from ddp_course.ranks.watch import Watch
 
 
 class Counted(NamedTuple):
-    """Of rank 0. Bytes in rings, in one step, with all numbers in bf16."""
+    """Of rank 0, in one step, with all numbers in bf16."""
 
     parameters: int
     gradients: int  # numbers
     optimizer: int  # numbers
-    sent_by_tensor: float
-    sent_by_data: float
-    collectives: dict  # {(dimension, kind): number}
+    sent: dict  # {dimension: bytes, in rings}
+    messages: dict  # {(dimension, kind): number}
+    in_flight: int  # micro-batches whose activations are kept at a time
+
+
+# ---- ranks ----
 
 
 @contextmanager
 def fake_job(mesh):
-    """A process group in which this process is rank 0, and its mesh of three dimensions."""
-    ranks = mesh.pipeline * mesh.data * mesh.tensor
+    """A process group in which this process is rank 0; {dimension: its DeviceMesh}.
+
+    Context ranks have the same parameters, so they are among the data ranks, too.
+    """
+    texts = mesh.data * mesh.context
+    ranks = mesh.pipeline * texts * mesh.tensor
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
-        sizes = mesh.pipeline, mesh.data, mesh.tensor
-        names = "pipeline", "data", "tensor"
-        yield init_device_mesh("cpu", sizes, mesh_dim_names=names)
+        sizes, names = (
+            (mesh.pipeline, texts, mesh.tensor),
+            ("pipeline", "data", "tensor"),
+        )
+        whole = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+        dimensions = {name: whole[name] for name in names}
+        if mesh.context > 1:
+            sizes = ranks // mesh.context // mesh.tensor, mesh.context, mesh.tensor
+            names = "others", "context", "neighbours"
+            shared = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+            dimensions["context"] = shared["context"]
+        yield dimensions
     finally:
         dist.destroy_process_group()
 
 
 class WatchGroups(Watch):
-    """A Watch whose log also has the name of each collective's group."""
+    """A Watch whose log also has the name of each message's group."""
 
     def _note(self, name, at, size, shared):
         super()._note(name, at, size, shared)
@@ -64,6 +83,21 @@ class WatchGroups(Watch):
         else:
             group = [each for each in shared if isinstance(each, str)][-1]
         self.log[-1]["group"] = group
+
+
+class RealPlaces(Sharing):
+    """A Sharing in which places in the text have numbers: shapes follow from them."""
+
+    def places(self, tokens):
+        with unset_fake_temporarily():
+            return super().places(tokens)
+
+    def block(self, *where):
+        with unset_fake_temporarily():
+            return super().block(*where)
+
+
+# ---- a model that they share ----
 
 
 def cut(network, mesh):
@@ -86,84 +120,147 @@ def cut(network, mesh):
     network.head.weight = network.token_embedding.weight
 
 
-class Job(NamedTuple):
-    """What a step needs, made of fake tensors."""
+class Job:
+    """Rank 0's part of a model, network, and what a step needs.
 
-    network: nn.Module
-    optimizer: torch.optim.Optimizer
-    texts: torch.Tensor  # int64 (2, sequences, tokens): tokens and targets
-    names: dict  # of the mesh's dimensions, by those of their groups
+    groups: {name of a group with collectives: its dimension}.
+    """
 
-    def step(self, micro_batches=1):
-        for _ in range(micro_batches):
+    def __init__(self, network, run, dimensions):
+        self.network, self.run = network, run
+        self.micro_batches = round(run.micro_batches())
+        self.groups = {
+            dimensions[name].get_group().group_name: name for name in ("data", "tensor")
+        }
+
+    def make(self):
+        """Make its tensors, fake ones in a FakeTensorMode, and return it."""
+        run, parts = self.run, self.network.to_empty(device="cpu").parameters()
+        tokens = run.context // run.mesh.context
+        self.texts = torch.zeros(2, run.micro_batch, tokens, dtype=torch.int64)
+        self.optimizer = torch.optim.AdamW(parts)
+        return self
+
+
+class ShardedJob(Job):
+    """Data ranks share the parameters; tensor or context ranks the work of a text."""
+
+    def __init__(self, network, run, dimensions):
+        super().__init__(network, run, dimensions)
+        if run.mesh.tensor > 1:
+            cut(network, dimensions["tensor"])
+        if run.mesh.context > 1:
+            share(network, RealPlaces("zigzag", dimensions["context"].get_group()))
+        for part in (*network.blocks, network):
+            fully_shard(part, mesh=dimensions["data"])
+
+    def step(self):
+        """Returns how many micro-batches were in flight."""
+        for _ in range(self.micro_batches):
             with loss_parallel():
                 loss_of(self.network, *self.texts).backward()
         self.optimizer.step()
+        return 1
+
+
+class PipelineJob(Job):
+    """The stages of a pipeline; data ranks have the same ones."""
+
+    def __init__(self, network, run, dimensions):
+        ranks = run.mesh.pipeline
+        how = (interleaved, run.chunks) if run.chunks > 1 else (one_f_one_b,)
+        plan = how[0](ranks, round(run.micro_batches()), *how[1:])
+        self.owners = owners_of(plan, dimensions["pipeline"].mesh.tolist())
+        self.actions, self.parts = plan[0], place(network, self.owners)
+        super().__init__(nn.ModuleList(self.parts.values()), run, dimensions)
+        self.replicas = dimensions["data"].get_group() if run.mesh.data > 1 else None
+
+    def make(self):
+        super().make()
+        self.pipe = Pipeline(self.parts, self.owners, self.run.width)
+        with unset_fake_temporarily():  # a group is made
+            self.shared = Shared(self.parts, self.owners, self.replicas)
+        self.groups[self.shared.ends.group_name] = "tied"
+        return self
+
+    def step(self):
+        texts = [[part] * self.micro_batches for part in self.texts]
+        self.pipe.run(self.actions, *texts)
+        self.shared.gradients()
+        self.optimizer.step()
+        return self.pipe.most
 
 
 @contextmanager
 def fake_model(model, run):
     """Rank 0's part of a model in bf16, a Job; only fake tensors are made in the block.
 
-    Raises ValueError for what is not rehearsed: pipeline, context and expert ranks, and
-    weights that are not sharded. The model is tied, with two heads of queries per head
-    of keys.
+    The model is tied, with two heads of queries per head of keys. Raises ValueError for
+    what is not rehearsed: experts, whose messages depend on numbers; and several ways
+    of cutting a model at once.
     """
     mesh = run.mesh
-    if mesh.pipeline * mesh.context * mesh.expert > 1 or run.stage != 3:
-        raise ValueError("only data and tensor ranks with ZeRO-3 are rehearsed here")
-    with fake_job(mesh) as ranks:
-        data, tensor = ranks["data"], ranks["tensor"]
+    ways = [mesh.tensor > 1, mesh.context > 1, mesh.pipeline > 1]
+    if mesh.expert > 1 or sum(ways) > 1 or run.stage != (0 if ways[2] else 3):
+        problem = "tensor or context ranks with ZeRO-3, or pipeline ranks without ZeRO"
+        raise ValueError(f"only {problem}, and data ranks, are rehearsed here")
+    with fake_job(mesh) as dimensions:
         with torch.device("meta"):
             shape = {"layers": model.layers, "heads": model.heads, "width": model.width}
             network = ModernGPT(model.vocabulary, run.context, **shape)
         network.to(torch.bfloat16)
-        if mesh.tensor > 1:
-            cut(network, tensor)
-        for part in (*network.blocks, network):
-            fully_shard(part, mesh=data)
-        names = {
-            each.get_group().group_name: each.mesh_dim_names[0]
-            for each in (data, tensor)
-        }
+        kind = PipelineJob if mesh.pipeline > 1 else ShardedJob
+        job = kind(network, run, dimensions)
         with FakeTensorMode(allow_non_fake_inputs=True):
-            network.to_empty(device="cpu")
-            optimizer = torch.optim.AdamW(network.parameters())
-            texts = torch.zeros(2, run.micro_batch, run.context, dtype=torch.int64)
-            yield Job(network, optimizer, texts, names)
+            yield job.make()
+
+
+# ---- what is counted ----
 
 
 def rehearse(model, run):
     """Do a step of this run as rank 0; return what was Counted."""
     with fake_model(model, run) as job, WatchGroups() as watch:
-        job.step(round(run.micro_batches()))
-        return counted(job, watch.log, run.mesh)
+        in_flight = job.step()
+        return counted(job, watch.log, run.mesh, in_flight)
 
 
 def peak_by_torch(model, run):
-    """The highest moment of a step, as torch's memory tracker sees it: {kind: bytes}."""
+    """The highest moment of a step, as torch's tracker sees it: {kind: bytes}."""
     with fake_model(model, run) as job:
         tracker = FSDPMemTracker(job.network, job.optimizer)
         tracker.track_inputs(tuple(job.texts))
         with tracker:
-            job.step(round(run.micro_batches()))
+            job.step()
         [kinds] = tracker.get_tracker_snapshot("peak").values()
         return {getattr(kind, "value", kind): size for kind, size in kinds.items()}
 
 
-def counted(job, log, mesh):
+def counted(job, log, mesh, in_flight):
     parameters = list(job.network.parameters())
     state = [v for of in job.optimizer.state.values() for v in of.values() if v.dim()]
-    sent, collectives = {"data": 0.0, "tensor": 0.0}, {}
+    ranks = vars(mesh) | {"data": mesh.data * mesh.context, "tied": 2}
+    to_one = "pipeline" if mesh.pipeline > 1 else "context"
+    sent, messages = {}, {}
     for entry in log:
-        dimension = job.names[entry["group"]]
-        key = dimension, entry["name"]
-        collectives[key] = collectives.get(key, 0) + 1
-        n = getattr(mesh, dimension)
-        times = 2 if entry["name"] == "allreduce" else 1
-        sent[dimension] += times * entry["whole"] * (n - 1) / n
-    local = lambda values: sum(value.to_local().numel() for value in values)
+        kind, size = entry["name"], entry["whole"]
+        if kind in ("send", "recv"):
+            dimension, size = to_one, size if kind == "send" else 0
+        else:
+            dimension = job.groups[entry["group"]]
+            n, times = ranks[dimension], 2 if kind == "allreduce" else 1
+            size = times * size * (n - 1) / n
+        messages[dimension, kind] = messages.get((dimension, kind), 0) + 1
+        sent[dimension] = sent.get(dimension, 0) + size
     return Counted(
         local(parameters), local(value.grad for value in parameters), local(state),
-        sent["tensor"], sent["data"], collectives,
+        sent, messages, in_flight,
     )  # fmt: skip
+
+
+def local(values):
+    """How many numbers this rank has of them."""
+    parts = (
+        getattr(value, "to_local", lambda value=value: value)() for value in values
+    )
+    return sum(part.numel() for part in parts)

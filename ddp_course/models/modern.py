@@ -126,5 +126,6 @@ class ModernGPT(GPT):
         return self.token_embedding(tokens)
 
     def parts(self):
-        first = nn.Sequential(self.token_embedding, self.dropout)
+        first = nn.Sequential()  # its names are those of GPT's first part
+        first.token_embedding, first.dropout = self.token_embedding, self.dropout
         return [first, *self.blocks, nn.Sequential(self.norm, self.head)]
