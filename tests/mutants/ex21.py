@@ -227,9 +227,13 @@ def never_ends():
 # ---- pipeline_seconds ----
 
 
+def of_pipeline(run):
+    return run.gpus() // run.mesh.data
+
+
 def seconds(
     run, gpu, constants, messages=lambda p, v: 0 if p == 1 else 2 * v - (p == 2), tokens=None, size=2.0,
-    far=lambda run, gpu: run.gpus() > gpu.per_machine, hop=lambda gpu, far: gpu.hop if far else 0.0,
+    far=lambda run, gpu: of_pipeline(run) > gpu.per_machine, hop=lambda gpu, far: gpu.hop if far else 0.0,
     count=lambda run: run.micro_batches(), times=lambda run: 1, network=lambda size, hop, n: n * (size + hop),
     slower=lambda network, across: network if across else max(1.0, network),
 ):  # fmt: skip
@@ -287,7 +291,7 @@ def with_bytes_of_own_tokens(run, gpu, constants):
     """From the tokens of the whole step that a rank sees."""
     p, v = run.mesh.pipeline, run.chunks
     all_bytes = 2 * run.width * step_time.own_tokens(run) / run.mesh.tensor
-    far = run.gpus() > gpu.per_machine
+    far = of_pipeline(run) > gpu.per_machine
     messages = (2 * v - (p == 2)) * (p > 1)
     hops = run.micro_batches() * gpu.hop if far else 0
     slower = constants.network if far else max(1.0, constants.network)
@@ -317,8 +321,13 @@ in_pipeline("always_across", "has the fast link", far=lambda run, gpu: True)
 in_pipeline(
     "by_pipeline_ranks", "pipeline ranks does not say", far=lambda run, gpu: run.mesh.pipeline > gpu.per_machine
 )
-in_pipeline("by_tensor_ranks", "tensor ranks do not say", far=lambda run, gpu: run.mesh.tensor > gpu.per_machine)
-in_pipeline("a_full_machine_is_two", "holds all of it", far=lambda run, gpu: run.gpus() >= gpu.per_machine)
+in_pipeline("by_all_gpus", "data ranks are the outermost", far=lambda run, gpu: run.gpus() > gpu.per_machine)
+in_pipeline(
+    "without_pipeline_ranks", "count the pipeline ranks, too",
+    far=lambda run, gpu: of_pipeline(run) / run.mesh.pipeline > gpu.per_machine,
+)  # fmt: skip
+in_pipeline("by_tensor_ranks", "tensor ranks alone do not say", far=lambda run, gpu: run.mesh.tensor > gpu.per_machine)
+in_pipeline("a_full_machine_is_two", "holds all of it", far=lambda run, gpu: of_pipeline(run) >= gpu.per_machine)
 in_pipeline("without_hops", "takes a hop, too", hop=lambda gpu, far: 0.0)
 in_pipeline("hops_everywhere", "inside a machine have no hop", hop=lambda gpu, far: gpu.hop)
 in_pipeline("hop_not_multiplied", "multiplies the hop", network=lambda size, hop, n: n * size + hop)
@@ -326,10 +335,10 @@ in_pipeline("without_constant", "as long as the data sheet", network=lambda size
 in_pipeline("divided_by_constant", "multiply by it", network=lambda size, hop, n: (size + hop) / n)
 in_pipeline("faster_inside_a_machine", "never take less than the data sheet", slower=lambda network, across: network)
 in_pipeline("never_faster", "is for messages inside a machine", slower=lambda network, across: max(1.0, network))
-for name in ("data", "tensor", "context", "expert"):
+for name in ("tensor", "context", "expert"):
     in_pipeline(
         f"without_{name}_ranks", f"{name} ranks count, too",
-        far=lambda run, gpu, name=name: run.gpus() / getattr(run.mesh, name) > gpu.per_machine,
+        far=lambda run, gpu, name=name: of_pipeline(run) / getattr(run.mesh, name) > gpu.per_machine,
     )  # fmt: skip
 in_pipeline("zero_3_sends", "the stage of ZeRO does not matter", times=lambda run: 2 if run.stage == 3 else 1)
 in_pipeline("of_one_micro_batch", "this is one micro-batch", count=lambda run: 1)

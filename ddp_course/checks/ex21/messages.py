@@ -12,10 +12,10 @@ from ddp_course.judge.question import question
     "A rank has `chunks` stages. Rank 0 sends each of them on, but has the first stage of all; the last rank sends all "
     "gradients back, but has the last stage. With three ranks or more, some rank has neither. So with v chunks, the rank "
     "that sends most sends 2 v messages per micro-batch, or 2 v - 1 if there are two ranks. With one rank, nothing is sent.",
-    "numbers = run.micro_batch * run.context * run.width / mesh.tensor / mesh.context, in 2 bytes each. across = run.gpus() "
-    "> gpu.per_machine. network = constants.network if across else max(1.0, constants.network). one = network * (2 * "
-    "numbers / (gpu.across if across else gpu.inside) + (gpu.hop if across else 0)). Return one * run.micro_batches() * "
-    "per_micro_batch, as a float.",
+    "numbers = run.micro_batch * run.context * run.width / mesh.tensor / mesh.context, in 2 bytes each. across = "
+    "mesh.tensor * mesh.context * mesh.expert * mesh.pipeline > gpu.per_machine. network = constants.network if across "
+    "else max(1.0, constants.network). one = network * (2 * numbers / (gpu.across if across else gpu.inside) + (gpu.hop if "
+    "across else 0)). Return one * run.micro_batches() * per_micro_batch, as a float.",
 )
 def check_pipeline_seconds(answer, draw):
     """The seconds are those of the formula, on meshes with and without a pipeline."""

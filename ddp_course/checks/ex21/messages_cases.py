@@ -1,5 +1,6 @@
 """Runs on which question 2 tries an answer."""
 
+from ddp_course.checks.ex21.messages_claims import neighbours
 from ddp_course.estimates.memory import Mesh
 from ddp_course.estimates.step_time import FITTED, GPUS, Constants
 from ddp_course.estimates.transformer import MODELS, run_of
@@ -37,16 +38,17 @@ def cases_of(draw):
         gpu = GPUS["h100"]._replace(per_machine=machine, hop=draw.uniform(1e-4, 1e-3), across=draw.uniform(2e10, 6e10))
         constants = Constants(0.6, 0.5, 500.0, draw.uniform(1.2, 2.5))
         found.append(Case((run, gpu, constants)))
-        found.append(Case((run, gpu._replace(per_machine=run.gpus() * draw.choice([1, 2])), constants)))
+        whole = neighbours(run) * draw.choice([1, 2])  # the pipeline fits into a machine
+        found.append(Case((run, gpu._replace(per_machine=whole), constants)))
     one = run_of(MODELS["llama3-8b"], Mesh(data=2, pipeline=8), 8192, 2, 1, stage=1)  # one micro-batch
     found.append(Case((one, GPUS["a100"], FITTED["a100"])))
     many = run_of(MODELS["llama3-8b"], Mesh(data=2, pipeline=8), 8192, 96, 2, stage=1, recompute="full")
     found.append(Case((many, GPUS["h100"]._replace(hop=0.0), FITTED["h100"])))
-    # H100 in one machine: not faster than its data sheet; and sharded weights, which send nothing more here
-    for mesh in (Mesh(data=2, pipeline=4), Mesh(data=2, tensor=2, pipeline=4)):
+    # H100 inside a machine, not faster than its data sheet, and across; and sharded weights, which send nothing more here
+    for mesh in (Mesh(data=2, pipeline=4), Mesh(data=2, tensor=4, pipeline=4)):
         run = run_of(MODELS["llama3-8b"], mesh, 8192, 16, 1, stage=3)
         found.append(Case((run, GPUS["h100"], FITTED["h100"])))
-    # two machines of 4: each dimension counts
+    # two machines of 4: each dimension counts, but data ranks do not
     for dimension, name in {
         "data": "llama3-8b",
         "tensor": "llama3-8b",

@@ -6,6 +6,12 @@ def busiest(pipeline, chunks):
     return 0 if pipeline == 1 else 2 * chunks - (pipeline == 2)
 
 
+def neighbours(run):
+    """The ranks that a pipeline has between its first GPU and its last one."""
+    mesh = run.mesh
+    return mesh.tensor * mesh.context * mesh.expert * mesh.pipeline
+
+
 def slower(network, across):
     """As step_time.seconds_of has it."""
     return network if across else max(1.0, network)
@@ -13,7 +19,7 @@ def slower(network, across):
 
 def formula(
     messages=busiest, tokens=lambda run: run.micro_batch * run.context / run.mesh.tensor / run.mesh.context, size=2,
-    far=lambda run, gpu: run.gpus() > gpu.per_machine, hop=lambda gpu, far: gpu.hop * far, count=None, after=None,
+    far=lambda run, gpu: neighbours(run) > gpu.per_machine, hop=lambda gpu, far: gpu.hop * far, count=None, after=None,
     again=lambda run: 1, network=slower,
 ):  # fmt: skip
     """The right answer, or one with a mistake in a part of it."""
@@ -61,24 +67,26 @@ MISTAKES = {
     "activations and gradients are in bf16: 2 bytes per number": formula(size=4),
     "activations and gradients are in bf16: 2 bytes per number, and not 1": formula(size=1),
     "these are bits: return seconds for bytes": formula(size=16),
-    "a job on several machines has the slow link between stages": formula(far=lambda run, gpu: False),
-    "a job that fits into one machine has the fast link, and no hop": formula(far=lambda run, gpu: True),
-    "the pipeline is the outermost dimension: its neighbours are far apart, and the number of pipeline ranks does not say "
-    "whether they share a machine": formula(far=lambda run, gpu: run.mesh.pipeline > gpu.per_machine),
-    "the pipeline is the outermost dimension: the tensor ranks do not say whether stages share a machine": formula(
+    "a pipeline that spans several machines has the slow link": formula(far=lambda run, gpu: False),
+    "a pipeline that fits into one machine has the fast link, and no hop": formula(far=lambda run, gpu: True),
+    "data ranks are the outermost dimension: a pipeline may fit into one machine, although the job does not": formula(
+        far=lambda run, gpu: run.gpus() > gpu.per_machine),
+    "between two stages are the tensor, context and expert ranks: the number of pipeline ranks does not say whether they "
+    "share a machine": formula(far=lambda run, gpu: run.mesh.pipeline > gpu.per_machine),
+    "the stages are neighbours only beyond the tensor, context and expert ranks: count the pipeline ranks, too": formula(
+        far=lambda run, gpu: neighbours(run) / run.mesh.pipeline > gpu.per_machine),
+    "the tensor ranks alone do not say whether stages share a machine": formula(
         far=lambda run, gpu: run.mesh.tensor > gpu.per_machine),
-    "data ranks count, too: the job is on one machine only if all its GPUs are": formula(
-        far=lambda run, gpu: run.mesh.tensor * run.mesh.pipeline * run.mesh.context > gpu.per_machine),
-    **{f"{name} ranks count, too: the job is on one machine only if all its GPUs, run.gpus(), are": formula(
-        far=lambda run, gpu, name=name: run.gpus() / getattr(run.mesh, name) > gpu.per_machine)
-        for name in ("data", "tensor", "context", "expert")},
-    "a machine with exactly as many GPUs as the job holds all of it": formula(
-        far=lambda run, gpu: run.gpus() >= gpu.per_machine),
+    **{f"{name} ranks count, too: they lie between two stages": formula(
+        far=lambda run, gpu, name=name: neighbours(run) / getattr(run.mesh, name) > gpu.per_machine)
+        for name in ("tensor", "context", "expert")},
+    "a machine with exactly as many GPUs as the pipeline spans holds all of it": formula(
+        far=lambda run, gpu: neighbours(run) >= gpu.per_machine),
     "each message to another machine takes a hop, too": formula(hop=lambda gpu, far: 0),
     "messages inside a machine have no hop": formula(hop=lambda gpu, far: gpu.hop),
     "the hop is there once per message, and not once per step": lambda run, gpu, constants:
         (formula(hop=lambda gpu, far: 0)(run, gpu, constants)
-         + constants.network * gpu.hop * (run.gpus() > gpu.per_machine) * (run.mesh.pipeline > 1)),
+         + constants.network * gpu.hop * (neighbours(run) > gpu.per_machine) * (run.mesh.pipeline > 1)),
     "constants.network multiplies the hop, too": formula(
         after=lambda one, short, times: times * one + short),
     "inside a machine, messages never take less than the data sheet says: max(1.0, constants.network)": formula(
