@@ -12,7 +12,14 @@ import pytest
 
 from ddp_course import UsageError, lesson21
 from ddp_course.checks import ex21
-from ddp_course.checks.ex21 import planted, post_claims, small, small_job
+from ddp_course.checks.claims import agree
+from ddp_course.checks.ex21 import (
+    plans_claims,
+    planted,
+    post_claims,
+    small,
+    small_job,
+)
 from ddp_course.estimates import memory, pipeline, published, rehearsal, step_time
 from ddp_course.estimates.memory import Mesh
 from ddp_course.estimates.transformer import (
@@ -617,6 +624,38 @@ def test_a_pipeline_rank_keeps_and_sends_what_is_planned(data, pipeline, m, chun
     if data > 1:  # gradients in 16 bits here, in 32 in the plan
         expected["data"] = planned / 2
     assert counted.sent == expected
+
+
+@pytest.mark.parametrize(
+    "name, sizes, stage, chunks",
+    [
+        ("llama3-8b", (4, 1, 1, 1), 3, 1),
+        ("llama3-1b", (16, 1, 1, 2), 3, 1),
+        ("llama3-1b", (2, 4, 1, 2), 3, 1),
+        ("llama3-8b", (8, 8, 1, 1), 0, 1),
+        ("llama3-70b", (4, 4, 4, 8), 1, 4),
+        ("llama3-70b", (8, 8, 8, 1), 1, 1),
+        ("llama3-405b", (4, 8, 14, 1), 1, 1),
+        ("smollm2-135m", (2, 3, 2, 1), 1, 5),
+    ],
+)
+def test_rank_0_of_any_mesh_has_the_parameters_of_the_plan(name, sizes, stage, chunks):
+    model, (data, tensor, pipeline, context) = MODELS[name], sizes
+    mesh = Mesh(data=data, tensor=tensor, pipeline=pipeline, context=context)
+    run = run_of(model, mesh, 8192, 16 * data, 1, stage=stage, chunks=chunks)
+    dense, _ = stage_parameters(model, mesh, 0, step_time.layers_per_rank(run))
+    shards = data * context if stage == 3 else 1
+    assert rehearsal.built(model, run) == dense / shards
+    [claim] = plans_claims.as_built("x", model, run, dense // shards + 1)
+    assert not agree(claim.got, claim.expected)
+
+
+def test_where_stages_do_not_divide_the_layers_rank_0_has_at_most_what_is_planned():
+    model, mesh = MODELS["llama3-8b"], Mesh(pipeline=3)
+    for chunks in (1, 4):
+        run = run_of(model, mesh, 8192, 12, 1, chunks=chunks)
+        dense, _ = stage_parameters(model, mesh, 0, step_time.layers_per_rank(run))
+        assert 0.8 * dense < rehearsal.built(model, run) <= dense
 
 
 def test_torchs_tracker_sees_about_the_planned_peak():

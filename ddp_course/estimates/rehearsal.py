@@ -27,7 +27,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from ddp_course.estimates.pipeline import interleaved, one_f_one_b
 from ddp_course.models.context_parallel import Sharing, share
 from ddp_course.models.dtensors import ALL, TOKENS, Shard, loss_of, loss_parallel
-from ddp_course.models.modern import ModernGPT
+from ddp_course.models.modern import GroupedAttention, ModernBlock, ModernGPT
 from ddp_course.models.pipeline import Pipeline, Shared, owners_of, place
 from ddp_course.ranks.watch import Watch
 
@@ -100,8 +100,28 @@ class RealPlaces(Sharing):
 # ---- a model that they share ----
 
 
-def cut(network, mesh):
-    """Cut a ModernGPT for tensor ranks, as lesson 17 cuts a GPT with torch."""
+def network_of(model, context):
+    """A ModernGPT of a Model's sizes, in bf16, on meta: without numbers."""
+    with torch.device("meta"):
+        sizes = {"layers": model.layers, "heads": 2, "width": model.width}
+        network = ModernGPT(model.vocabulary, context, **sizes)
+        heads = model.width, model.heads, model.groups()
+        for block in network.blocks:
+            block.attention = GroupedAttention(*heads, dropout=0.0)
+            for layer in ("gate", "expand"):
+                setattr(block.mlp, layer, linear(model.width, model.inner))
+            block.mlp.contract = linear(model.inner, model.width)
+        if not model.tied:
+            network.head.weight = nn.Parameter(torch.empty_like(network.head.weight))
+    return network.to(torch.bfloat16)
+
+
+def linear(inputs, outputs):
+    return nn.Linear(inputs, outputs, bias=False)
+
+
+def cut_block(block, mesh):
+    """Cut a ModernBlock for tensor ranks, as lesson 17 cuts a GPT's with torch."""
     gathered = PrepareModuleInput(input_layouts=(TOKENS,), desired_input_layouts=(ALL,))
     columns, rows = ColwiseParallel(), RowwiseParallel(output_layouts=TOKENS)
     plan = {"norm1": SequenceParallel(), "norm2": SequenceParallel()}
@@ -109,15 +129,22 @@ def cut(network, mesh):
     plan |= {"mlp": gathered, "mlp.contract": rows}
     plan |= {f"attention.{name}": columns for name in ("query", "key", "value")}
     plan |= {f"mlp.{name}": columns for name in ("gate", "expand")}
+    parallelize_module(block, mesh, plan)
+
+
+def cut(network, mesh):
+    """Cut a ModernGPT for tensor ranks."""
     for block in network.blocks:
-        parallelize_module(block, mesh, plan)
+        cut_block(block, mesh)
+    tied = network.head.weight is network.token_embedding.weight
     head = ColwiseParallel(
         input_layouts=TOKENS, output_layouts=Shard(-1), use_local_output=False
     )
     embedding = RowwiseParallel(input_layouts=ALL, output_layouts=TOKENS)
     outer = {"token_embedding": embedding, "norm": SequenceParallel(), "head": head}
     parallelize_module(network, mesh, outer)
-    network.head.weight = network.token_embedding.weight
+    if tied:
+        network.head.weight = network.token_embedding.weight
 
 
 class Job:
@@ -195,20 +222,17 @@ class PipelineJob(Job):
 def fake_model(model, run):
     """Rank 0's part of a model in bf16, a Job; only fake tensors are made in the block.
 
-    The model is tied, with two heads of queries per head of keys. Raises ValueError for
-    what is not rehearsed: experts, whose messages depend on numbers; and several ways
-    of cutting a model at once.
+    Raises ValueError for what is not rehearsed: experts, whose messages depend on
+    numbers; several ways of cutting a model at once; and a pipeline that is not tied.
     """
     mesh = run.mesh
     ways = [mesh.tensor > 1, mesh.context > 1, mesh.pipeline > 1]
-    if mesh.expert > 1 or sum(ways) > 1 or run.stage != (0 if ways[2] else 3):
-        problem = "tensor or context ranks with ZeRO-3, or pipeline ranks without ZeRO"
+    stage = run.stage if model.tied or not ways[2] else None
+    if mesh.expert > 1 or sum(ways) > 1 or stage != (0 if ways[2] else 3):
+        problem = "tensor or context ranks with ZeRO-3, or tied pipelines without ZeRO"
         raise ValueError(f"only {problem}, and data ranks, are rehearsed here")
     with fake_job(mesh) as dimensions:
-        with torch.device("meta"):
-            shape = {"layers": model.layers, "heads": model.heads, "width": model.width}
-            network = ModernGPT(model.vocabulary, run.context, **shape)
-        network.to(torch.bfloat16)
+        network = network_of(model, run.context)
         kind = PipelineJob if mesh.pipeline > 1 else ShardedJob
         job = kind(network, run, dimensions)
         with FakeTensorMode(allow_non_fake_inputs=True):
@@ -216,6 +240,30 @@ def fake_model(model, run):
 
 
 # ---- what is counted ----
+
+
+def built(model, run):
+    """How many parameters rank 0 has once its part of the model is built. No step is
+    done, so any mesh without expert ranks will do, but for a pipeline with ZeRO-3.
+    """
+    mesh = run.mesh
+    with fake_job(mesh) as dimensions:
+        network, tensor = network_of(model, run.context), dimensions["tensor"]
+        own = network
+        if mesh.pipeline > 1:
+            stages = range(mesh.pipeline * run.chunks)
+            owners = {stage: stage % mesh.pipeline for stage in stages}
+            own = nn.ModuleList(place(network, owners).values())
+            for part in own.modules() if mesh.tensor > 1 else ():
+                if isinstance(part, ModernBlock):
+                    cut_block(part, tensor)
+            if mesh.tensor > 1:
+                parallelize_module(network.token_embedding, tensor, RowwiseParallel())
+        elif mesh.tensor > 1:
+            cut(network, tensor)
+        if run.stage == 3:
+            fully_shard(own, mesh=dimensions["data"])
+        return local(own.parameters())
 
 
 def rehearse(model, run):

@@ -1,9 +1,16 @@
 """Question 1: plans for three briefs."""
 
 from ddp_course.checks.claims import hold
-from ddp_course.checks.ex21.plans_claims import all_claims
+from ddp_course.checks.ex21.briefs import BRIEFS, model_of, plan_of
+from ddp_course.checks.ex21.plans_claims import all_claims, as_built
 from ddp_course.checks.ex21.plans_form import written
+from ddp_course.estimates.rehearsal import built
 from ddp_course.judge.question import question
+
+
+def build(plans):
+    """How many parameters rank 0 of each plan really has."""
+    return [built(*plan) for plan in plans]
 
 
 @question(
@@ -21,7 +28,12 @@ from ddp_course.judge.question import question
 )
 def check_plans(answer, draw):
     """Each plan is a mesh of the brief's GPUs, fits, keeps the constraints, and is about as
-    fast as the best one; and its number is that of the plan.
+    fast as the best one; and its number is that of the plan. Rank 0's part of the model is
+    then built, with torch's fake process group in place of the other ranks.
     """
     [seen] = answer.on_ranks(written)
     hold(all_claims(seen))
+    runs = [(model_of(brief), plan_of(brief, seen[name]).run) for name, brief in BRIEFS.items()]
+    [numbers] = answer.without(build, runs)
+    for name, (model, run), number in zip(BRIEFS, runs, numbers):
+        hold(as_built(name, model, run, number))

@@ -17,7 +17,8 @@ from ddp_course.checks.ex21.briefs import (
 )
 from ddp_course.checks.ex21.plans_form import DIMENSIONS, of_form
 from ddp_course.estimates.memory import Mesh
-from ddp_course.estimates.step_time import GPUS
+from ddp_course.estimates.step_time import GPUS, layers_per_rank
+from ddp_course.estimates.transformer import stage_parameters
 
 CLOSE = 0.02  # a number may be off by this share
 ALIKE = 0.003  # to be told as a mistake: some are nearly the same
@@ -146,6 +147,18 @@ def of_brief(name, brief, written):
         f"{name}: the number, {brief.number}", written["number"], around(number, CLOSE),
         "the plan is good, but its number is another: see what the brief asks for, with the numbers of this very plan",
         mistakes, told=f"within {CLOSE:.0%} of what the lesson's formulas give",
+    )  # fmt: skip
+
+
+def as_built(name, model, run, number):
+    """The claim that rank 0 has no more parameters than the formulas say. Where stages do not
+    divide the layers, some ranks have fewer.
+    """
+    dense, _ = stage_parameters(model, run.mesh, 0, layers_per_rank(run))
+    shards = run.mesh.data * run.mesh.context if run.stage == 3 else 1
+    yield Claim(
+        f"{name}: parameters of rank 0, built on a fake process group", number, Between(1, math.ceil(dense / shards)),
+        "this rank has more than the lesson's formulas say: please report it",
     )  # fmt: skip
 
 
