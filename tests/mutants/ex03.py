@@ -1103,6 +1103,16 @@ def full_once_it_is_exceeded(sizes, bucket_size, world_size):
     return buckets, *with_formulas(sizes, bucket_size, world_size)[1:]
 
 
+@wrong("traffic", "a single byte of it is free")
+def full_without_room_for_a_number(sizes, bucket_size, world_size):
+    buckets, room = 1, bucket_size
+    for size in reversed(sizes):
+        if room < 4:
+            buckets, room = buckets + 1, bucket_size
+        room -= 4 * size
+    return buckets, *with_formulas(sizes, bucket_size, world_size)[1:]
+
+
 @wrong("traffic", "no parameter is left")
 def begins_one_after_the_last(sizes, bucket_size, world_size):
     buckets, used = 1, 0

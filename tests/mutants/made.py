@@ -23,6 +23,7 @@ EQUIVALENT = {
         "13: 0: one less": "the first parameter opens the first bucket, as with 0",
         "15: 0: one more": "gradients have four bytes per number: no bucket has one left",
     },
+    "03 traffic": {"8: 0: one less": "the first parameter opens the first bucket, as with 0"},
     "04 evaluate": {
         "13: 250: one more": "a batch of an evaluation may have any size",
         "13: 250: one less": "a batch of an evaluation may have any size",

@@ -6,9 +6,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_course.checks.checked_watch import CheckedWatch
-from ddp_course.judge.answer import trying
-from ddp_course.judge.verdict import Wrong
-from ddp_course.ranks.environment import process_group
+from ddp_course.checks.claims import Claim
 
 ONE_TO_ONE = ("send", "recv", "recv_any_source")
 
@@ -31,34 +29,10 @@ class CarefulWatch(CheckedWatch):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function.namespace == "c10d" and function._opname in ("send", "recv_"):
-            verb, n = (("sends to", "receives from")[function._opname == "recv_"], dist.get_world_size())
+            verb, n = ("sends to", "receives from")[function._opname == "recv_"], dist.get_world_size()
             if not 0 <= args[2] < n:
                 raise ValueError(f"rank {dist.get_rank()} {verb} rank {args[2]}, but there are {n} ranks, from 0 on")
         return super().__torch_dispatch__(function, types, args, kwargs)
-
-
-def outcomes(function, cases):
-    """For each case (shape, dtype, seed): the tensor after `function(tensor)` on this
-    rank, whether it was given other memory, the returned value, and the log.
-    """
-    seen = []
-    with process_group() as (rank, world_size):
-        for shape, dtype, seed in cases:
-            tensor = a_tensor(shape, dtype, seed + rank)
-            memory = tensor.view_as(tensor)  # as a caller may hold it, too
-            with trying(described(shape, dtype, world_size)), CarefulWatch() as watch:
-                returned = function(tensor)
-            seen.append({
-                "after": memory, "moved": tensor.data_ptr() != memory.data_ptr(), "returned": returned, "log": watch.log,
-            })  # fmt: skip
-            dist.barrier()
-    return seen
-
-
-def described(shape, dtype, n):
-    """A case in words."""
-    numbers = " × ".join(map(str, shape)) + (" number" if tuple(shape) == (1,) else " numbers")
-    return f"{numbers} of {str(dtype).removeprefix('torch.')} on {n} rank{'s' if n > 1 else ''}"
 
 
 def is_close(got, expected):
@@ -77,22 +51,25 @@ def is_rounded(got, expected):
     return same_kind and torch.allclose(got.double(), expected.double(), rtol=1e-2, atol=1e-6)
 
 
-def refuse_collectives(checked, of_ranks):
-    """Raise Wrong if a rank called anything other than send and receive."""
-    for rank, seen in enumerate(of_ranks):
-        for entry in seen["log"]:
-            if entry["name"] not in ONE_TO_ONE:
-                cause = (
-                    "that is a collective, and here you build one yourself: use only point-to-point calls "
-                    "(dist.send, dist.recv, dist.isend, dist.irecv)"
-                )
-                if entry["name"] == "barrier":
-                    cause = (
-                        "a barrier is a collective, too, and you do not need one: recv waits until the message has "
-                        "arrived"
-                    )
-                raise Wrong(checked, rank=f"{rank} of {len(of_ranks)}", expected="send and recv only",
-                            got=f"a call of {entry['name']}", cause=cause)  # fmt: skip
+def no_collectives(checked, seen):
+    """The claim that a rank has called send and receive alone."""
+    others = [entry["name"] for entry in seen["log"] if entry["name"] not in ONE_TO_ONE][:1]
+    return Claim(
+        checked, others, [], "that is a collective, and here you build one yourself: use only point-to-point calls "
+        "(dist.send, dist.recv, dist.isend, dist.irecv)",
+        [(["barrier"], "a barrier is a collective, too, and you do not need one: recv waits until the message has arrived")],
+        told="send and recv only", shown=f"a call of {', '.join(others)}",
+    )  # fmt: skip
+
+
+def sends(of_ranks):
+    """What each rank has sent, entries of its log."""
+    return [[entry for entry in seen["log"] if entry["name"] == "send"] for seen in of_ranks]
+
+
+def first_of(clues):
+    """The cause of the first clue that is there. clues: pairs (whether it is there, cause)."""
+    return next(cause for is_there, cause in clues if is_there)
 
 
 class Message(NamedTuple):

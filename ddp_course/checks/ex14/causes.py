@@ -1,13 +1,13 @@
-"""The likely mistake where a run that was preempted is not right, for question 5.
+"""The likely mistakes where a run that was preempted is not right, for question 5.
 
 trial: the Trial of preemption.py; of_ranks: what train_once saw on each rank.
 """
 
 from torch.nn import functional as F
 
-from ddp_course.checks.ex14.preempted import Noted, OneProcess, data_of, near
+from ddp_course.checks.claims import Claim, cause_of
+from ddp_course.checks.ex14.preempted import Noted, OneProcess, data_of
 from ddp_course.checks.training import equal
-from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.launch import SYMPTOMS, RankTimeout
 
 MEAN_OF_MEANS = "where parts of a batch have different sizes, the mean of their means is not the mean over the batch"
@@ -16,41 +16,33 @@ MEAN_OF_MEANS = "where parts of a batch have different sizes, the mean of their 
 # ---- of an error ----
 
 
-def of_error(trial, checked, error, told, n):
-    """The Wrong for a run that ended with an error; or the error, if it explains itself."""
+def of_error(trial, checked, error, told):
+    """Claims that no likely mistake has led to an error of the ranks; all of them hold for an
+    error that explains itself.
+    """
     text = f"{error.message}\n{error}"
-    rows = {} if error.rank is None else {"rank": f"{error.rank} of {n}"}
-    if trial.torn is not None:
-        rows |= {"expected": "the file before, whole", "got": error.message}
-        return Wrong(checked, **rows, cause=of_torn(trial))
-    if "FileExistsError" in text and trial.killed:
-        cause = "a process that was killed has left its temporary file: the next one must be able to overwrite it"
-        rows |= {"expected": "a new checkpoint", "got": error.message}
-        return Wrong(checked, **rows, cause=cause)
+    yield Claim(checked, trial.torn, None, lambda: of_torn(trial), told="the file before, whole", shown=error.message)
+    yield Claim(
+        checked, trial.killed and "FileExistsError" in text, False, "a process that was killed has left its temporary file: "
+        "the next one must be able to overwrite it", told="a new checkpoint", shown=error.message,
+    )  # fmt: skip
     if not told:
-        return error
-    rows["expected"] = "all ranks save and return"
-    for name in ("SIGTERM", "SIGUSR1"):
-        if f"killed by {name}" in text:
-            cause = f"{name} has ended the process: without a handler, this is what a signal does"
-            return Wrong(checked, **rows, got=f"killed by {name}", cause=cause)
-    if "killed by SIGXFSZ" in text:
-        cause = "this rank writes a checkpoint: all ranks have to stop together, and only rank 0 writes"
-        got = f"rank {error.rank} has written more than 4,096 bytes to a file"
-        return Wrong(checked, **rows, got=got, cause=cause)
-    if "SystemExit" in text:
-        cause = "train has to return the losses, on all ranks; its caller ends the program"
-        return Wrong(checked, **rows, got=error.message, cause=cause)
-    if isinstance(error, RankTimeout) or any(words in text for words in SYMPTOMS):
-        who = "the signals have reached the ranks at different moments"
-        if len(told) == 1:
-            who = f"the signal has reached rank {min(told)} only"
-        cause = (
-            f"{who}, and one rank has waited for another that had left, or was in another call: after each update, all "
-            "ranks must decide together, in a collective, whether they stop"
-        )
-        return Wrong(checked, **rows, got=last_lines(str(error)), cause=cause)
-    return error
+        return
+    who = "the signals have reached the ranks at different moments"
+    if len(told) == 1:
+        who = f"the signal has reached rank {min(told)} only"
+    handler = "has ended the process: without a handler, this is what a signal does"
+    late = isinstance(error, RankTimeout) or any(words in text for words in SYMPTOMS)
+    for found, got, cause in [
+        ("killed by SIGTERM" in text, "killed by SIGTERM", f"SIGTERM {handler}"),
+        ("killed by SIGUSR1" in text, "killed by SIGUSR1", f"SIGUSR1 {handler}"),
+        ("killed by SIGXFSZ" in text, f"rank {error.rank} has written more than 4,096 bytes to a file", "this rank writes a "
+         "checkpoint: all ranks have to stop together, and only rank 0 writes"),
+        ("SystemExit" in text, error.message, "train has to return the losses, on all ranks; its caller ends the program"),
+        (late, last_lines(str(error)), f"{who}, and one rank has waited for another that had left, or was in another call: "
+         "after each update, all ranks must decide together, in a collective, whether they stop"),
+    ]:  # fmt: skip
+        yield Claim(checked, found, False, cause, told="all ranks save and return", shown=got)
 
 
 def of_torn(trial):
@@ -65,65 +57,43 @@ def last_lines(text, most=3):
     return "\n".join([*lines[:1], *lines[1:][-most:]])[:400]
 
 
-# ---- of a number of losses ----
+# ---- of losses and parameters: the cause otherwise, and pairs of what mistakes give and their causes ----
 
 
-def of_number(trial, returned, start, end):
-    """Why it is not the number of losses: `returned` of them came back."""
-    if trial.done and returned == end - start:
-        return "the losses of the updates before the restart are missing: they belong into the checkpoint, too"
-    if trial.done and start > trial.done and returned == end - (start - trial.done):
-        return "updates have been left out, with all their samples"
-    return "return one loss for each update that has been computed since the run began"
-
-
-# ---- of a loss ----
-
-
-def of_loss(trial, of_ranks, rank, start, place):
-    """Why the loss of update `place` is not that of one process, on this rank."""
+def of_loss(trial, of_ranks, rank, start, place, parameters):
+    """Of the loss of update `place`. parameters: the Claim about those at the end."""
     if not trial.done:
-        return of_first_losses(trial, of_ranks, rank, place)
-    got = of_ranks[rank]["losses"][place]
-    if place < start:
-        return "these losses are from before the restart: they belong into the checkpoint as they are"
-    if place == start:
-        if near(got, loss_with(trial, 0, start)):
-            return (
-                "this is the loss of a network that was never trained: load its parameters from the file, on all ranks"
-            )
-        if near(got, loss_with(trial, start - 1, start)):
-            return "the parameters in the checkpoint are those before the last update: save after optimizer.step()"
+        if place > 0:
+            return lambda: cause_of(parameters), ()
         return (
-            "the parameters after the restart are not those with which the last update ended: save them between two "
-            "updates, and load them on all ranks"
+            "the loss of an update is the mean of the cross entropy over its samples, on all ranks, before the step",
+            lambda: of_first_loss(trial, of_ranks, rank),
         )
-    if near(got, OneProcess(trial.run, forget=start).losses[place]):
-        return "the momentum is lost in the restart: the optimizer has a state, too, optimizer.state_dict()"
-    return "the update before this one was different: are network and optimizer loaded on all ranks, each completely?"
+    if place < start:
+        return "these losses are from before the restart: they belong into the checkpoint as they are", ()
+    if place > start:
+        return (
+            "the update before this one was different: are network and optimizer loaded on all ranks, each completely?",
+            lambda: [(OneProcess(trial.run, forget=start).losses[place], "the momentum is lost in the restart: the "
+                      "optimizer has a state, too, optimizer.state_dict()")],
+        )  # fmt: skip
+    return (
+        "the parameters after the restart are not those with which the last update ended: save them between two updates, "
+        "and load them on all ranks",
+        lambda: [
+            (loss_of(trial, 0, trial.batches[start]), "this is the loss of a network that was never trained: load its "
+             "parameters from the file, on all ranks"),
+            (loss_of(trial, start - 1, trial.batches[start]), "the parameters in the checkpoint are those before the last "
+             "update: save after optimizer.step()"),
+        ],
+    )  # fmt: skip
 
 
-def loss_with(trial, after, update):
-    """The loss of an update with the parameters that one process has after some."""
-    return loss_of(trial, trial.truth.ends[after], trial.batches[update])
-
-
-def loss_of(trial, parameters, samples):
-    data, _ = data_of(trial.run)
-    network = Noted(trial.run["seed"])
-    network.load_state_dict(parameters)
-    return F.cross_entropy(network(data.inputs[samples]), data.labels[samples]).item()
-
-
-def of_first_losses(trial, of_ranks, rank, place):
-    """Why a loss is wrong in a run without a restart."""
-    if place:
-        return of_parameters(trial, of_ranks, rank)
-    got, right, n = of_ranks[rank]["losses"][0], trial.truth.losses[0], len(of_ranks)
-    parts, size = trial.shares(of_ranks)[0], len(trial.batches[0])
-    means = [loss_of(trial, trial.truth.ends[0], part) for part in parts if part]
+def of_first_loss(trial, of_ranks, rank):
+    right, n, size, parts = trial.truth.losses[0], len(of_ranks), len(trial.batches[0]), trial.shares(of_ranks)[0]
+    means = [loss_of(trial, 0, part) for part in parts if part]
     own = means[rank] if len(means) == n else right
-    looks = [
+    return [
         (own, "this is the mean over this rank's own samples: the loss of an update is that of all ranks"),
         (own * len(parts[rank]) / size, "this is this rank's part of the loss only: add up the parts of all ranks"),
         (sum(means) / n, MEAN_OF_MEANS),
@@ -132,38 +102,40 @@ def of_first_losses(trial, of_ranks, rank, place):
         (right / n, "this is too small by the number of ranks: is it divided once too often?"),
         (right * size, "this is the sum over the samples: take the mean"),
     ]  # fmt: skip
-    otherwise = "the loss of an update is the mean of the cross entropy over its samples, on all ranks, before the step"
-    return next((cause for loss, cause in looks if near(got, loss)), otherwise)
 
 
-# ---- of parameters ----
+def loss_of(trial, after, samples):
+    """The loss of some samples with the parameters that one process has after some updates."""
+    data, _ = data_of(trial.run)
+    network = Noted(trial.run["seed"])
+    network.load_state_dict(trial.truth.ends[after])
+    return F.cross_entropy(network(data.inputs[samples]), data.labels[samples]).item()
 
 
 def of_parameters(trial, of_ranks, rank):
-    """Why a rank's parameters at the end are not those of one process."""
-    got, n, size = of_ranks[rank]["end"], len(of_ranks), trial.run["size"]
+    """Of those with which a rank ends."""
     if trial.done:
-        if not equal(got, of_ranks[0]["end"]):
-            return "the ranks have ended with different parameters: all of them load network and optimizer"
-        return "the updates after the restart were different: are network and optimizer loaded completely?"
-    if equal(got, trial.truth.ends[0]):
-        return "the parameters have not changed: train the given network, in place"
-    shares = trial.shares(of_ranks)
-    alone = [[parts[rank]] for parts in shares]
-    looks = [
-        ({"shares": alone}, "this is what the rank ends with if it trains on its own samples alone: add up the gradients of "
-         "all ranks"),
+        if not equal(of_ranks[rank]["end"], of_ranks[0]["end"]):
+            return "the ranks have ended with different parameters: all of them load network and optimizer", ()
+        return "the updates after the restart were different: are network and optimizer loaded completely?", ()
+    n, shares = len(of_ranks), trial.shares(of_ranks)
+    mistakes = [
+        ({"factor": 0.0}, "the parameters have not changed: train the given network, in place"),
+        ({"shares": [[parts[rank]] for parts in shares]}, "this is what the rank ends with if it trains on its own samples "
+         "alone: add up the gradients of all ranks"),
         ({"shares": shares}, MEAN_OF_MEANS),
         ({"factor": n}, "each update is too large by the number of ranks: the gradient is the mean over the batch"),
         ({"factor": 1 / n}, "each update is too small by the number of ranks: is the gradient divided once too often? DDP "
          "divides it already"),
         ({"momentum": 0.0}, "the optimizer has no momentum: SGD with lr=0.1 and momentum=0.9"),
-        ({"factor": size}, "the gradient is that of the sum over the samples: take the mean"),
+        ({"factor": trial.run["size"]}, "the gradient is that of the sum over the samples: take the mean"),
     ]  # fmt: skip
-    for options, cause in looks:
-        if equal(got, OneProcess(trial.run, **options).ends[-1]):
-            return cause
     return (
         "is the gradient of each update the mean over the samples of all ranks, and the optimizer SGD with lr=0.1 and "
-        "momentum=0.9, in the given network?"
+        "momentum=0.9, in the given network?",
+        lambda: ((numbers_of(OneProcess(trial.run, **options).ends[-1]), cause) for options, cause in mistakes),
     )
+
+
+def numbers_of(parameters):
+    return list(parameters.values())

@@ -150,8 +150,3 @@ class OneProcess:
                     parameter -= RATE * factor * average
             self.losses.append(loss.item())
             self.ends.append(state(network))
-
-
-def near(got, expected):
-    """Whether two losses are equal, as far as 32 bits go."""
-    return abs(got - expected) <= 1e-6 * (1 + abs(expected))

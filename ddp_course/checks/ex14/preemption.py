@@ -8,10 +8,9 @@ from functools import partial
 
 from ddp_course.checks.claims import Claim, OneOf, hold, on_every_rank
 from ddp_course.checks.ex14 import causes
-from ddp_course.checks.ex14.preempted import OneProcess, data_of, near, train_once
-from ddp_course.checks.training import a_look, equal
+from ddp_course.checks.ex14.preempted import OneProcess, data_of, train_once
+from ddp_course.checks.training import a_look
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 from ddp_course.ranks.launch import RankError
 
 TERM, USR1 = int(signal.SIGTERM), int(signal.SIGUSR1)
@@ -83,7 +82,9 @@ class Trial:
         except RankError as error:
             if told and killed_while_writing(error):
                 raise
-            raise causes.of_error(self, checked, error, told, n) from None
+            rank = ... if error.rank is None else f"{error.rank} of {n}"
+            hold(causes.of_error(self, checked, error, told), rank)
+            raise
 
     def finish(self, n):
         """Without a signal."""
@@ -98,33 +99,37 @@ class Trial:
         of_ranks = self.train(checked, n, told, only_rank_0=True)
         stopped = self.judge_stop(checked, of_ranks, update_in(told))
         self.judge(checked, of_ranks, stopped)
-        cause = "nothing was saved: all of it is lost when the job is started again"
-        if any(self.path.stem in name for name in self.answer.files(self.path.parent)):
-            cause = "the checkpoint has another name: rename it to `path`"
-        hold(
-            [Claim(checked, self.saved() is None, False, cause, told=f"a file {self.path.name}", shown="no such file")]
-        )
+        renamed = any(self.path.stem in name for name in self.answer.files(self.path.parent))
+        hold([Claim(
+            checked, self.saved() is None, False, "the checkpoint has another name: rename it to `path`" if renamed else
+            "nothing was saved: all of it is lost when the job is started again",
+            told=f"a file {self.path.name}", shown="no such file",
+        )])  # fmt: skip
         self.done, self.killed = stopped, False
 
     def kill(self, n, told, limit):
         """With signals, and killed while rank 0 writes the checkpoint."""
         checked = f"{in_words(told, n)}{self.since()}"
+        of_ranks = None
         try:
             of_ranks = self.train(checked, n, told)
         except RankError as error:
             if not killed_while_writing(error):
                 raise
-        else:
+        if of_ranks:
             self.judge(checked, of_ranks, self.judge_stop(checked, of_ranks, update_in(told)))
-            cause = "no checkpoint was written at this signal: each preemption needs one"
-            got = f"no rank has written more than {limit:,} bytes to a file"
-            raise Wrong(checked, expected="a new checkpoint", got=got, cause=cause)
         self.killed, size = True, self.saved()
-        hold([Claim(
-            f"{checked}; rank 0 is killed in the middle of the new file", size is None, False,
-            "for a moment there was no file at `path`: leave the old one there until os.replace",
-            told="the old file", shown="no file",
-        )])  # fmt: skip
+        hold([
+            Claim(
+                checked, of_ranks, None, "no checkpoint was written at this signal: each preemption needs one",
+                told="a new checkpoint", shown=f"no rank has written more than {limit:,} bytes to a file",
+            ),
+            Claim(
+                f"{checked}; rank 0 is killed in the middle of the new file", size is None, False,
+                "for a moment there was no file at `path`: leave the old one there until os.replace",
+                told="the old file", shown="no file",
+            ),
+        ])  # fmt: skip
         self.torn = size if size <= limit else None
 
     def saved(self):
@@ -166,15 +171,11 @@ class Trial:
         """The claim that update `start` is the first one that is not saved."""
         # a checkpoint after each update is fine, too: then more is saved than we know
         possible = range(self.done, end) if self.killed else [self.done]
-        cause = "updates have been left out, with all their samples"
-        if start < self.done:
-            cause = "an update that was saved is computed again: go on behind the last loss"
-        if start == 0:
-            cause = "the training begins anew, and what was saved is not used: load the file if it exists"
-        if start == 0 and self.torn is not None:
-            cause = causes.of_torn(self)
+        again = "the training begins anew, and what was saved is not used: load the file if it exists"
         return Claim(
-            checked, start, OneOf([*possible]), cause,
+            checked, start, OneOf([*possible]), "updates have been left out, with all their samples",
+            [(0, again if self.torn is None else causes.of_torn(self)),
+             (range(self.done), "an update that was saved is computed again: go on behind the last loss")],
             told=f"update {self.done + 1} comes first", shown=f"update {start + 1}",
         )  # fmt: skip
 
@@ -197,21 +198,26 @@ class Trial:
         """Claims that this rank has returned the losses of all updates, and has the
         parameters of one process.
         """
-        losses, parameters = of_ranks[rank]["losses"], of_ranks[rank]["end"]
+        losses, own = of_ranks[rank]["losses"], of_ranks[rank]["end"]
         yield Claim(
-            f"the losses that come back: {checked}", len(losses), end, causes.of_number(self, len(losses), start, end),
+            f"the losses that come back: {checked}", len(losses), end,
+            "return one loss for each update that has been computed since the run began",
+            [(end - start, "the losses of the updates before the restart are missing: they belong into the checkpoint, too"),
+             (end - (start - self.done), "updates have been left out, with all their samples")],
             told=f"{end} losses", shown=f"{len(losses)} losses",
         )  # fmt: skip
-        for place, (own, right) in enumerate(zip(losses, self.truth.losses)):
-            yield Claim(
-                f"the loss of update {place + 1}, compared with one process: {checked}", near(own, right), True,
-                partial(causes.of_loss, self, of_ranks, rank, start, place), told=f"{right:.6f}", shown=f"{own:.6f}",
-            )  # fmt: skip
-        yield Claim(
+        parameters = Claim(
             f"the parameters after {end} updates, compared with one process: {checked}",
-            equal(parameters, self.truth.ends[end]), True, partial(causes.of_parameters, self, of_ranks, rank),
-            told=a_look(self.truth.ends[end]), shown=a_look(parameters),
+            causes.numbers_of(own), causes.numbers_of(self.truth.ends[end]), *causes.of_parameters(self, of_ranks, rank),
+            digits=6, mistake_digits=6, told=a_look(self.truth.ends[end]), shown=a_look(own),
         )  # fmt: skip
+        for place, (got, right) in enumerate(zip(losses, self.truth.losses)):
+            yield Claim(
+                f"the loss of update {place + 1}, compared with one process: {checked}", got, right,
+                *causes.of_loss(self, of_ranks, rank, start, place, parameters),
+                digits=6, scale=1, mistake_digits=6, told=f"{right:.6f}", shown=f"{got:.6f}",
+            )  # fmt: skip
+        yield parameters
 
     def shares(self, of_ranks):
         """For each update, the samples of each rank in this run."""
@@ -229,13 +235,11 @@ def killed_while_writing(error):
 def form(checked, rank, of_ranks):
     """A rank has returned a list of numbers."""
     losses = of_ranks[rank]["losses"]
+    told = "a list of losses"
+    yield Claim(checked, losses is None, False, "the function ends without a return statement: return the losses",
+                told=told, shown="nothing (None)")  # fmt: skip
     fits = isinstance(losses, list) and all(isinstance(loss, float) for loss in losses)
-    cause = "return a list with the loss of each update, numbers"
-    if losses is None:
-        cause = "the function ends without a return statement: return the losses"
-    yield Claim(
-        checked, fits, True, cause, told="a list of losses", shown="nothing (None)" if losses is None else losses
-    )
+    yield Claim(checked, fits, True, "return a list with the loss of each update, numbers", told=told, shown=losses)
 
 
 def stop(checked, update, rank, last):
