@@ -205,7 +205,7 @@ def claims(case, got, expected, what, tolerance, cause):
     call = f"checkpoint_bytes({words(case)}), with {NAMES[case['averages']]}: {what}"
     in_bytes, ranks = f"bytes, from rank 0 on: {listed(expected)}", case["ranks"]
     yield Claim(call, is_list(got), True, f"return a list of {ranks} numbers, one for each rank",
-                told=in_bytes, shown=got)  # fmt: skip
+                told=in_bytes, shown=str(got))  # fmt: skip
     many = f"{len(got)} number{'s' * (len(got) != 1)} for {ranks} ranks"
     yield Claim(call, len(got), ranks, f"return one number for each rank: these are {many}",
                 told=in_bytes, shown=listed(got))  # fmt: skip

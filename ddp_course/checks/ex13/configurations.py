@@ -1,13 +1,15 @@
 """Question 1: five configurations, each with one mistake."""
 
 import copy
+import math
+from functools import partial
 from pprint import pformat
 
 from ddp_course import UsageError
 from ddp_course.checkpoints.deepspeed_configurations import BATCH, check_batch
+from ddp_course.checks.claims import Between, Claim, hold
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 
 RANKS = 8  # on which all of the configurations are to run
 
@@ -32,7 +34,7 @@ def broken(draw=None):
     """
     good = copy.deepcopy(GOOD)
     if draw:
-        micro, accumulation = (draw.randrange(2, 9), draw.randrange(3, 7))  # not the notebook's 2
+        micro, accumulation = draw.randrange(2, 9), draw.randrange(7, 13)  # from 7 on, // shows a 7 in the place of 8
         good |= dict(zip(BATCH, (micro * accumulation * RANKS, micro, accumulation)))
         good["zero_optimization"]["stage"] = draw.choice([1, 2, 3])
         rate = draw.choice([1e-4, 2e-4, 6e-4])
@@ -73,9 +75,8 @@ def listing():
 def observe_repairs(repair, configurations):
     seen = {}
     for name, config in configurations.items():
-        given = copy.deepcopy(config)
         with trying(f"repair({name!r}, ...)"):
-            seen[name] = repair(name, given)
+            seen[name] = repair(name, copy.deepcopy(config))
     return seen
 
 
@@ -95,78 +96,68 @@ def check_repair(answer, draw):
     for cases in (broken(), broken(draw)):
         [seen] = answer.on_ranks(observe_repairs, {name: config for name, (_, config) in cases.items()})
         for name, (wanted, config) in cases.items():
-            judge_repair(name, wanted, config, seen[name])
+            hold(claims(name, wanted, config, seen[name]))
 
 
-def judge_repair(name, wanted, config, got):
-    checked = f"repair({name!r}, ...), which wants {wanted}"
-    if not isinstance(got, dict):
-        raise Wrong(checked, expected="a configuration, a dict", got=got, cause="return the repaired configuration")
+# ---- what is claimed ----
 
-    def fail(expected, cause, got=got):
-        raise Wrong(checked, expected=expected, got=got, cause=cause)
+ABSENT = "no such key"
+NOTHING_ELSE = "change what is wrong, and nothing else"
 
-    if name == "arithmetic":
-        try:
-            check_batch(got, RANKS)
-        except UsageError as error:
-            fail(
-                "micro batch x accumulation x ranks = train_batch_size",
-                str(error),
-                {key: got.get(key) for key in BATCH},
-            )
-        for key in BATCH[:2]:
-            if got.get(key) != config[key]:
-                fail(f"{key} {config[key]}", "the batch sizes stay as they are: change the "
-                     "accumulation", got.get(key))  # fmt: skip
-    if name == "memory":
-        if "zero_optimization" not in got:
-            fail(
-                "a key zero_optimization",
-                "DeepSpeed ignores a key that it does not know, and trains without ZeRO",
-                sorted(got),
-            )
-        if got["zero_optimization"] != config["zero_optimisation"]:
-            fail(config["zero_optimisation"], "its contents were right", got["zero_optimization"])
-    if name == "clipping":
-        if "gradient_clipping" not in got:
-            fail("a line that says so", "left out, gradient_clipping is 1.0", "no gradient_clipping")
-        if got["gradient_clipping"] != 0:
-            fail(
-                "gradient_clipping 0.0",
-                "0 does not clip; any other number is the largest norm",
-                got["gradient_clipping"],
-            )
+
+def claims(name, wanted, config, got):
+    """Claims that a configuration is repaired, and that nothing else has changed."""
+    claim = partial(Claim, f"repair({name!r}, ...), which wants {wanted}")
+    yield claim(isinstance(got, dict), True, "return the repaired configuration",
+                told="a configuration, a dict", shown=str(got))  # fmt: skip
+    repaired, may_change = REPAIRS[name]
+    yield from repaired(claim, config, got)
+    for key in sorted((config.keys() | got.keys()) - may_change, key=str):
+        before = config.get(key, ABSENT)
+        yield claim(got.get(key, ABSENT), before, NOTHING_ELSE, told=f"{key} as it was: {before}")
+
+
+def arithmetic(claim, config, got):
+    problem = None
+    try:
+        check_batch(got, RANKS)
+    except UsageError as error:
+        problem = str(error)
+    yield claim(problem, None, problem, told="micro batch x accumulation x ranks = train_batch_size",
+                shown={key: got.get(key) for key in BATCH})  # fmt: skip
+    for key in BATCH[:2]:
+        yield claim(got.get(key, ABSENT), config[key], "the batch sizes stay as they are: change the accumulation",
+                    told=f"{key} {config[key]}")  # fmt: skip
+
+
+def memory(claim, config, got):
+    sharding = config["zero_optimisation"]
+    ignored = "DeepSpeed ignores a key that it does not know, and trains without ZeRO"
+    yield claim(got.get("zero_optimization", ABSENT), sharding, "its contents were right", [(ABSENT, ignored)],
+                told=f"a key zero_optimization, with {sharding}")  # fmt: skip
+    left = got.get("zero_optimisation", ABSENT)
+    yield claim(left, ABSENT, "the misspelt one is still there", told="no key zero_optimisation")
+
+
+def clipping(claim, config, got):
+    yield claim(got.get("gradient_clipping", ABSENT), 0.0, "0 does not clip; any other number is the largest norm",
+                [(ABSENT, "left out, gradient_clipping is 1.0")], told="a gradient_clipping that says so")  # fmt: skip
+
+
+def precision(claim, config, got):
     enabled = [kind for kind in ("fp16", "bf16") if isinstance(got.get(kind), dict) and got[kind].get("enabled")]
-    if name == "precision" and enabled != ["bf16"]:
-        fail("bf16, and not fp16", "exactly one of the two may be enabled, and bf16 is wanted", enabled)
-    if name == "schedule":
-        rate = lowest_rate(got)
-        highest = config["scheduler"]["params"]["warmup_max_lr"]
-        if not isinstance(rate, int | float) or not 0 < rate < highest:
-            fail(
-                f"a warmup_min_lr above 0, and below {highest}",
-                "WarmupLR makes its first two updates with this rate",
-                rate,
-            )
+    both = "exactly one of the two may be enabled, and bf16 is wanted"
+    yield claim(enabled, ["bf16"], both, told="bf16, and not fp16")
 
-    # and nothing else
-    may_change = {
-        "arithmetic": {BATCH[2]},
-        "memory": {"zero_optimization", "zero_optimisation"},
-        "clipping": {"gradient_clipping"},
-        "precision": {"fp16"},
-        "schedule": set(),
-    }[name]
-    before, after = copy.deepcopy(config), copy.deepcopy(got)
-    if name == "schedule":
-        for one in (before, after):
-            one["scheduler"]["params"].pop("warmup_min_lr")
-    if name == "memory" and "zero_optimisation" in after:
-        fail("no key zero_optimisation", "the misspelt one is still there", sorted(after))
-    for key in sorted(before.keys() | after.keys()):
-        if key not in may_change and before.get(key) != after.get(key):
-            fail(f"{key} as it was: {before.get(key)}", "change what is wrong, and nothing else", after.get(key))
+
+def schedule(claim, config, got):
+    right, rate = copy.deepcopy(config["scheduler"]), lowest_rate(got)
+    highest = right["params"]["warmup_max_lr"]
+    between = Between(math.nextafter(0, 1), math.nextafter(highest, 0))
+    yield claim(rate, between, "WarmupLR makes its first two updates with this rate",
+                told=f"a warmup_min_lr above 0, and below {highest}")  # fmt: skip
+    right["params"]["warmup_min_lr"] = rate
+    yield claim(got["scheduler"], right, NOTHING_ELSE, told=f"scheduler as it was, but for this rate: {right}")
 
 
 def lowest_rate(config):
@@ -176,3 +167,12 @@ def lowest_rate(config):
         if not isinstance(config, dict):
             return 0.0
     return config.get("warmup_min_lr", 0.0)
+
+
+REPAIRS = {  # what is claimed of each, and which keys may change
+    "arithmetic": (arithmetic, {BATCH[2]}),
+    "memory": (memory, {"zero_optimization", "zero_optimisation"}),
+    "clipping": (clipping, {"gradient_clipping"}),
+    "precision": (precision, {"fp16"}),
+    "schedule": (schedule, {"scheduler"}),
+}

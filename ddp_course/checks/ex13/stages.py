@@ -3,9 +3,9 @@
 import operator
 from itertools import combinations
 
+from ddp_course.checks.claims import Between, Claim, hold
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
-from ddp_course.judge.verdict import Wrong
 
 
 def slowest(costs, sizes):
@@ -56,31 +56,33 @@ def check_place(answer, draw):
         ([2, 3, 2, 5, 5, 1, 5, 2], 3),  # filling up to the mean goes wrong
         ([1, 1, 1, 9], 4),
         ([3, 1, 2], 1),
+        ([9, 1, 1], 3),  # the first layer alone is too much for small limits
     ]
     for _ in range(12):
         costs = [draw.randrange(1, 20) for _ in range(draw.randrange(6, 12))]
         cases.append((costs, draw.randrange(2, 6)))
     [seen] = answer.on_ranks(observe_places, cases)
     for (costs, stages), got in zip(cases, seen):
-        judge_place(costs, stages, got)
+        hold(claims(costs, stages, got))
 
 
-def judge_place(costs, stages, got):
-    checked = f"place({costs}, {stages})"
-    truth = best(costs, stages)
-    expected = f"{stages} numbers of layers, with which the slowest stage takes {truth}"
-    if not isinstance(got, list | tuple) or not all(isinstance(size, int) for size in got):
-        cause = "return a list: how many layers each stage has, from the first to the last"
-        raise Wrong(checked, expected=expected, got=got, cause=cause)
-    if len(got) != stages:
-        raise Wrong(checked, expected=expected, got=got, cause=f"these are {len(got)} stages, not {stages}")
-    if min(got) < 1:
-        raise Wrong(checked, expected=expected, got=got, cause="a stage without a layer is a rank without work")
-    if sum(got) != len(costs):
-        cause = f"there are {len(costs)} layers, and each is on one stage: these are {sum(got)}"
-        raise Wrong(checked, expected=expected, got=got, cause=cause)
-    if slowest(costs, got) > truth:
-        cause = f"the slowest stage takes {slowest(costs, got)} here, and sets the pace for all"
-        if max(got) - min(got) <= 1:
-            cause += "; equally many layers are not equally much work"
-        raise Wrong(checked, expected=expected, got=got, cause=cause)
+# ---- what is claimed ----
+
+
+def claims(costs, stages, got):
+    """Claims that all layers are placed, and that the slowest stage is as quick as it can be."""
+    least = best(costs, stages)
+
+    def claim(found, expected, cause):
+        told = f"{stages} numbers of layers, with which the slowest stage takes {least}"
+        return Claim(f"place({costs}, {stages})", found, expected, cause, told=told, shown=str(got))
+
+    whole = isinstance(got, list) and all(isinstance(size, int) for size in got)
+    yield claim(whole, True, "return a list: how many layers each stage has, from the first to the last")
+    yield claim(len(got), stages, f"these are {len(got)} stages, not {stages}")
+    yield claim(min(got), Between(1), "a stage without a layer is a rank without work")
+    layers = f"there are {len(costs)} layers, and each is on one stage: these are {sum(got)}"
+    yield claim(sum(got), len(costs), layers)
+    pace = f"the slowest stage takes {slowest(costs, got)} here, and sets the pace for all"
+    alike = "; equally many layers are not equally much work" * (max(got) - min(got) <= 1)
+    yield claim(slowest(costs, got), Between(0, least), pace + alike)

@@ -8,7 +8,8 @@ import torch.distributed as dist
 from ddp_course.checks.checked_watch import CheckedWatch
 from ddp_course.checks.claims import on_every_rank
 from ddp_course.checks.ex17.block_claims import HEADS, claims, described, inputs, whole_block
-from ddp_course.checks.ex17.meshes import group_of, is_message, whole_world
+from ddp_course.checks.ex17.meshes import is_message, whole_world
+from ddp_course.checks.groups import group_of
 from ddp_course.checks.training import gradients_of
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question

@@ -11,7 +11,8 @@ from ddp_course.checks.claims import on_every_rank
 from ddp_course.checks.ex17.gradient_cases import a_batch, classifier, cut, described, freeze, gradients_in_one_process
 from ddp_course.checks.ex17.gradient_causes import in_part
 from ddp_course.checks.ex17.gradient_claims import claims
-from ddp_course.checks.ex17.meshes import given, group_of, names_in, whole_world
+from ddp_course.checks.ex17.meshes import given, names_in, whole_world
+from ddp_course.checks.groups import group_of
 from ddp_course.checks.training import fill, gradients_of, state
 from ddp_course.checks.works import noting_works
 from ddp_course.judge.answer import trying

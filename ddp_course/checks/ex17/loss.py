@@ -8,7 +8,8 @@ import torch.distributed as dist
 from ddp_course.checks.claims import on_every_rank
 from ddp_course.checks.ex17.loss_cases import columns, described, made
 from ddp_course.checks.ex17.loss_claims import claims
-from ddp_course.checks.ex17.meshes import GroupWatch, given, group_of, names_in, outside, whole_world
+from ddp_course.checks.ex17.meshes import given, names_in, whole_world
+from ddp_course.checks.groups import GroupWatch, group_of, outside
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.ranks.environment import process_group

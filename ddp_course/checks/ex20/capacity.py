@@ -10,7 +10,8 @@ from ddp_course.checks.ex20.capacity_cases import batch, described, number_of, p
 from ddp_course.checks.ex20.capacity_claims import causes_of, claims
 from ddp_course.checks.ex20.explained import explaining_ranks, observed
 from ddp_course.checks.ex20.travel_cases import group_and_place
-from ddp_course.checks.ex20.watch import BroughtWatch, group_of, noticing_ranks, outside, sent
+from ddp_course.checks.ex20.watch import BroughtWatch, noticing_ranks, sent
+from ddp_course.checks.groups import group_of, outside
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.ranks.environment import process_group

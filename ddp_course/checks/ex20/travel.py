@@ -9,7 +9,8 @@ from ddp_course.checks.claims import on_every_rank
 from ddp_course.checks.ex20.explained import explaining_ranks, observed
 from ddp_course.checks.ex20.travel_cases import described, expert, group_and_place, owned, tokens_of
 from ddp_course.checks.ex20.travel_claims import causes_of, claims_of_results, claims_of_the_way
-from ddp_course.checks.ex20.watch import BroughtWatch, group_of, noticing_ranks, outside, sent
+from ddp_course.checks.ex20.watch import BroughtWatch, noticing_ranks, sent
+from ddp_course.checks.groups import group_of, outside
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.ranks.environment import process_group

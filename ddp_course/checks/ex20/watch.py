@@ -6,14 +6,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d  # not what noticing_ranks notes
 
-from ddp_course.checks.checked_watch import CheckedWatch
+from ddp_course.checks.groups import GroupWatch, ranks_of
 
 # c10d's collectives that have their result as the first argument, and what is sent as the second
 RESULT_FIRST = ("allgather", "alltoall", "gather", "scatter", "reduce_scatter")
 
 
-class BroughtWatch(CheckedWatch):
-    """A CheckedWatch whose entries say what this rank brings, in bytes, and the `ranks`."""
+class BroughtWatch(GroupWatch):
+    """A GroupWatch whose log says what this rank brings, in bytes."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         before, opname = len(self.log), getattr(function, "_opname", "")
@@ -22,7 +22,6 @@ class BroughtWatch(CheckedWatch):
             place = int(function.namespace == "c10d" and opname.strip("_").startswith(RESULT_FIRST))
             received = entry["name"].startswith(("recv", "barrier", "monitored")) or receives(opname, args)
             entry["brought"] = 0 if received else size_of(args[place])
-            entry["ranks"] = ranks_of([*args, *(kwargs or {}).values()])
         return returned
 
 
@@ -40,40 +39,11 @@ def size_of(tensors):
     return sum(map(size_of, tensors)) if isinstance(tensors, list | tuple) else 0
 
 
-def ranks_of(arguments):
-    """The ranks of the process group among a communication's arguments: it, or its name."""
-    names = c10d._world.pg_names.values()
-    for argument in arguments:
-        if isinstance(argument, torch.ScriptObject):
-            try:
-                argument = dist.ProcessGroup.unbox(argument).group_name
-            except (RuntimeError, TypeError):
-                continue  # a reduction, such as SUM
-        if isinstance(argument, str) and argument in names:
-            return c10d.get_process_group_ranks(c10d._resolve_process_group(argument))
-    return []
-
-
 def sent(log, barriers=False):
     """[(name, bytes that this rank brings)] of a log's messages, with barriers or without."""
     none = ("recv",) if barriers else ("recv", "barrier", "monitored")
     messages = (entry for entry in log if not entry["name"].startswith(none))
     return [(entry["name"], entry["brought"]) for entry in messages]
-
-
-def outside(log, ranks):
-    """The names of communications in which others than these ranks take part."""
-    return [entry["name"] for entry in log if not set(entry["ranks"]) <= set(ranks)]
-
-
-def group_of(groups):
-    """This rank's group among these lists of ranks: (the group, this rank's place in it,
-    the number of the list).
-    """
-    made = [dist.new_group(ranks) for ranks in groups]
-    rank = dist.get_rank()
-    [number] = [number for number, ranks in enumerate(groups) if rank in ranks]
-    return made[number], groups[number].index(rank), number
 
 
 OF_WORLD = "dist.get_rank() is the rank in the world. The rank in the group is dist.get_rank(group)"
