@@ -1193,7 +1193,7 @@ def nothing_returned(*args):
     kept(*args)
 
 
-@wrong("keep", "stable=True|each expert keeps|equal weights|all weights are equal")
+@wrong("keep", "stable=True|each expert keeps|equal weights|weights are equal here|all weights are equal")
 def unstable(*args):
     """A sort that brings equal weights into a random order."""
 

@@ -96,14 +96,15 @@ def gigabytes(brief, plan):
     return plan.kept.total() / 1e9
 
 
-def lost(brief, alone=False, saving=True, restart=True, hour=HOUR, interval_hour=None):
+def lost(brief, alone=False, saving=True, restart=True, hour=HOUR, interval_hour=None, redone=0.5):
     """The share of time that failures and checkpoints cost, at the best interval. hour: what
-    is taken for its seconds; interval_hour: for the best interval only.
+    is taken for its seconds; interval_hour: for the best interval only. redone: the share of
+    an interval that a failure takes back.
     """
     hours, save, start = brief.failures
     between = hours * hour / (1 if alone else brief.gpus)
     interval = best_interval(save, between / hour * (interval_hour or hour))
-    return saving * save / interval + (interval / 2 + restart * start) / between
+    return saving * save / interval + (interval * redone + restart * start) / between
 
 
 def useful(brief, plan, wasted=True, gone=None):
@@ -114,6 +115,12 @@ def useful(brief, plan, wasted=True, gone=None):
 
 def bubble(brief, plan):
     return 100 * plan.parts.bubble / plan.seconds()
+
+
+def slots_idle(plan):
+    """(p - 1) / (v m + p - 1), of a pipeline without messages."""
+    waits = plan.run.mesh.pipeline - 1
+    return waits / (plan.run.chunks * plan.run.micro_batches() + waits)
 
 
 def computing(plan):
@@ -150,12 +157,24 @@ NUMBER_MISTAKES = {
         (lambda brief, plan: useful(brief, plan, gone=lost(brief, interval_hour=1)), "best_interval takes both of its times "
          "in the same unit: give it the seconds between failures, and not the hours"),
         (lambda brief, plan: useful(brief, plan) / 7, "this is a day: return the tokens of the week"),
+        (lambda brief, plan: useful(brief, plan, gone=lost(brief, redone=1)), "on average, a failure takes back half of an "
+         "interval, and not a whole one"),
+        (lambda brief, plan: useful(brief, plan, gone=0) / (1 + lost(brief)), "the lost share is a share of the whole week: "
+         "multiply by 1 - lost"),
+        (lambda brief, plan: useful(brief, plan, gone=1 - lost(brief)), "these are the tokens of the time that was lost: "
+         "return those of the rest"),
+        (lambda brief, plan: useful(brief._replace(noise=2 * brief.noise), plan), "this is with the lesson's noise scale: "
+         "take the brief's"),
+        (lambda brief, plan: useful(brief, plan, gone=lost(brief, redone=0, restart=False)), "this has only what saving "
+         "costs: failures cost time, too"),
     ],
     "cluster": [
         (lambda brief, plan: bubble(brief, plan) / 100, "this is a share from 0 to 1: return percent"),
         (lambda brief, plan: 100 * plan.parts.bubble / computing(plan), "this is the bubble as a share of computing: divide "
          "by the seconds of the whole step"),
         (lambda brief, plan: plan.parts.bubble, "these are seconds: return percent of the step"),
+        (lambda brief, plan: 100 * slots_idle(plan), "this is lesson 18's share of slots: a step also has messages, so "
+         "divide the seconds of plan.parts.bubble by those of the step"),
         (lambda brief, plan: 100 * (1 - computing(plan) / plan.seconds()), "this is all that is not computing: return the "
          "bubble only, without messages"),
     ],

@@ -12,7 +12,8 @@ class Case(tuple):
     def __str__(self):
         run, gpu, constants = self
         mesh = ", ".join(f"{name}={size}" for name, size in vars(run.mesh).items() if size > 1)
-        where = f"{gpu.per_machine} GPUs per machine, hop {gpu.hop:.2g} s, network {constants.network:.3g}"
+        links = f"inside {gpu.inside:.3g}, across {gpu.across:.4g}, hop {gpu.hop:.4g} s"
+        where = f"{gpu.per_machine} GPUs per machine, {links}, network {constants.network:.4g}"
         how = f"batch {run.batch}, micro_batch {run.micro_batch}, chunks {run.chunks}, width {run.width}"
         return f"(Run(Mesh({mesh}), {how}, context {run.context}, stage {run.stage}, recompute {run.recompute!r}), {where})"
 

@@ -110,6 +110,20 @@ MISTAKES = {
         again=lambda run: 2 if run.stage >= 2 else 1),
     "each layer would send here: only the borders between stages are crossed": formula(
         again=lambda run: run.layers),
+    "the output is as wide as the model, run.width: keys are narrower": formula(
+        tokens=lambda run: run.micro_batch * run.context / run.mesh.tensor / run.mesh.context * run.keys / run.width),
+    "expert ranks have texts of their own: they share no tokens": formula(
+        tokens=lambda run: run.micro_batch * run.context / run.mesh.tensor / run.mesh.context / run.mesh.expert),
+    "data ranks have texts of their own: they share no tokens": formula(
+        tokens=lambda run: run.micro_batch * run.context / run.mesh.tensor / run.mesh.context / run.mesh.data),
+    "a message has all tokens of its sequences: run.context of each": formula(
+        tokens=lambda run: run.micro_batch / run.mesh.tensor / run.mesh.context),
+    "inside a machine, messages take max(1.0, constants.network) times as long, and not min": formula(
+        network=lambda network, across: network if across else min(1.0, network)),
+    "inside a machine, messages take max(1.0, constants.network) times as long: that may be more than 1": formula(
+        network=lambda network, across: network if across else 1.0),
+    "a machine has gpu.per_machine GPUs, which need not be 8": formula(far=lambda run, gpu: neighbours(run) > 8),
+    "the rank that sends most counts, and not the mean of all": sent(lambda p, v: 2 * (p * v - 1) / p),
     "milliseconds: return seconds": lambda *case: 1e3 * right(*case),
 }  # fmt: skip
 

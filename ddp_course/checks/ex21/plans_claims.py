@@ -22,6 +22,7 @@ from ddp_course.estimates.transformer import stage_parameters
 
 CLOSE = 0.02  # a number may be off by this share
 ALIKE = 0.003  # to be told as a mistake: some are nearly the same
+MANY = 4096  # sequences: far more than any brief can use
 SLOWER = 1.11  # than the best plan; the second best in "week" takes 1.107
 
 
@@ -80,6 +81,11 @@ def of_mesh(name, brief, written):
 def of_run(name, brief, written):
     mesh, batch, size = Mesh(**written["mesh"]), written["batch"], written["micro_batch"]
     yield Claim(
+        f"{name}: sequences per step", batch, Between(1, MANY),
+        f"these sequences have {batch * brief.context:,} tokens: a batch is a number of sequences, not of tokens",
+        told=f"at most {MANY:,}",
+    )  # fmt: skip
+    yield Claim(
         f"{name}: sequences per step", batch, Between(brief.least, brief.most),
         "the brief says how large the batch is" if brief.least == brief.most else "the brief limits the batch",
         told=brief.least if brief.least == brief.most else f"at most {brief.most}",
@@ -110,10 +116,10 @@ def of_run(name, brief, written):
         f"{name}: chunks", chunks, OneOf([1, 2, 4]), "the lesson plans with 1, 2 or 4 chunks", told="1, 2 or 4",
     )  # fmt: skip
     yield Claim(
-        f"{name}: {chunks} chunks on {mesh.pipeline} pipeline ranks, with {count} micro-batches",
+        f"{name}: {chunks} chunks on {mesh.pipeline} pipeline ranks, with {count} micro-batch{'es' * (count > 1)}",
         chunks == 1 or (mesh.pipeline > 1 and count % mesh.pipeline == 0), True,
         "chunks need a pipeline, and as many micro-batches as fill its groups: a multiple of the pipeline ranks",
-        told="1 chunk, or a multiple of the pipeline ranks", shown=f"{count} micro-batches",
+        told="1 chunk, or a multiple of the pipeline ranks", shown=f"{count} micro-batch{'es' * (count > 1)}",
     )  # fmt: skip
 
 
@@ -125,14 +131,14 @@ def of_brief(name, brief, written):
     yield Claim(
         f"{name}: bytes per rank", plan.kept.total(), Between(0, brief.room),
         f"it does not fit: {over / 1e9:.1f} GB too much. The largest part is {largest}, {kept[largest] / 1e9:.0f} GB"
-        f"{of_layers(brief, plan.run)}",
+        f"{of_micro_batch(plan.run)}{of_layers(brief, plan.run)}",
         told=f"at most {brief.room / 1e9:.0f} GB", shown=f"{plan.kept.total() / 1e9:.1f} GB",
     )  # fmt: skip
     if brief.deadline:
         needed = brief.tokens / tokens_of(plan) * plan.seconds()
         yield Claim(
             f"{name}: hours for {brief.tokens / 1e6:.0f} million tokens", needed, Between(0, brief.deadline),
-            lambda: f"it is too late. {cause_of_time(brief, plan, best)}",
+            lambda: f"it is too late: {cause_of_time(brief, plan, best)}",
             told=f"at most {brief.deadline / 3600:.0f}", shown=f"{needed / 3600:.1f}",
         )  # fmt: skip
     slower = per_token(brief, plan) / per_token(brief, best)
@@ -171,6 +177,13 @@ def near(value, number):
     unit = abs(value) > 5 * number or abs(value) < number / 5
     share = CLOSE if unit else ALIKE
     return Between(*sorted((value * (1 - share), value * (1 + share))))
+
+
+def of_micro_batch(run):
+    """A sentence about micro-batches of several sequences, or nothing."""
+    if run.micro_batch == 1:
+        return ""
+    return f". Activations and the highest moment grow with the micro-batch, of {run.micro_batch} sequences here"
 
 
 def of_layers(brief, run):

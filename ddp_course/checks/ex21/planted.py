@@ -4,6 +4,7 @@ This file says how each fault is drawn, but not what a person's run has.
 """
 
 import random
+import unicodedata
 from typing import NamedTuple
 
 MACHINES, PER_MACHINE = 2, 2
@@ -22,9 +23,12 @@ class Planted(NamedTuple):
 
 def planted(name):
     """The faults in a person's small run."""
+    name = unicodedata.normalize("NFC", name)  # one name, however it was typed
     draw = random.Random(f"exercise 21 {' '.join(name.lower().split())}")
-    every = draw.choice([4, 5, 6])
-    lost = 2 * every + draw.randint(3, every)  # some steps are redone, in each run
+    every = draw.choice([4, 5, 6, 7])
+    # steps are redone in each run, also with a checkpoint every 3 steps, but fewer of them
+    done = [step for step in range(2 * every + 2, 3 * every) if step % 3 and step // 3 * 3 > 2 * every]
+    lost = draw.choice(done) + 1
     faults = [draw.randrange(2), draw.randrange(2)]
     nan = (faults[0], draw.randrange(MACHINES * PER_MACHINE), draw.randrange(2 * every + 1, lost))
     length = draw.randint(4, 6)
@@ -44,5 +48,5 @@ def truth(name):
         "slow": list(run.slow[1:]),
         "redone": lost - 1 - saved(run.every),
         "reached": saved(run.every) + BUDGET - lost,
-        "every_2": saved(2) + BUDGET - lost,
+        "every_3": saved(3) + BUDGET - lost,
     }

@@ -24,7 +24,7 @@ def written(findings):
     "attempt 0: which ranks have one row less?",
     "lost: ranks 0 and 1 are on machine 0, ranks 2 and 3 on machine 1. The lost machine has no row of its last step, and "
     "the other one has a row without a mean norm. reached: the largest step of attempt 1.",
-    "every_2: the loss takes the job back to the latest multiple of 2 below the lost step. What is left of the budget after "
+    "every_3: the loss takes the job back to the latest multiple of 3 below the lost step. What is left of the budget after "
     "attempt 0 goes on from there: that step, plus the rest of the budget.",
 )
 def check_small_run(answer, draw):
@@ -53,6 +53,12 @@ def form(name, found, text):
 
 def findings(name, found):
     """Claims that each finding is the true one; the words do not give it away."""
+    faults = ("lost", "nan", "slow")
+    yield Claim(
+        f"{', '.join(faults)} in the small run of {name}", any(found[key] == truth(name)[key] for key in faults), True,
+        "none of the three is that of this run: is this the name that you gave small_run?",
+        told="what the pages of this run say", shown=repr([found[key] for key in faults])[:200],
+    )  # fmt: skip
     for key, value in truth(name).items():
         yield Claim(
             f"{key} in the small run of {name}", found[key], value, RULES[key], mistakes(name)[key],
@@ -66,7 +72,7 @@ RULES = {
     "slow": '(rank, first step, last step): "compute" is more than 3 times that of each other rank, in complete executions',
     "redone": "a whole number: the complete executions, less the different steps among them",
     "reached": "a whole number: the last step that was done when the budget was used up",
-    "every_2": "a whole number: after the loss, the job goes on from the latest multiple of 2 that was done",
+    "every_3": "a whole number: after the loss, the job goes on from the latest multiple of 3 that was done",
 }
 
 
@@ -88,15 +94,16 @@ def mistakes(name):
         "nan": [
             ([rank, bad - 1], from_zero),
             ([bad, rank], "the order is (rank, step)"),
-            *(([each, bad], "after the all-reduce, the mean norm is NaN in the rows of all ranks: whose own \"norm\" is it?")
-              for each in range(RANKS) if each != rank),
+            *(([each, bad], "the step is right, but not the rank: ranks are counted from 0, and the mean norm is NaN on all "
+               "of them. Whose own \"norm\" is it?") for each in range(RANKS + 1) if each != rank),
         ],
         "slow": [
             ([slow, first - 1, last - 1], from_zero),
             ([slow, first, last + 1], "the last step is the last slow one, not the one after it"),
             ([slow, first, last - first + 1], "these are a first step and a number of steps: name the last step"),
-            *(([each, first, last], "the ranks that wait are not slow: they wait for the slow one. Look at \"compute\"")
-              for each in range(RANKS) if each != slow),
+            ([first, last, slow], "the order is (rank, first step, last step)"),
+            *(([each, first, last], "the steps are right, but not the rank: ranks are counted from 0, and those that wait "
+               "for the slow one have a long \"wait\". Look at \"compute\"") for each in range(RANKS + 1) if each != slow),
         ],
         "redone": [
             (true["redone"] + 1, "an execution is complete if each rank has a row of it: the lost step was not done twice"),
@@ -108,9 +115,10 @@ def mistakes(name):
             (true["reached"] + 1, "the budget counts the incomplete execution, too"),
             (BUDGET - step, "this is the number of executions in attempt 1, which does not begin with step 1"),
         ],
-        "every_2": [
-            (true["reached"], f"this is with a checkpoint every {run.every} steps: what would it be with one every 2?"),
+        "every_3": [
+            (true["reached"], f"this is with a checkpoint every {run.every} steps: what would it be with one every 3?"),
             (BUDGET, "a loss costs at least the execution that it interrupts"),
-            (true["every_2"] + 1, "the budget counts the incomplete execution, too"),
+            (BUDGET - 1, "the incomplete execution is one that is lost: some steps after the latest checkpoint are, too"),
+            (true["every_3"] + 1, "the budget counts the incomplete execution, too"),
         ],
     }  # fmt: skip
