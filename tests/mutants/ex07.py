@@ -282,6 +282,16 @@ def as_in_the_lesson(accelerator, network, samples, labels, batch_size, every, e
     return accelerator.unwrap_model(model)
 
 
+@wrong("train", "keep float64")
+def in_32_bits(accelerator, network, samples, *rest):
+    return window_by_window(accelerator, network.float(), samples.float(), *rest).double()
+
+
+@wrong("train", "samples")
+def with_other_samples(accelerator, network, samples, *rest):
+    return window_by_window(accelerator, network, samples * 5, *rest)
+
+
 @wrong("train", "as if it were a whole one: accelerator.backward divides")
 def lesson_7s_own_loop(accelerator, network, samples, labels, batch_size, every, epochs, learning_rate):
     accelerator.gradient_accumulation_steps = every
@@ -537,6 +547,11 @@ def switches_even_batches_off(accelerator, network, samples, labels, batch_size)
     accelerator.even_batches = False
     loader = shared(accelerator, samples, labels, batch_size)
     return accelerator.reduce(torch.tensor(count(network, loader))).tolist()
+
+
+@wrong("accuracy", ".")
+def of_other_samples(accelerator, network, samples, labels, batch_size):
+    return shares_without_padding(accelerator, network, samples * 5, labels, batch_size)
 
 
 @wrong("accuracy", "gradient_accumulation_steps[^$]*continues with its settings")

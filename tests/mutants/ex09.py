@@ -1195,6 +1195,44 @@ def renames_outside_of_the_try(path, state):
         raise OSError(problem[0])
 
 
+@wrong("save_whole", "flush|fsync")
+def flushes_the_old_file(path, state):
+    def write():
+        with gone_afterwards(path.with_name("new")) as temporary:
+            torch.save(state, temporary)
+            if path.exists():
+                with path.open("rb+") as file:
+                    os.fsync(file.fileno())
+            temporary.replace(path)
+
+    by_rank_0(write)
+
+
+@wrong("save_whole", ".")
+def all_ranks_write_by_name(path, state):
+    """torch.save of a name opens the file in C++."""
+    torch.save(state, path.with_name("new"))
+    dist.barrier()
+
+    def rename():
+        with gone_afterwards(path.with_name("new")) as temporary:
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+
+    by_rank_0(rename)
+
+
+@wrong("save_whole", "folder")
+def makes_the_folder_again(path, state):
+    def write():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with gone_afterwards(path.with_name("new")):
+            written(path, state).replace(path)
+
+    by_rank_0(write)
+
+
 @wrong("save_whole", "the rename fails[^$]*is left behind")
 def removes_it_only_if_it_is_not_whole(path, state):
     def write():

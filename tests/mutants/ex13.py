@@ -54,6 +54,20 @@ def changes_nothing(name, config):
     return config
 
 
+@wrong("repair", "accumulation|micro batch")
+def for_seven_ranks(name, config):
+    fewer = lambda c: c.update(  # noqa: E731
+        gradient_accumulation_steps=c["train_batch_size"] // 7 // c["train_micro_batch_size_per_gpu"]
+    )
+    return mend(name, config, arithmetic=fewer)
+
+
+@wrong("repair", "change what is wrong, and nothing else")
+def leaves_a_key_without_a_value(name, config):
+    mended = mend(name, config)
+    return mended | {"zero_optimisation": None} if name != "memory" else mended
+
+
 @wrong("repair", "return the repaired configuration")
 def returns_nothing(name, config):
     mend(name, config)
@@ -1021,6 +1035,20 @@ def halves_and_halves(costs, stages):
         best = min(range(a + 1, b), key=lambda c: max(sum(costs[a:c]), sum(costs[c:b])))
         cuts = sorted([*cuts, best])
     return lengths(costs, cuts)
+
+
+@wrong("place", "a rank without work")
+def limits_below_a_layer(costs, stages):
+    """Fills from limits that are less than one layer: the first stage is empty then."""
+    for limit in range(1, sum(costs)):
+        found, load = [0], 0
+        for cost in costs:
+            if load + cost > limit:
+                found, load = [*found, 0], 0
+            found[-1], load = found[-1] + 1, load + cost
+        if len(found) == stages:
+            return found
+    return by_trying_all(costs, stages)
 
 
 @wrong("place", "each is on one stage")
