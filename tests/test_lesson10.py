@@ -944,7 +944,8 @@ def test_a_padded_vocabulary_changes_no_number_and_no_file(vocabulary):
     tokens, targets = torch.randint(vocabulary, (2, 3, 6))
     features = torch.randn(3, 6, 8, dtype=torch.float64, requires_grad=True)
     logits = F.linear(features, model.head.weight)
-    torch.testing.assert_close(model.head(features), logits, rtol=0, atol=0)
+    # which kernel multiplies depends on the size, and so do the last bits
+    torch.testing.assert_close(model.head(features), logits, rtol=1e-12, atol=1e-15)
     expected = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
     wanted = torch.autograd.grad(expected, [features, model.head.weight])
     loss = model.head(features, targets)
