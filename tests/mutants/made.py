@@ -55,9 +55,21 @@ EQUIVALENT = {
         "14: 0: one less": "the value of the future is a list of one tensor",
         "weighing_hook returns NaN": "it returns a future, whose numbers this change does not reach",
     },
+    "07 train": {"train returns NaN": "it returns a network, which this change does not reach"},
     "08 script": {
         "39: False: the opposite": "DDP may look for unused parameters: it only takes longer",
         "42: True: the opposite": "a progress bar changes nothing",
+    },
+    "08 uneven": {"collate returns NaN": "it returns a dict of whole numbers, which this change does not reach"},
+    "09 save_whole": {
+        "13: with temporary.open('wb') as file:: without `file.flush()`": "torch.save leaves nothing in the file's buffer",
+        "22: 0: one less": "there is one problem: it is the last one, too",
+        "23: 0: one more": "an error all the same, of all ranks",
+        "23: 0: one less": "there is one problem: it is the last one, too",
+    },
+    "10 bits_per_byte": {
+        "12: 1: one less": "a window without targets adds nothing",
+        "16: 0: one less": "there is one row of logits",
     },
     "11 lora_layer": {
         "12: 5: one more": "A begins with other random numbers, and may",
@@ -140,6 +152,22 @@ EQUIVALENT = {
         "9: True: the opposite": "from the least to the most, ranks stay within the work of a piece, too",
     },
     "19 own_batch": {"5: 0: one less": "lengths have one dimension"},
+    "13 place": {
+        "3: 1: one less": "no layers have the sum 0, which is too small a limit",
+        "3: 1: one more": "of the second 1: a slice ends where the list does",
+    },
+    "13 train": {
+        "19: False: the opposite": "DeepSpeed sees that the process group exists",
+        "7: 0: one more": "all batches have the same size",
+        "7: 0: one less": "all batches have the same size",
+        "12: 10: one less": "a bucket of any size: only how it is sent changes",
+        "12: 6: one less": "a bucket of any size: only how it is sent changes",
+    },
+    "15 agreement": {
+        "44: @staticmethod: without `return None`": "a function returns None at its end",
+        "41: 7: one less": "48 bits of a hash are as good as 56",
+        "56: 0: one less": "one rank is odd: it is the last one, too",
+    },
 }  # fmt: skip
 
 NAN = """

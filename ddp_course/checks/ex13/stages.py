@@ -57,6 +57,7 @@ def check_place(answer, draw):
         ([1, 1, 1, 9], 4),
         ([3, 1, 2], 1),
         ([9, 1, 1], 3),  # the first layer alone is too much for small limits
+        ([9, 4, 6, 2], 3),  # only the first layer alone has the sum that is the best limit
     ]
     for _ in range(12):
         costs = [draw.randrange(1, 20) for _ in range(draw.randrange(6, 12))]
