@@ -1,6 +1,7 @@
 """Exercise 01: one device."""
 
 import copy
+import io
 import math
 import time
 import warnings
@@ -1513,3 +1514,288 @@ def waits_for_the_last_batch(model, loader):
     seen = 0
     while seen != len(loader) * loader.batch_size + 1:
         seen = sum(len(labels) for _, labels in loader)
+
+
+# ---- train_and_choose ----
+
+
+class Choosing:
+    """What the answers below share: all right."""
+
+    def __call__(self, model, train_batches, test_batches, optimizer, epochs):
+        self.model, self.tests, self.optimizer = model, test_batches, optimizer
+        best, self.losses = None, []
+        self.begin()
+        for _ in range(epochs):
+            self.begin_epoch()
+            for inputs, labels in train_batches:
+                self.step(inputs, labels)
+            self.before_tests()
+            self.losses.append(self.evaluated())
+            if self.is_best():
+                best = self.kept()
+        return self.returned(best)
+
+    def begin(self):
+        pass
+
+    def begin_epoch(self):
+        self.model.train()
+
+    def step(self, inputs, labels):
+        self.optimizer.zero_grad()
+        F.nll_loss(self.model(inputs), labels).backward()
+        self.optimizer.step()
+
+    def before_tests(self):
+        self.model.eval()
+
+    @torch.no_grad()
+    def evaluated(self):
+        pairs = [(F.nll_loss(self.model(inputs), labels).item(), len(labels)) for inputs, labels in self.tests]
+        return self.mean(*zip(*pairs))
+
+    def mean(self, means, sizes):
+        return sum(mean * size for mean, size in zip(means, sizes)) / sum(sizes)
+
+    def is_best(self):
+        return self.losses[-1] == min(self.losses)
+
+    def kept(self):
+        return copy.deepcopy(self.model.state_dict())
+
+    def returned(self, best):
+        return best, self.losses
+
+
+def chosen_by(kind):
+    """As a function, which is what the question asks for."""
+
+    def train_and_choose(model, train_batches, test_batches, optimizer, epochs):
+        return kind()(model, train_batches, test_batches, optimizer, epochs)
+
+    train_and_choose.__name__, train_and_choose.__module__ = kind.__name__, kind.__module__
+    return train_and_choose
+
+
+def right_choice(kind):
+    right("train_and_choose")(chosen_by(kind))
+    return kind
+
+
+def wrong_choice(*given, **options):
+    def register(kind):
+        wrong("train_and_choose", *given, **options)(chosen_by(kind))
+        return kind
+
+    return register
+
+
+def choosing_with(*bugs):
+    """A repaired program in which some of the given bugs are left."""
+
+    class Rest(Choosing):
+        def begin(self):
+            self.model.train()
+
+        def begin_epoch(self):
+            if "mode" not in bugs:
+                self.model.train()
+
+        def mean(self, means, sizes):
+            return sum(means) / len(means) if "mean" in bugs else super().mean(means, sizes)
+
+        def kept(self):
+            return self.model.state_dict() if "alias" in bugs else super().kept()
+
+    return Rest
+
+
+IN_EVAL_MODE, MEAN_OF_MEANS, NO_COPY = "from the second epoch on", "a mean of the batches' means", "copies nothing"
+
+
+@wrong("train_and_choose", MEAN_OF_MEANS)
+def train_and_choose_as_given(model, train_batches, test_batches, optimizer, epochs):
+    best, losses = None, []
+    model.train()
+    for _ in range(epochs):
+        for inputs, labels in train_batches:
+            optimizer.zero_grad()
+            F.nll_loss(model(inputs), labels).backward()
+            optimizer.step()
+        model.eval()
+        total = 0.0
+        with torch.no_grad():
+            for inputs, labels in test_batches:
+                total += F.nll_loss(model(inputs), labels).item()
+        losses.append(total / len(test_batches))
+        if losses[-1] == min(losses):
+            best = model.state_dict()
+    return best, losses
+
+
+@wrong_choice(IN_EVAL_MODE)
+class ChoosingInEvalMode(choosing_with("mode")):
+    pass
+
+
+@wrong_choice(MEAN_OF_MEANS)
+class ChoosingByMeanOfMeans(choosing_with("mean")):
+    pass
+
+
+@wrong_choice(NO_COPY)
+class ChoosingWithoutACopy(choosing_with("alias")):
+    pass
+
+
+@wrong_choice(MEAN_OF_MEANS)
+class ChoosingWithModeAndMean(choosing_with("mode", "mean")):
+    pass
+
+
+@wrong_choice(IN_EVAL_MODE)
+class ChoosingWithModeAndAlias(choosing_with("mode", "alias")):
+    pass
+
+
+@wrong_choice(MEAN_OF_MEANS)
+class ChoosingWithMeanAndAlias(choosing_with("mean", "alias")):
+    pass
+
+
+@right_choice
+class ChoosingRepaired(Choosing):
+    pass
+
+
+@right_choice
+class ChoosingWithTrainAfterTests(choosing_with("mode")):
+    """The mode is put back where the evaluation ends."""
+
+    def evaluated(self):
+        loss = super().evaluated()
+        self.model.train()
+        return loss
+
+
+@right("train_and_choose")
+def choosing_in_one_batch(model, train_batches, test_batches, optimizer, epochs):
+    """All test batches as one; strictly smaller; a file in memory for the state."""
+    inputs, labels = map(torch.cat, zip(*test_batches))
+    best, smallest, losses = None, math.inf, []
+    for _ in range(epochs):
+        for images, classes in train_batches:
+            loss = F.nll_loss(model.train()(images), classes)
+            model.zero_grad(set_to_none=False)
+            loss.backward()
+            optimizer.step()
+        with torch.inference_mode():
+            losses.append(F.nll_loss(model.eval()(inputs), labels))
+        if losses[-1] < smallest:
+            smallest, best = losses[-1], io.BytesIO()
+            torch.save(model.state_dict(), best)
+    best.seek(0)
+    return torch.load(best, weights_only=True), torch.stack(losses)
+
+
+@right_choice
+class ChoosingAmongAll(Choosing):
+    """Keeps all states, and chooses at the end."""
+
+    def begin(self):
+        self.all = []
+
+    def kept(self):
+        pass
+
+    def evaluated(self):
+        self.all.append({name: value.detach().clone() for name, value in self.model.state_dict().items()})
+        return super().evaluated()
+
+    def returned(self, best):
+        return [self.all[self.losses.index(min(self.losses))], self.losses]
+
+
+@wrong_choice("evaluated in training mode")
+class ChoosingInTrainingMode(Choosing):
+    def before_tests(self):
+        pass
+
+
+@wrong_choice("the network is trained in eval mode: BatchNorm")
+class ChoosingAlwaysInEvalMode(Choosing):
+    def begin_epoch(self):
+        self.model.eval()
+
+
+@wrong_choice("divide by their number")
+class ChoosingBySums(Choosing):
+    def mean(self, means, sizes):
+        return super().mean(means, sizes) * sum(sizes)
+
+
+@wrong_choice("earlier steps are still there")
+class ChoosingWithOldGradients(Choosing):
+    def step(self, inputs, labels):
+        F.nll_loss(self.model(inputs), labels).backward()
+        self.optimizer.step()
+
+
+@wrong_choice("What is divided by what")
+class ChoosingByTheNumberOfTrainingSamples(Choosing):
+    """Sums, divided by the number of test batches."""
+
+    def mean(self, means, sizes):
+        return super().mean(means, sizes) * sum(sizes) / len(sizes)
+
+
+@wrong_choice(NO_COPY)
+class ChoosingWithACopyOfTheDict(Choosing):
+    def kept(self):
+        return dict(self.model.state_dict())
+
+
+@wrong_choice(NO_COPY)
+class ChoosingDetached(Choosing):
+    def kept(self):
+        return {name: value.detach() for name, value in self.model.state_dict().items()}
+
+
+@wrong_choice("the best has the smallest")
+class ChoosingTheWorst(Choosing):
+    def is_best(self):
+        return self.losses[-1] == max(self.losses)
+
+
+@wrong_choice("numbers of the first epoch|the best has the smallest")
+class ChoosingTheFirst(Choosing):
+    def is_best(self):
+        return len(self.losses) == 1
+
+
+@wrong_choice("buffers, such as BatchNorm's")
+class ChoosingOnlyParameters(Choosing):
+    def kept(self):
+        return {name: value.detach().clone() for name, value in self.model.named_parameters()}
+
+
+@wrong_choice("as the given program does")
+class ChoosingAnswersWithTheState(Choosing):
+    def returned(self, best):
+        return best
+
+
+@wrong_choice("one number per epoch")
+class ChoosingAnswersWithOneLoss(Choosing):
+    def returned(self, best):
+        return best, [min(self.losses)]
+
+
+@wrong_choice("numbers of the best epoch")
+class ChoosingPutsTheBestBack(Choosing):
+    """The model itself should end as the last epoch leaves it."""
+
+    def returned(self, best):
+        self.model.load_state_dict(best)
+        return best, self.losses

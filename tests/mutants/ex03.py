@@ -1242,3 +1242,378 @@ class OverlapsOnlyTheFirst(nn.Module):
                 p.grad.copy_(piece.view_as(p))
         self.sent.clear()
         self.missing = [len(b) for b in self.buckets]
+
+
+# ---- train_by_hand ----
+
+
+class ByHand:
+    """What the answers below share: all right."""
+
+    def __call__(self, network, batches, learning_rate, max_norm, decay):
+        self.rank, self.n = dist.get_rank(), dist.get_world_size()
+        self.network, self.max_norm, self.decay = network, max_norm, decay
+        self.parameters = list(network.parameters())
+        self.begin()
+        for inputs, targets in batches:
+            self.whole = len(inputs)
+            self.backward(*self.parts(inputs, targets))
+            self.combine()
+            self.step(learning_rate)
+        self.end()
+        return self.averages
+
+    def begin(self):
+        self.broadcast()
+        self.copy()
+
+    def broadcast(self):
+        for tensor in self.network.state_dict().values():
+            dist.broadcast(tensor, src=0)
+
+    def copy(self):
+        self.averages = [parameter.detach().clone() for parameter in self.parameters]
+
+    def parts(self, *tensors):
+        return [tensor.tensor_split(self.n)[self.rank] for tensor in tensors]
+
+    def backward(self, x, y):
+        (self.share(len(x)) * (self.network(x) - y).pow(2).mean()).backward()
+
+    def share(self, samples):
+        return samples / self.whole
+
+    def combine(self):
+        self.add_up()
+        self.clip()
+
+    def add_up(self):
+        for parameter in self.parameters:
+            dist.all_reduce(parameter.grad)
+
+    def divide(self):
+        for parameter in self.parameters:
+            parameter.grad /= self.n
+
+    def clip(self):
+        nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
+
+    @torch.no_grad()
+    def step(self, learning_rate):
+        for parameter in self.parameters:
+            parameter -= learning_rate * parameter.grad
+            parameter.grad = None
+        self.follow()
+
+    @torch.no_grad()
+    def follow(self):
+        for parameter, average in zip(self.parameters, self.averages):
+            average.mul_(self.decay).add_((1 - self.decay) * parameter)
+
+    def end(self):
+        pass
+
+
+def by_hand(kind):
+    """As a function, which is what the question asks for."""
+
+    def train_by_hand(network, batches, learning_rate, max_norm, decay):
+        return kind()(network, batches, learning_rate, max_norm, decay)
+
+    train_by_hand.__name__, train_by_hand.__module__ = kind.__name__, kind.__module__
+    return train_by_hand
+
+
+def right_by_hand(kind):
+    right("train_by_hand")(by_hand(kind))
+    return kind
+
+
+def wrong_by_hand(*given, **options):
+    def register(kind):
+        wrong("train_by_hand", *given, **options)(by_hand(kind))
+        return kind
+
+    return register
+
+
+def with_bugs(*bugs):
+    """A repaired program in which some of the given bugs are left."""
+
+    class Rest(ByHand):
+        def begin(self):
+            if "copy" in bugs:
+                self.copy()
+                self.broadcast()
+            else:
+                super().begin()
+
+        def share(self, samples):
+            return 1.0 if "mean" in bugs else self.n * samples / self.whole
+
+        def combine(self):
+            if "clip" in bugs:
+                self.clip()
+            self.add_up()
+            self.divide()
+            if "clip" not in bugs:
+                self.clip()
+
+    return Rest
+
+
+LOCAL, EQUAL, OWN_START = (
+    "each rank clips the gradient of its own part",
+    "a mean of the ranks' means",
+    "had before training",
+)
+
+
+@wrong("train_by_hand", LOCAL)
+def train_as_given(network, batches, learning_rate, max_norm, decay):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    averages = [parameter.detach().clone() for parameter in network.parameters()]
+    for tensor in [*network.parameters(), *network.buffers()]:
+        dist.broadcast(tensor.detach(), src=0)
+    for inputs, targets in batches:
+        x, y = (whole.tensor_split(world_size)[rank] for whole in (inputs, targets))
+        loss = (network(x) - y).pow(2).mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(network.parameters(), max_norm)
+        for parameter in network.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= world_size
+        with torch.no_grad():
+            for parameter, average in zip(network.parameters(), averages):
+                parameter -= learning_rate * parameter.grad
+                parameter.grad = None
+                average.lerp_(parameter, 1 - decay)
+    return averages
+
+
+@wrong_by_hand(LOCAL)
+class ByHandClipsItsOwn(with_bugs("clip")):
+    pass
+
+
+@wrong_by_hand(EQUAL)
+class ByHandMeanOfMeans(with_bugs("mean")):
+    pass
+
+
+@wrong_by_hand(OWN_START)
+class ByHandAveragesFromItsOwn(with_bugs("copy")):
+    pass
+
+
+@wrong_by_hand(LOCAL)
+class ByHandClipsItsOwnMean(with_bugs("clip", "mean")):
+    pass
+
+
+@wrong_by_hand(LOCAL)
+class ByHandOnlySharesRepaired(with_bugs("clip", "copy")):
+    pass
+
+
+@wrong_by_hand(EQUAL)
+class ByHandOnlyClippingRepaired(with_bugs("mean", "copy")):
+    pass
+
+
+@right_by_hand
+class ByHandRepaired(ByHand):
+    pass
+
+
+@right_by_hand
+class ByHandSharesThatSumToTheRanks(with_bugs()):
+    pass
+
+
+@right_by_hand
+class ByHandSumsOfSquares(ByHand):
+    """Every n-th sample; the sum of the squares is divided when all is summed."""
+
+    def parts(self, *tensors):
+        return [tensor[self.rank :: self.n] for tensor in tensors]
+
+    def backward(self, x, y):
+        loss = (self.network(x) - y).pow(2).sum() / (self.whole * y.shape[1])
+        for parameter, gradient in zip(self.parameters, torch.autograd.grad(loss, self.parameters)):
+            parameter.grad = gradient
+
+
+@right_by_hand
+class ByHandWeighsGradientsInOneMessage(ByHand):
+    """And clips by itself, without the millionth."""
+
+    def backward(self, x, y):
+        (self.network(x) - y).pow(2).mean().backward()
+        self.part = len(x)
+
+    def combine(self):
+        flat = nn.utils.parameters_to_vector(p.grad for p in self.parameters) * self.part / self.whole
+        dist.all_reduce(flat)
+        flat *= min(1.0, self.max_norm / flat.norm().item())
+        for parameter, mean in zip(self.parameters, flat.split([p.numel() for p in self.parameters])):
+            parameter.grad = mean.view_as(parameter)
+
+
+@right_by_hand
+class ByHandCountsSamplesOnTheWay(ByHand):
+    """Sums and samples travel, and are divided afterwards; all-reduces that are waited for."""
+
+    def share(self, samples):
+        self.count = torch.tensor(float(samples))
+        return samples
+
+    def add_up(self):
+        works = [dist.all_reduce(each.grad, async_op=True) for each in self.parameters]
+        dist.all_reduce(self.count)
+        for work in works:
+            work.wait()
+        for parameter in self.parameters:
+            parameter.grad /= self.count.item()
+
+
+@right_by_hand
+class ByHandBroadcastsAveragesToo(with_bugs("copy")):
+    """The copies are made first, and get rank 0's numbers as well."""
+
+    def begin(self):
+        super().begin()
+        for average in self.averages:
+            dist.broadcast(average, src=0)
+
+    def end(self):
+        self.averages = tuple(self.averages)
+
+
+@wrong_by_hand("the shares of the ranks already sum to 1")
+class ByHandWeighsAndDivides(ByHand):
+    def add_up(self):
+        super().add_up()
+        self.divide()
+
+
+@wrong_by_hand("n times too large")
+class ByHandSharesOfTheRanksNotDivided(ByHand):
+    def share(self, samples):
+        return self.n * samples / self.whole
+
+
+@wrong_by_hand("the sum of the ranks' means")
+class ByHandSums(with_bugs("mean")):
+    def divide(self):
+        pass
+
+
+@wrong_by_hand("clipped, and divided afterwards")
+class ByHandClipsTheSum(with_bugs()):
+    def combine(self):
+        self.add_up()
+        self.clip()
+        self.divide()
+
+
+@wrong_by_hand("is not clipped, though")
+class ByHandWithoutClipping(ByHand):
+    def clip(self):
+        pass
+
+
+@wrong_by_hand("only ever makes a gradient shorter")
+class ByHandNormalises(ByHand):
+    def clip(self):
+        norm = torch.cat([each.grad.flatten() for each in self.parameters]).norm()
+        for parameter in self.parameters:
+            parameter.grad *= self.max_norm / norm
+
+
+@wrong_by_hand("Compare the gradient with that|is not clipped, though")
+class ByHandClipsEachParameter(ByHand):
+    def clip(self):
+        for parameter in self.parameters:
+            nn.utils.clip_grad_norm_(parameter, self.max_norm)
+
+
+@wrong_by_hand("trained from its own parameters")
+class ByHandWithoutBroadcast(ByHand):
+    def broadcast(self):
+        for buffer in self.network.buffers():
+            dist.broadcast(buffer, src=0)
+
+
+@wrong_by_hand("need the buffers of rank 0")
+class ByHandWithoutBuffers(ByHand):
+    def broadcast(self):
+        for parameter in self.network.parameters():
+            dist.broadcast(parameter.detach(), src=0)
+
+
+@wrong_by_hand("take those of after it")
+class ByHandAveragesBeforeTheStep(ByHand):
+    def step(self, learning_rate):
+        self.follow()
+        with torch.no_grad():
+            for parameter in self.parameters:
+                parameter -= learning_rate * parameter.grad
+                parameter.grad = None
+
+
+@wrong_by_hand("the other way round")
+class ByHandSwapsDecay(ByHand):
+    def follow(self):
+        with torch.no_grad():
+            for parameter, average in zip(self.parameters, self.averages):
+                average.lerp_(parameter, self.decay)
+
+
+@wrong_by_hand("an average begins as the parameter")
+class ByHandAveragesFromZero(ByHand):
+    def copy(self):
+        self.averages = [torch.zeros_like(parameter) for parameter in self.parameters]
+
+
+@wrong_by_hand("its own part of a batch only")
+class ByHandComputesEverything(ByHand):
+    """On all ranks, where sums of equal gradients are divided again."""
+
+    def parts(self, *tensors):
+        return tensors
+
+    def share(self, samples):
+        return 1 / self.n
+
+
+@wrong_by_hand("neither samples nor parameters need to travel")
+class ByHandSendsParameters(ByHand):
+    def follow(self):
+        self.broadcast()
+        super().follow()
+
+
+@wrong_by_hand("until work.wait.. has returned")
+class ByHandDoesNotWait(ByHand):
+    def add_up(self):
+        works = [dist.all_reduce(each.grad, async_op=True) for each in self.parameters]
+        while not all(work.is_completed() for work in works):
+            time.sleep(0.001)
+
+
+@wrong_by_hand("a list with the moving average")
+class ByHandReturnsNothing(ByHand):
+    def end(self):
+        self.averages = None
+
+
+@wrong_by_hand("Compare the gradient with that")
+class ByHandKeepsGradients(ByHand):
+    """Those of earlier steps are added up."""
+
+    @torch.no_grad()
+    def step(self, learning_rate):
+        for parameter in self.parameters:
+            parameter -= learning_rate * parameter.grad
+        self.follow()

@@ -12,6 +12,7 @@ from ddp_course.ranks.watch import Watch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.parallel import DistributedDataParallel
 
 from mutants import right, wrong
 
@@ -1541,3 +1542,392 @@ def nested_forgets(network):
 
     calls, numbers = count(network)
     return calls, 8 * numbers
+
+
+# ---- fine_tune ----
+
+
+class Tuning:
+    """What the answers below share: all right."""
+
+    def __call__(self, backbone, head, epochs, tests, lr):
+        self.backbone, self.head, self.lr, losses = backbone, head, lr, []
+        self.wrap()
+        self.begin()
+        for batches in epochs:
+            self.into_train_mode()
+            for inputs, labels in batches:
+                self.descend(inputs, labels)
+            losses.append(self.test(*tests))
+        return self.result(losses)
+
+    def wrap(self):
+        backbone = self.backbone.requires_grad_(False)
+        self.network = lesson05.convert_sync_batchnorm(nn.Sequential(backbone, self.head))
+        self.model = DistributedDataParallel(self.network)
+
+    def begin(self):
+        pass
+
+    def into_train_mode(self):
+        self.model.train()
+        self.backbone.eval()
+
+    def descend(self, inputs, labels):
+        self.loss(inputs, labels).backward()
+        with torch.no_grad():
+            for parameter in self.head.parameters():
+                parameter -= self.lr * parameter.grad
+                parameter.grad = None
+
+    def loss(self, inputs, labels):
+        return F.cross_entropy(self.model(inputs), labels)
+
+    @torch.no_grad()
+    def test(self, inputs, labels):
+        self.model.eval()
+        return F.cross_entropy(self.model(inputs), labels).item()
+
+    def result(self, losses):
+        return self.network, losses
+
+
+def a_tuning(kind):
+    def fine_tune(backbone, head, epochs, tests, lr):
+        return kind()(backbone, head, epochs, tests, lr)
+
+    fine_tune.__name__, fine_tune.__module__ = kind.__name__, kind.__module__
+    return fine_tune
+
+
+def right_tuning(kind):
+    right("fine_tune")(a_tuning(kind))
+    return kind
+
+
+def wrong_tuning(*given, **options):
+    def register(kind):
+        wrong("fine_tune", *given, **options)(a_tuning(kind))
+        return kind
+
+    return register
+
+
+def tuning_with(*faults):
+    """A repaired program with some of the given faults left."""
+
+    class Rest(Tuning):
+        def wrap(self):
+            if "new layers" not in faults:
+                return super().wrap()
+            self.network = nn.Sequential(self.backbone.requires_grad_(False), self.head)
+            self.model = DistributedDataParallel(self.network, find_unused_parameters=True)
+            new_layers(self.head)
+
+        def begin(self):
+            self.mode()
+
+        def mode(self):
+            self.model.train()
+            if "backbone" not in faults:
+                self.backbone.eval()
+
+        def into_train_mode(self):
+            if "once" not in faults:
+                self.mode()
+
+    return Rest
+
+
+def new_layers(head):
+    for place, layer in enumerate(head):
+        if isinstance(layer, nn.BatchNorm1d):
+            head[place] = SyncBatchNorm(layer.num_features).double()
+
+
+ON_FROZEN, UNAVERAGED = "the backbone has been trained on", "nothing has averaged"
+NEVER_AGAIN = "call that at the start of each epoch"
+
+
+@right_tuning
+class TuningRepaired(Tuning):
+    pass
+
+
+@wrong_tuning(ON_FROZEN)
+class TuningAsGiven(tuning_with("new layers", "backbone", "once")):
+    pass
+
+
+@wrong_tuning(ON_FROZEN)
+class TuningTrainsTheBackboneWithNewLayers(tuning_with("new layers", "backbone")):
+    pass
+
+
+@wrong_tuning(ON_FROZEN)
+class TuningTrainsTheBackboneOnce(tuning_with("backbone", "once")):
+    pass
+
+
+@wrong_tuning(UNAVERAGED)
+class TuningWithNewLayersOnce(tuning_with("new layers", "once")):
+    pass
+
+
+@wrong_tuning(UNAVERAGED)
+class TuningWithNewLayers(tuning_with("new layers")):
+    pass
+
+
+@wrong_tuning(ON_FROZEN)
+class TuningTrainsTheBackbone(tuning_with("backbone")):
+    pass
+
+
+@wrong_tuning(NEVER_AGAIN)
+class TuningInTrainModeOnce(tuning_with("once")):
+    pass
+
+
+@right_tuning
+class TuningOfTheHeadAlone(Tuning):
+    """The backbone stays outside of DDP."""
+
+    def wrap(self):
+        self.network = nn.Sequential(self.backbone, self.head)
+        self.backbone.eval()
+        self.model = DistributedDataParallel(lesson05.convert_sync_batchnorm(self.head))
+
+    def into_train_mode(self):
+        self.model.train()
+
+    def loss(self, inputs, labels):
+        with torch.no_grad():
+            features = self.backbone(inputs)
+        return F.cross_entropy(self.model(features), labels)
+
+    @torch.no_grad()
+    def test(self, inputs, labels):
+        self.model.eval()
+        return F.cross_entropy(self.model(self.backbone(inputs)), labels)
+
+
+@right_tuning
+class TuningWithLayersOfItsOwn(Tuning):
+    """New layers before wrapping, with all that the old ones have; and an optimizer."""
+
+    def wrap(self):
+        self.network = nn.Sequential(self.backbone.requires_grad_(False), self.head)
+        old, self.head[1] = self.head[1], SyncBatchNorm(4, self.head[1].eps, self.head[1].momentum).double()
+        self.head[1].load_state_dict(old.state_dict())
+        self.model = DistributedDataParallel(self.network)
+        self.optimizer = torch.optim.SGD(self.head.parameters(), lr=self.lr)
+
+    def descend(self, inputs, labels):
+        self.optimizer.zero_grad()
+        self.loss(inputs, labels).backward()
+        self.optimizer.step()
+
+
+@right_tuning
+class TuningThatReturnsTheWrapper(Tuning):
+    def result(self, losses):
+        return [self.model, torch.tensor(losses, dtype=torch.float64)]
+
+
+@right_tuning
+class TuningConvertedAfterWrapping(Tuning):
+    """The lesson's function keeps the parameters: DDP knows them."""
+
+    def wrap(self):
+        self.network = nn.Sequential(self.backbone.requires_grad_(False), self.head)
+        self.model = DistributedDataParallel(self.network, find_unused_parameters=True)
+        lesson05.convert_sync_batchnorm(self.head)
+
+
+@right_tuning
+class TuningAveragedByHand(Tuning):
+    def wrap(self):
+        super().wrap()
+        self.model = self.network
+
+    def descend(self, inputs, labels):
+        self.loss(inputs, labels).backward()
+        with torch.no_grad():
+            for parameter in self.head.parameters():
+                dist.all_reduce(parameter.grad)
+                parameter -= self.lr * parameter.grad / dist.get_world_size()
+                parameter.grad = None
+
+
+@right_tuning
+class TuningInTrainModeAtTheEnd(Tuning):
+    """The mode is put back after each evaluation."""
+
+    def begin(self):
+        super().into_train_mode()
+
+    def into_train_mode(self):
+        pass
+
+    def test(self, inputs, labels):
+        loss = super().test(inputs, labels)
+        self.begin()
+        return loss
+
+
+@wrong_tuning("statistics of its own and other options")
+class TuningWithNewLayersBeforeWrapping(Tuning):
+    def wrap(self):
+        new_layers(self.head)
+        super().wrap()
+
+
+@wrong_tuning("the default eps and momentum")
+class TuningThatForgetsTheOptions(Tuning):
+    def wrap(self):
+        old, self.head[1] = self.head[1], SyncBatchNorm(4).double()
+        self.head[1].load_state_dict(old.state_dict())
+        super().wrap()
+
+
+@wrong_tuning("the statistics of its own batch")
+class TuningWithoutConversion(Tuning):
+    def wrap(self):
+        self.network = nn.Sequential(self.backbone.requires_grad_(False), self.head)
+        self.model = DistributedDataParallel(self.network)
+
+
+@wrong_tuning("the statistics of its own batch")
+class TuningWithoutConversionTestedInside(TuningWithoutConversion):
+    @torch.no_grad()
+    def test(self, inputs, labels):
+        self.model.eval()
+        return F.cross_entropy(self.network(inputs), labels).item()
+
+
+@wrong_tuning("the statistics of its own batch")
+class TuningConvertsACopy(Tuning):
+    def wrap(self):
+        lesson05.convert_sync_batchnorm(copy.deepcopy(self.head))
+        self.network = nn.Sequential(self.backbone.requires_grad_(False), self.head)
+        self.model = DistributedDataParallel(self.network)
+
+
+@wrong_tuning("evaluate in eval mode")
+class TuningTestedInTrainMode(Tuning):
+    @torch.no_grad()
+    def test(self, inputs, labels):
+        return F.cross_entropy(self.model(inputs), labels).item()
+
+
+@wrong_tuning("it is trained, so put it into train mode")
+class TuningInEvalMode(Tuning):
+    def into_train_mode(self):
+        self.model.eval()
+
+
+@wrong_tuning("in eval mode it uses its running ones")
+class TuningWithMomentumZero(tuning_with("backbone")):
+    """The running statistics stay, but nothing uses them."""
+
+    def begin(self):
+        self.backbone[1].momentum = 0.0
+        super().begin()
+
+    def result(self, losses):
+        self.backbone[1].num_batches_tracked.zero_()
+        return super().result(losses)
+
+
+@wrong_tuning("in eval mode it uses its running ones")
+class TuningPutsTheBackboneBack(tuning_with("backbone")):
+    def begin(self):
+        self.before = copy.deepcopy(self.backbone.state_dict())
+        super().begin()
+
+    def test(self, inputs, labels):
+        self.backbone.load_state_dict(self.before)
+        return super().test(inputs, labels)
+
+
+@wrong_tuning("the backbone has normalised with the statistics of the batch")
+class TuningOfAnUnsynchronisedBackbonePutBack(TuningPutsTheBackboneBack):
+    def wrap(self):
+        self.network = nn.Sequential(self.backbone.requires_grad_(False), self.head)
+        lesson05.convert_sync_batchnorm(self.head)
+        self.model = DistributedDataParallel(self.network)
+
+
+@wrong_tuning("train those of the head only")
+class TuningOfEverything(Tuning):
+    def wrap(self):
+        super().wrap()
+        self.backbone.requires_grad_(True)
+        self.model = DistributedDataParallel(self.network)
+        self.head = self.network
+
+
+@wrong_tuning("so none is needed")
+class TuningWithGradientsOfTheBackbone(Tuning):
+    def wrap(self):
+        self.network = lesson05.convert_sync_batchnorm(nn.Sequential(self.backbone, self.head))
+        self.model = DistributedDataParallel(self.network)
+
+
+@wrong_tuning("these are not all numbers")
+class TuningThatDiverges(Tuning):
+    def loss(self, inputs, labels):
+        return super().loss(inputs, labels) / 0
+
+
+@wrong_tuning("nothing has averaged")
+class TuningWithoutDDP(Tuning):
+    def wrap(self):
+        super().wrap()
+        self.model = self.network
+
+
+@wrong_tuning("nothing has averaged")
+class TuningPastTheWrapper(Tuning):
+    def loss(self, inputs, labels):
+        return F.cross_entropy(self.network(inputs), labels)
+
+
+@wrong_tuning("by the number of ranks")
+class TuningWithTheSum(Tuning):
+    def loss(self, inputs, labels):
+        return super().loss(inputs, labels) * dist.get_world_size()
+
+
+@wrong_tuning("are added up")
+class TuningWithoutReset(Tuning):
+    def descend(self, inputs, labels):
+        self.loss(inputs, labels).backward()
+        with torch.no_grad():
+            for parameter in self.head.parameters():
+                parameter -= self.lr * parameter.grad
+
+
+@wrong_tuning("report the loss of each epoch")
+class TuningReportsTheLastLoss(Tuning):
+    def result(self, losses):
+        return self.network, losses[-1:] * len(losses)
+
+
+@wrong_tuning("the network is right, but not these losses")
+class TuningReportsTheSum(Tuning):
+    def test(self, inputs, labels):
+        return super().test(inputs, labels) * len(labels)
+
+
+@wrong_tuning("return both, as the given program does")
+class TuningReturnsTheNetwork(Tuning):
+    def result(self, losses):
+        return self.network
+
+
+@wrong_tuning("with the names that it had")
+class TuningReturnsTheHead(Tuning):
+    def result(self, losses):
+        return self.head, losses

@@ -1412,3 +1412,340 @@ def counts_the_last_bucket_only(state, bucket):
 @wrong("weighing_hook", "", status="not attempted")
 def weighing_hook_not_begun(state, bucket):
     raise NotImplementedError
+
+
+# ---- train_epochs ----
+
+
+class Epochs:
+    """What the answers below share: all right."""
+
+    def __call__(self, model, epochs, every, schedule):
+        self.model, self.every, self.schedule, self.update = model, every, schedule, 0
+        for self.batches in epochs:
+            self.begin_epoch()
+            for number, batch in enumerate(self.batches, 1):
+                self.number = number
+                self.micro_batch(*batch)
+                if self.steps():
+                    self.step()
+                self.after_micro_batch()
+
+    def begin_epoch(self):
+        pass
+
+    def after_micro_batch(self):
+        pass
+
+    def steps(self):
+        return self.number % self.every == 0 or self.number == len(self.batches)
+
+    def sends(self):
+        return self.steps()
+
+    def size(self):
+        """The micro-batches of this update."""
+        begin = (self.number - 1) // self.every * self.every
+        return min(self.every, len(self.batches) - begin)
+
+    def micro_batch(self, inputs, targets):
+        if self.sends():
+            self.backward(self.loss(inputs, targets))
+        else:
+            with self.model.no_sync():
+                self.backward(self.loss(inputs, targets))
+
+    def loss(self, inputs, targets):
+        return F.mse_loss(self.model(inputs), targets)
+
+    def backward(self, loss):
+        (loss / self.size()).backward()
+
+    @torch.no_grad()
+    def step(self):
+        rate = self.schedule(self.update)
+        for parameter in self.model.parameters():
+            parameter -= rate * parameter.grad
+            parameter.grad = None
+        self.count()
+
+    def count(self):
+        self.update += 1
+
+
+def epochs_by(kind):
+    """As a function, which is what the question asks for."""
+
+    def train_epochs(model, epochs, every, schedule):
+        return kind()(model, epochs, every, schedule)
+
+    train_epochs.__name__, train_epochs.__module__ = kind.__name__, kind.__module__
+    return train_epochs
+
+
+def right_epochs(kind):
+    right("train_epochs")(epochs_by(kind))
+    return kind
+
+
+def wrong_epochs(*given, **options):
+    def register(kind):
+        wrong("train_epochs", *given, **options)(epochs_by(kind))
+        return kind
+
+    return register
+
+
+def epochs_with(*bugs):
+    """A repaired loop in which some of the given bugs are left."""
+
+    class Rest(Epochs):
+        def steps(self):
+            return self.number % self.every == 0 if "rest" in bugs else super().steps()
+
+        def size(self):
+            return self.every if "rest" in bugs else super().size()
+
+        def micro_batch(self, inputs, targets):
+            if "backward" not in bugs:
+                return super().micro_batch(inputs, targets)
+            loss = self.loss(inputs, targets)
+            with nullcontext() if self.sends() else self.model.no_sync():
+                self.backward(loss)
+
+        def count(self):
+            self.update += "rate" not in bugs
+
+        def after_micro_batch(self):
+            self.update += "rate" in bugs
+
+    return Rest
+
+
+LEFT_OVER, TOO_FAST, BACKWARD_ONLY = (
+    "get into the first",
+    "with each micro-batch. It is planned",
+    "DDP decides in forward",
+)
+
+
+@wrong("train_epochs", LEFT_OVER)
+def train_epochs_as_given(model, epochs, every, schedule):
+    step = 0
+    for batches in epochs:
+        for number, (inputs, targets) in enumerate(batches, 1):
+            sends = number % every == 0
+            loss = (model(inputs) - targets).pow(2).mean() / every
+            with nullcontext() if sends else model.no_sync():
+                loss.backward()
+            if sends:
+                learning_rate = schedule(step)
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter -= learning_rate * parameter.grad
+                        parameter.grad = None
+            step += 1
+
+
+@wrong_epochs(LEFT_OVER)
+class EpochsThatLeak(epochs_with("rest")):
+    pass
+
+
+@wrong_epochs(TOO_FAST)
+class EpochsThatCountMicroBatches(epochs_with("rate")):
+    pass
+
+
+@wrong_epochs(BACKWARD_ONLY)
+class EpochsQuietInBackward(epochs_with("backward")):
+    pass
+
+
+@wrong_epochs(LEFT_OVER)
+class EpochsWithTheRestAndTheRate(epochs_with("rest", "rate")):
+    pass
+
+
+@wrong_epochs(LEFT_OVER)
+class EpochsWithTheRestAndBackward(epochs_with("rest", "backward")):
+    pass
+
+
+@wrong_epochs(TOO_FAST)
+class EpochsWithTheRateAndBackward(epochs_with("rate", "backward")):
+    pass
+
+
+@right_epochs
+class EpochsRepaired(Epochs):
+    pass
+
+
+@right_epochs
+class EpochsQuietInForward(Epochs):
+    """DDP decides there."""
+
+    def micro_batch(self, inputs, targets):
+        with nullcontext() if self.sends() else self.model.no_sync():
+            loss = self.loss(inputs, targets)
+        self.backward(loss)
+
+
+@right("train_epochs")
+def epochs_in_windows(model, epochs, every, schedule):
+    """Each update is cut out of its epoch first, and has its rate from an iterator."""
+    rates = map(schedule, itertools.count())
+    for batches in epochs:
+        for begin in range(0, len(batches), every):
+            window = batches[begin : begin + every]
+            for place, (inputs, targets) in enumerate(window):
+                model.require_backward_grad_sync = place == len(window) - 1
+                F.mse_loss(model(inputs), targets).div(len(window)).backward()
+            rate = next(rates)
+            for parameter in model.parameters():
+                parameter.data.add_(parameter.grad, alpha=-rate)
+            model.zero_grad()
+
+
+@right_epochs
+class EpochsScaledAtTheEnd(Epochs):
+    """The gradients are divided, not the losses; zeros in the place of None."""
+
+    def begin_epoch(self):
+        self.done = 0
+
+    def backward(self, loss):
+        loss.backward()
+        self.done += 1
+
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.model.parameters():
+            parameter.sub_(parameter.grad / self.done * self.schedule(self.update))
+        self.model.zero_grad(set_to_none=False)
+        self.done = 0
+        self.count()
+
+
+@wrong_epochs("no effect: make an update")
+class EpochsThatLoseTheRest(epochs_with("rest")):
+    def begin_epoch(self):
+        self.model.zero_grad()
+
+
+@wrong_epochs("divide by their number")
+class EpochsThatDivideByEvery(Epochs):
+    def size(self):
+        return self.every
+
+
+@wrong_epochs("has to be outside of no_sync")
+class EpochsThatStepWithoutSending(Epochs):
+    def sends(self):
+        return self.number % self.every == 0
+
+
+@wrong_epochs("has to be outside of no_sync|divide by their number")
+class EpochsThatStepWithoutSendingAndDivide(Epochs):
+    def sends(self):
+        return self.number % self.every == 0
+
+    def size(self):
+        return self.every
+
+
+@wrong_epochs("begins anew in each epoch")
+class EpochsWithAnUpdateNumberPerEpoch(Epochs):
+    def begin_epoch(self):
+        self.update = 0
+
+
+@wrong_epochs("one update ahead")
+class EpochsOneUpdateAhead(Epochs):
+    def step(self):
+        self.count()
+        self.update, number = self.update, self.update
+        super().step()
+        self.update = number
+
+
+@wrong_epochs("never moves on")
+class EpochsWithoutASchedule(Epochs):
+    def count(self):
+        pass
+
+
+@wrong_epochs("is their mean")
+class EpochsThatAddUpLosses(Epochs):
+    def backward(self, loss):
+        loss.backward()
+
+
+@wrong_epochs("here it is done again")
+class EpochsThatDivideByTheRanks(Epochs):
+    def size(self):
+        return super().size() * dist.get_world_size()
+
+
+@wrong_epochs("have not been averaged over the ranks")
+class EpochsThatNeverSend(Epochs):
+    def sends(self):
+        return False
+
+
+@wrong_epochs("all but the last of each update belong inside")
+class EpochsThatAlwaysSend(Epochs):
+    def sends(self):
+        return True
+
+
+@wrong_epochs("not all of it was sent by DDP")
+class EpochsThatAverageByHand(Epochs):
+    def sends(self):
+        return False
+
+    def step(self):
+        for parameter in self.model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+        super().step()
+
+
+@wrong_epochs("which micro-batches have gone into each update")
+class EpochsThatKeepGradients(Epochs):
+    def step(self):
+        kept = [parameter.grad for parameter in self.model.parameters()]
+        super().step()
+        for parameter, gradient in zip(self.model.parameters(), kept):
+            parameter.grad = gradient
+
+
+@wrong("train_epochs", "micro-batches were joined")
+def epochs_joined(model, epochs, every, schedule):
+    update = 0
+    for batches in epochs:
+        for begin in range(0, len(batches), every):
+            inputs, targets = map(torch.cat, zip(*batches[begin : begin + every]))
+            F.mse_loss(model(inputs), targets).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= schedule(update) * parameter.grad
+                    parameter.grad = None
+            update += 1
+
+
+@wrong_epochs("later backward passes send nothing")
+class EpochsThatLeaveDdpQuiet(Epochs):
+    def __call__(self, *given):
+        super().__call__(*given)
+        given[0].require_backward_grad_sync = False
+
+
+@wrong_epochs("is anything divided by 0")
+class EpochsDividedByNothing(Epochs):
+    """Where an epoch has no rest, its last update has the remainder of 0."""
+
+    def size(self):
+        whole = self.number < len(self.batches) // self.every * self.every
+        return self.every if whole else len(self.batches) % self.every

@@ -1250,3 +1250,278 @@ def suppress_and_remove(temporary):
     except Exception:
         temporary.unlink(missing_ok=True)
         raise
+
+
+# ---- train_job ----
+
+
+def gathered():
+    """The random states of all ranks, for the file."""
+    random = [None] * dist.get_world_size()
+    dist.all_gather_object(random, torch.get_rng_state())
+    return random
+
+
+def a_job(
+    network, batches, stop, path, *, own_masks=True, resets=True, counts=True, averages=True, waits=True, by=0,
+    kept=("velocities",), late=0, shuffle_seed=None, forgets=(),
+):  # fmt: skip
+    """A job; by default it is right. counts: the whole run. by: the rank that writes, or None for all."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    velocities = [torch.zeros_like(parameter) for parameter in network.parameters()]
+    done, losses = 0, []
+    if path.exists():
+        saved = torch.load(path)
+        if "network" not in forgets:
+            network.load_state_dict(saved["network"])
+        done = saved["done"] + late
+        velocities = saved.get("velocities", velocities)
+        if "random" not in forgets:
+            torch.set_rng_state(saved["random"][rank if own_masks else 0])
+    epoch, skipped = divmod(done, len(batches))
+    if "position" in forgets:
+        skipped = 0
+    while done + len(losses) < stop:
+        seed = epoch if shuffle_seed is None else shuffle_seed
+        order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(seed)).tolist()
+        for number in order[skipped:][: stop - done - len(losses)]:
+            losses.append(one_update(network, batches[number], velocities, ranks if averages else 1))
+        skipped, epoch = 0 if resets else skipped, epoch + 1
+    state = {"network": network.state_dict(), "random": gathered()}
+    state |= {"done": done * counts + len(losses)} | {name: velocities for name in kept}
+    if rank == by or by is None:
+        torch.save(state, path)
+    if waits:
+        dist.barrier()
+    return losses
+
+
+def one_update(network, batch, velocities, ranks):
+    network.zero_grad()
+    loss = network(batch).square().mean()
+    loss.backward()
+    for parameter, velocity in zip(network.parameters(), velocities):
+        dist.all_reduce(parameter.grad)
+        velocity.mul_(0.9).add_(parameter.grad / ranks)
+        parameter.data -= 0.02 * velocity
+    return loss.item()
+
+
+ONE_FOR_ALL, SKIPS, COUNTS = "rank 0's random state", "leaves out as many batches in each later", "not how many the run"
+
+
+@wrong("train_job", ONE_FOR_ALL)
+def as_it_is_given(network, batches, stop, path):
+    return a_job(network, batches, stop, path, own_masks=False, resets=False, counts=False)
+
+
+@wrong("train_job", ONE_FOR_ALL)
+def masks_left(network, batches, stop, path):
+    return a_job(network, batches, stop, path, own_masks=False)
+
+
+@wrong("train_job", SKIPS)
+def skip_left(network, batches, stop, path):
+    return a_job(network, batches, stop, path, resets=False)
+
+
+@wrong("train_job", COUNTS)
+def count_left(network, batches, stop, path):
+    return a_job(network, batches, stop, path, counts=False)
+
+
+@wrong("train_job", ONE_FOR_ALL)
+def masks_and_skip_left(network, batches, stop, path):
+    return a_job(network, batches, stop, path, own_masks=False, resets=False)
+
+
+@wrong("train_job", ONE_FOR_ALL)
+def masks_and_count_left(network, batches, stop, path):
+    return a_job(network, batches, stop, path, own_masks=False, counts=False)
+
+
+@wrong("train_job", f"{SKIPS}|{COUNTS}")
+def skip_and_count_left(network, batches, stop, path):
+    return a_job(network, batches, stop, path, resets=False, counts=False)
+
+
+@wrong("train_job", "before rank 0 has written the file")
+def does_not_wait(network, batches, stop, path):
+    return a_job(network, batches, stop, path, waits=False)
+
+
+@wrong("train_job", "two ranks that write to one file")
+def all_ranks_write(network, batches, stop, path):
+    """So that each rank has its own random state: the last one that writes wins."""
+    return a_job(network, batches, stop, path, by=None)
+
+
+@wrong("train_job", "the velocities start with zeros")
+def loses_the_velocities(network, batches, stop, path):
+    return a_job(network, batches, stop, path, kept=())
+
+
+@wrong("train_job", "not those with which the run would have gone on")
+def loads_no_random_state(network, batches, stop, path):
+    return a_job(network, batches, stop, path, forgets=("random",))
+
+
+@wrong("train_job", "begins the interrupted epoch from its beginning")
+def skips_nothing(network, batches, stop, path):
+    return a_job(network, batches, stop, path, forgets=("position",))
+
+
+@wrong("train_job", "one batch too late")
+def one_too_far(network, batches, stop, path):
+    return a_job(network, batches, stop, path, late=1)
+
+
+@wrong("train_job", "once more")
+def one_again(network, batches, stop, path):
+    return a_job(network, batches, stop, path, late=-1)
+
+
+@wrong("train_job", "each epoch has the order of epoch 0")
+def one_order(network, batches, stop, path):
+    return a_job(network, batches, stop, path, shuffle_seed=0)
+
+
+@wrong("train_job", "Follow a run of three jobs")
+def loads_no_network(network, batches, stop, path):
+    return a_job(network, batches, stop, path, forgets=("network",))
+
+
+@wrong("train_job", "Follow a run of three jobs")
+def adds_up_the_gradients(network, batches, stop, path):
+    return a_job(network, batches, stop, path, averages=False)
+
+
+@wrong("train_job", "Follow a run of three jobs")
+def seeds_the_masks(network, batches, stop, path):
+    """In place of random states: it resumes exactly, but no rank draws on from where the caller has seeded."""
+    torch.manual_seed(dist.get_rank())
+    return a_job(network, batches, stop, path)
+
+
+@wrong("train_job", "more random numbers were drawn")
+def draws_the_order_from_the_global_generator(network, batches, stop, path):
+    torch.randperm(len(batches))
+    return a_job(network, batches, stop, path)
+
+
+@wrong("train_job", "FileNotFoundError", "your code raised")
+def expects_a_file(network, batches, stop, path):
+    torch.load(path)
+    return a_job(network, batches, stop, path)
+
+
+@wrong("train_job", "return the losses of this call's updates")
+def returns_the_last_loss(network, batches, stop, path):
+    return a_job(network, batches, stop, path)[-1]
+
+
+@wrong("train_job", "do not change them")
+def changes_the_batches(network, batches, stop, path):
+    losses = a_job(network, batches, stop, path)
+    batches[0].zero_()
+    return losses
+
+
+@wrong("train_job", "how many updates it does")
+def forgets_where_to_stop(network, batches, stop, path):
+    """stop is taken for the number of updates of this job."""
+    done = torch.load(path)["done"] if path.exists() else 0
+    return a_job(network, batches, done + stop, path)
+
+
+@wrong("train_job", "some digits are lost")
+def rounds_the_file(network, batches, stop, path):
+    """Half of the size: the parameters go through 32 bits."""
+    losses = a_job(network, batches, stop, path)
+    if dist.get_rank() == 0:
+        saved = torch.load(path)
+        saved["network"] = {name: value.float() for name, value in saved["network"].items()}
+        torch.save(saved, path)
+    dist.barrier()
+    return losses
+
+
+@right("train_job")
+def a_file_per_rank(network, batches, stop, path):
+    """Random states beside the file; epoch and place in it, in the place of a count."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    own = path.with_name(f"rank{rank}.pt")
+    velocities = [torch.zeros_like(parameter) for parameter in network.parameters()]
+    place, losses = [0, 0], []
+    if path.exists():
+        saved = torch.load(path, weights_only=False)
+        network.load_state_dict(saved["network"])
+        velocities, place = saved["velocities"], saved["place"]
+        torch.set_rng_state(torch.load(own))
+    while place[0] * len(batches) + place[1] < stop:
+        order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(place[0]))
+        losses.append(one_update(network, batches[order[place[1]]], velocities, ranks))
+        place[1] += 1
+        if place[1] == len(batches):
+            place = [place[0] + 1, 0]
+    torch.save(torch.get_rng_state(), own)
+    if rank == 0:
+        torch.save({"network": network.state_dict(), "velocities": velocities, "place": place}, path)
+    dist.barrier()
+    return losses
+
+
+@right("train_job")
+def by_the_number_of_the_update(network, batches, stop, path):
+    """Each update's epoch and place follow from its number; the file is renamed, and rank 0 tells that it is there."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    velocities = [torch.zeros_like(parameter) for parameter in network.parameters()]
+    saved = torch.load(path) if path.exists() else {"done": 0}
+    if saved["done"]:
+        network.load_state_dict(saved["network"])
+        velocities = saved["velocities"]
+        torch.set_rng_state(saved["random"][rank].clone())
+    losses = []
+    for update in range(saved["done"], stop):
+        epoch, place = divmod(update, len(batches))
+        order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(epoch))
+        losses.append(torch.tensor(one_update(network, batches[order[place]], velocities, ranks), dtype=torch.float64))
+    random = [torch.empty_like(torch.get_rng_state()) for _ in range(ranks)]
+    dist.all_gather(random, torch.get_rng_state())
+    if rank == 0:
+        kept = {"network": network.state_dict(), "velocities": velocities, "random": torch.stack(random), "done": stop}
+        temporary = path.with_suffix(".tmp")
+        temporary.write_bytes(in_memory(kept))
+        os.replace(temporary, path)
+    dist.broadcast(torch.zeros(1), 0)
+    return losses
+
+
+@right("train_job")
+def counts_in_the_list(network, batches, stop, path):
+    """The file has all losses of the run, whose number is the position; the skip is only in the first epoch."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    velocities = [torch.zeros_like(parameter) for parameter in network.parameters()]
+    losses = []
+    if path.exists():
+        saved = torch.load(path)
+        network.load_state_dict(saved["network"])
+        velocities, losses = saved["velocities"], saved["losses"]
+        torch.set_rng_state(saved[f"random of {rank}"])
+    begin = len(losses)
+    for epoch in range(begin // len(batches), -(-stop // len(batches))):
+        shuffle = torch.Generator().manual_seed(epoch)
+        for place, number in enumerate(torch.randperm(len(batches), generator=shuffle).tolist()):
+            if begin <= epoch * len(batches) + place < stop:
+                losses.append(one_update(network, batches[number], velocities, ranks))
+    state = {"network": network.state_dict(), "velocities": velocities, "losses": losses}
+    state |= {f"random of {other}": random for other, random in enumerate(gathered())}
+    if rank == 0:
+        torch.save(state, path)
+    dist.barrier()
+    return losses[begin:]
+
+
+@wrong("train_job", "only rank 0 writes to `path`")
+def rank_1_writes(network, batches, stop, path):
+    return a_job(network, batches, stop, path, by=1)

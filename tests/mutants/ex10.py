@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from torch.nn import functional as F
 
 from mutants import right, wrong
 
@@ -1222,3 +1224,187 @@ def counts_back_from_the_end(documents, context, rank, ranks, start):
     stream = stream[-(len(stream) - start) :] if len(stream) != start else stream[:0]
     for begin in range(0, (len(stream) - 1) // (ranks * context) * ranks * context, ranks * context):
         yield pair(stream, begin + rank * context, context)
+
+
+# ---- bits_per_byte ----
+
+
+def evaluation(
+    network, tokens, sizes, context, stride, *, cuts=True, of_targets=True, one_quotient=True, modes="both", unit=2,
+    shared=True, reduces=True, late=0, per_token=False, first=True,
+):  # fmt: skip
+    """Bits per byte; by default they are right."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    was_training = network.training
+    if modes != "none":
+        network.eval()
+    totals = torch.zeros(2, dtype=torch.float64)
+    starts = range(0, len(tokens) - 1, stride)
+    for start in starts[rank::ranks] if shared else starts:
+        inputs, targets = tokens[start : start + context], tokens[start + 1 : start + context + 1]
+        inputs = inputs[: len(targets)]
+        with torch.no_grad():
+            losses = F.cross_entropy(network(inputs[None])[0], targets, reduction="none")
+        new = (context - stride + late) * (cuts and (start > 0 or not first))
+        lengths = sizes[targets if of_targets else inputs]
+        totals += torch.stack([losses[new:].sum(), (lengths**0 if per_token else lengths)[new:].sum()])
+    if modes == "both":
+        network.train(was_training)
+    elif modes == "always trains":
+        network.train()
+    totals[0] /= math.log(unit)
+    if reduces and one_quotient:
+        dist.all_reduce(totals)
+    value = totals[0] / totals[1]
+    if reduces and not one_quotient:
+        dist.all_reduce(value)
+        value /= ranks
+    return value.item()
+
+
+AGAIN, MEAN, INPUTS = "are scored twice", "mean of the ranks' own bits", "bytes of the inputs"
+
+
+@wrong("bits_per_byte", f"{AGAIN}|{MEAN}|{INPUTS}")
+def as_it_is_given(*args):
+    return evaluation(*args, cuts=False, of_targets=False, one_quotient=False)
+
+
+@wrong("bits_per_byte", AGAIN)
+def overlap_left(*args):
+    return evaluation(*args, cuts=False)
+
+
+@wrong("bits_per_byte", MEAN)
+def mean_left(*args):
+    return evaluation(*args, one_quotient=False)
+
+
+@wrong("bits_per_byte", INPUTS)
+def inputs_left(*args):
+    return evaluation(*args, of_targets=False)
+
+
+@wrong("bits_per_byte", AGAIN)
+def overlap_and_mean_left(*args):
+    return evaluation(*args, cuts=False, one_quotient=False)
+
+
+@wrong("bits_per_byte", AGAIN)
+def overlap_and_inputs_left(*args):
+    return evaluation(*args, cuts=False, of_targets=False)
+
+
+@wrong("bits_per_byte", f"{MEAN}|{INPUTS}")
+def mean_and_inputs_left(*args):
+    return evaluation(*args, one_quotient=False, of_targets=False)
+
+
+@wrong("bits_per_byte", "one target too many")
+def one_too_many(*args):
+    return evaluation(*args, late=-1)
+
+
+@wrong("bits_per_byte", "one target too few")
+def one_too_few(*args):
+    return evaluation(*args, late=1)
+
+
+@wrong("bits_per_byte", "the first window is cut, too")
+def cuts_the_first(*args):
+    return evaluation(*args, first=False)
+
+
+@wrong("bits_per_byte", "cross_entropy gives nats")
+def in_nats(*args):
+    return evaluation(*args, unit=math.e)
+
+
+@wrong("bits_per_byte", "bits per token")
+def for_each_token(*args):
+    return evaluation(*args, per_token=True)
+
+
+@wrong("bits_per_byte", "this rank's windows alone")
+def does_not_add_up(*args):
+    return evaluation(*args, reduces=False)
+
+
+@wrong("bits_per_byte", "the ranks share the work")
+def all_ranks_do_everything(*args):
+    return evaluation(*args, shared=False, reduces=False)
+
+
+@wrong("bits_per_byte", "with dropout, the value depends on chance")
+def in_the_mode_that_it_has(*args):
+    return evaluation(*args, modes="none")
+
+
+@wrong("bits_per_byte", "put the network back")
+def stays_in_evaluation(*args):
+    return evaluation(*args, modes="eval")
+
+
+@wrong("bits_per_byte", "put the network back")
+def trains_afterwards(*args):
+    return evaluation(*args, modes="always trains")
+
+
+@wrong("bits_per_byte", "do not change them")
+def changes_the_sizes(network, tokens, sizes, context, stride):
+    value = evaluation(network, tokens, sizes, context, stride)
+    sizes[0] = 1
+    return value
+
+
+@wrong("bits_per_byte", "some digits are lost")
+def in_single_precision(*args):
+    return torch.tensor(evaluation(*args)).float().item()
+
+
+@wrong("bits_per_byte", "is each token but the first scored once")
+def from_the_perplexities(*args):
+    """Two to the power of it: another number that people give."""
+    return 2 ** evaluation(*args)
+
+
+@right("bits_per_byte")
+def by_marks_and_messages(network, tokens, sizes, context, stride):
+    """Targets that are not new are marked with -100; blocks of windows; a tensor is returned."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    mode = network.training
+    network.train(False)
+    starts = list(range(0, max(1, len(tokens) - 1 - (context - stride)), stride))
+    share = -(-len(starts) // ranks)
+    bits, length = 0.0, 0
+    with torch.no_grad():
+        for start in starts[rank * share : (rank + 1) * share]:
+            targets = tokens[start + 1 : start + context + 1].clone()
+            if start:
+                targets[: context - stride] = -100
+            logits = network(tokens[None, start : start + len(targets)]).squeeze(0)
+            bits += F.cross_entropy(logits, targets, reduction="sum").item() / math.log(2)
+            length += sizes[targets[targets >= 0]].sum().item()
+    network.train(mode)
+    of_ranks = [None] * ranks
+    dist.all_gather_object(of_ranks, (bits, length))
+    bits, length = map(sum, zip(*of_ranks))
+    return torch.tensor(bits / length, dtype=torch.float64)
+
+
+@right("bits_per_byte")
+def scored_one_by_one(network, tokens, sizes, context, stride):
+    """A set of what is scored; the bytes of the whole text, which all ranks know."""
+    mode, nats = network.training, torch.zeros(1, dtype=torch.float64)
+    network.eval()
+    scored = 0
+    for number, start in enumerate(range(0, len(tokens) - 1, stride)):
+        end = min(start + context, len(tokens) - 1)
+        if number % dist.get_world_size() == dist.get_rank() and end > scored:
+            logits = network(tokens[start:end].unsqueeze(0)).detach()[0]
+            for place in range(scored, end):
+                nats -= logits[place - start].log_softmax(0)[tokens[place + 1]]
+        scored = max(scored, end)
+    network.train(mode)
+    dist.all_reduce(nats)
+    return nats.item() / sizes[tokens[1:]].sum().item() / math.log(2)

@@ -1330,3 +1330,297 @@ class WithEinsum(Linear):
         x, shard = ctx.saved_tensors
         of_weight = torch.einsum("bo,bi->oi", gradient, x) / dist.get_world_size()
         return torch.einsum("bo,oi->bi", gradient, gather(shard)), scatter(of_weight, dist.ReduceOp.SUM)
+
+
+# ---- master_shards ----
+
+
+class Masters:
+    """What the answers below share: all right."""
+
+    def __init__(self, parameters, lr):
+        self.parameters, self.lr = list(parameters), lr
+        self.n, self.rank = dist.get_world_size(), dist.get_rank()
+        whole = self.joined([parameter.detach() for parameter in self.parameters]).float()
+        self.size = self.of_one(len(whole))
+        self.own = slice(self.rank * self.size, (self.rank + 1) * self.size)
+        self.master = self.kept(whole[self.own])
+        self.velocity = torch.zeros_like(self.master)
+
+    def of_one(self, numbers):
+        return numbers // self.n
+
+    def joined(self, tensors):
+        vector = torch.cat([tensor.flatten() for tensor in tensors])
+        return torch.nn.functional.pad(vector, (0, -len(vector) % self.n))
+
+    def kept(self, shard):
+        return shard.clone()
+
+    @torch.no_grad()
+    def step(self):
+        self.remember(self.mean(self.joined([parameter.grad for parameter in self.parameters])))
+        weights = self.joined(self.parameters)
+        self.refresh(weights)
+        self.master -= self.lr * self.velocity
+        self.gather(weights)
+        begin = 0
+        for parameter in self.parameters:
+            end = begin + parameter.numel()
+            self.give(parameter, weights[begin:end].view_as(parameter))
+            begin = end
+
+    def remember(self, mean):
+        self.velocity.mul_(0.9).add_(mean)
+
+    def mean(self, gradients):
+        mean = torch.empty_like(self.master)
+        parts = gradients.float().split(self.size)
+        dist.reduce_scatter(mean, list(parts[: self.n]))
+        return mean / self.n
+
+    def refresh(self, weights):
+        pass
+
+    def gather(self, weights):
+        dist.all_gather(list(weights[: self.n * self.size].chunk(self.n)), self.master.bfloat16())
+
+    def give(self, parameter, new):
+        parameter.copy_(new)
+
+
+def masters_with(*faults):
+    """A repaired optimizer with some of the given faults left."""
+
+    class Rest(Masters):
+        def joined(self, tensors):
+            return torch.cat([tensor.flatten() for tensor in tensors]) if "rest" in faults else super().joined(tensors)
+
+        def kept(self, shard):
+            return shard if "view" in faults else super().kept(shard)
+
+        def refresh(self, weights):
+            if "rounded" in faults:
+                self.master.copy_(weights[self.own])
+
+    return Rest
+
+
+NO_SHARD, A_VIEW, ROUNDED = "these numbers belong to no shard", "a slice is a view", "rounded in each step"
+
+
+@right("master_shards")
+class MastersRepaired(Masters):
+    pass
+
+
+@wrong("master_shards", NO_SHARD)
+class MastersAsGiven(masters_with("rest", "view", "rounded")):
+    pass
+
+
+@wrong("master_shards", NO_SHARD)
+class MastersWithoutTheRestAndWithAView(masters_with("rest", "view")):
+    pass
+
+
+@wrong("master_shards", NO_SHARD)
+class MastersWithoutTheRestAndRounded(masters_with("rest", "rounded")):
+    pass
+
+
+@wrong("master_shards", ROUNDED)
+class MastersOfAViewRounded(masters_with("view", "rounded")):
+    pass
+
+
+@wrong("master_shards", NO_SHARD)
+class MastersWithoutTheRest(masters_with("rest")):
+    pass
+
+
+@wrong("master_shards", A_VIEW)
+class MastersOfAView(masters_with("view")):
+    pass
+
+
+@wrong("master_shards", ROUNDED)
+class MastersRounded(masters_with("rounded")):
+    pass
+
+
+@wrong("master_shards", ROUNDED)
+class MastersRoundedAfterwards(Masters):
+    def gather(self, weights):
+        self.master.copy_(self.master.bfloat16())
+        super().gather(weights)
+
+
+@wrong("master_shards", "rounded|some digits are lost")
+class MastersInBf16(Masters):
+    def kept(self, shard):
+        return shard.bfloat16()
+
+    def mean(self, gradients):
+        mean = torch.empty(self.size)
+        dist.reduce_scatter(mean, list(gradients.float().split(self.size)))
+        return (mean / self.n).bfloat16()
+
+
+@right("master_shards")
+class MastersInOneShortShard(Masters):
+    """The last shard is shorter, and padded only to be sent."""
+
+    def joined(self, tensors):
+        return torch.cat([tensor.flatten() for tensor in tensors])
+
+    def of_one(self, numbers):
+        return -(-numbers // self.n)
+
+    def padded(self, vector, numbers):
+        return torch.cat([vector, vector.new_zeros(numbers - len(vector))])
+
+    def mean(self, gradients):
+        parts = self.padded(gradients.float(), self.n * self.size).chunk(self.n)
+        mean = torch.empty_like(parts[0])
+        dist.reduce_scatter(mean, list(parts))
+        return mean[: len(self.master)] / self.n
+
+    def gather(self, weights):
+        shards = [weights.new_empty(self.size) for _ in range(self.n)]
+        dist.all_gather(shards, self.padded(self.master.bfloat16(), self.size))
+        weights.copy_(torch.cat(shards)[: len(weights)])
+
+
+@right("master_shards")
+class MastersThatGiveNewMemory(Masters):
+    def give(self, parameter, new):
+        parameter.data = new.clone()
+
+
+@right("master_shards")
+class MastersThatDivideFirst(Masters):
+    def mean(self, gradients):
+        mean = torch.empty_like(self.master)
+        dist.reduce_scatter(mean, [part / self.n for part in gradients.float().split(self.size)])
+        return mean
+
+    def remember(self, mean):
+        self.velocity = 0.9 * self.velocity + mean
+
+
+@right("master_shards")
+class MastersReducedOneByOne(Masters):
+    """A reduce to each owner, and a broadcast from it."""
+
+    def mean(self, gradients):
+        parts = [part.clone() for part in gradients.float().split(self.size)]
+        for owner, part in enumerate(parts):
+            dist.reduce(part, owner)
+        return parts[self.rank] / self.n
+
+    def gather(self, weights):
+        parts = weights.chunk(self.n)
+        parts[self.rank].copy_(self.master)
+        for owner, part in enumerate(parts):
+            dist.broadcast(part, owner)
+
+
+@right("master_shards")
+class MastersTakenFromBf16(Masters):
+    """float() of a view in bf16 is a copy."""
+
+    def joined(self, tensors):
+        return super().joined(tensors)
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr)
+        self.master = self.joined([parameter.detach() for parameter in self.parameters])[self.own].float()
+
+
+@wrong("master_shards", "their mean is needed")
+class MastersOfSums(Masters):
+    def mean(self, gradients):
+        return super().mean(gradients) * self.n
+
+
+@wrong("master_shards", "divided by the number of ranks twice")
+class MastersOfMeansOfMeans(Masters):
+    def mean(self, gradients):
+        return super().mean(gradients) / self.n
+
+
+@wrong("master_shards", "of its own rank only")
+class MastersOfOwnGradients(Masters):
+    def mean(self, gradients):
+        return gradients.float()[self.own]
+
+
+@wrong("master_shards", "this is plain SGD")
+class MastersWithoutMomentum(Masters):
+    def remember(self, mean):
+        self.velocity = mean
+
+
+@wrong("master_shards", "adds up all gradients")
+class MastersWithoutDecay(Masters):
+    def remember(self, mean):
+        self.velocity += mean
+
+
+@wrong("master_shards", "the weights go up")
+class MastersUphill(Masters):
+    def remember(self, mean):
+        super().remember(-mean)
+
+
+@wrong("master_shards", "some digits are lost")
+class MastersOfGradientsInBf16(Masters):
+    def mean(self, gradients):
+        mean = torch.empty_like(self.master, dtype=torch.bfloat16)
+        dist.reduce_scatter(mean, list(gradients.split(self.size)))
+        return mean.float() / self.n
+
+
+@wrong("master_shards", "some digits are lost")
+class MastersWithVelocityInBf16(Masters):
+    def remember(self, mean):
+        self.velocity = (0.9 * self.velocity + mean).bfloat16().float()
+
+
+@wrong("master_shards", "nothing else needs to travel")
+class MastersGatheredInFp32(Masters):
+    def gather(self, weights):
+        shards = [torch.empty_like(self.master) for _ in range(self.n)]
+        dist.all_gather(shards, self.master)
+        weights.copy_(torch.cat(shards))
+
+
+@wrong("master_shards", "nothing else needs to travel")
+class MastersAllReduced(Masters):
+    def mean(self, gradients):
+        whole = gradients.float()
+        dist.all_reduce(whole)
+        return whole[self.own] / self.n
+
+
+@wrong("master_shards", "8 bytes for each of its parameters")
+class MastersThatKeepGradients(Masters):
+    def remember(self, mean):
+        super().remember(mean)
+        self.gradient = mean
+
+
+@wrong("master_shards", "all master weights are in memory")
+class MastersOnEachRank(Masters):
+    """The velocity is a shard, the master weights are whole."""
+
+    def kept(self, shard):
+        self.whole = self.joined([parameter.detach() for parameter in self.parameters]).float()
+        return self.whole[self.own]
+
+
+@wrong("master_shards", "and nothing else of them")
+class MastersThatMakeFp32(Masters):
+    def give(self, parameter, new):
+        parameter.data = new.float()
