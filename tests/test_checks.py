@@ -3,6 +3,7 @@ rejected, for the right cause, in time.
 """
 
 import ast
+import bisect
 import functools
 import importlib
 import inspect
@@ -62,16 +63,19 @@ def questions():
 
 
 def some(candidates, every):
-    """In `make test`, all answers to the questions that have been changed here, and a wrong
-    one for each other question; a part of the others in `make rest`.
+    """In `make test`, all answers to the questions that have been changed here, those that
+    are new, and a wrong one for each other question; a part of the others in `make rest`.
     """
-    touched, once, chosen = touched_questions(), set(), []
+    touched, new = touched_questions(), new_candidates()
+    once, chosen = set(), []
     for candidate in candidates:
         question = candidate.lesson, candidate.question
         name = f"{candidate.lesson}-{candidate.question}-{candidate.name}"
         first = candidate.pattern is not None and question not in once
         once.add(question)
-        cheap = first or question in touched
+        cheap = (
+            first or question in touched or (candidate.lesson, candidate.line) in new
+        )
         # by its name, so that a new answer does not change which others are judged
         if cheap or zlib.crc32(name.encode()) % every == 0 or THOROUGH:
             marks = [] if cheap else [pytest.mark.dear]
@@ -79,19 +83,47 @@ def some(candidates, every):
     return chosen
 
 
+def difference(*arguments):
+    """What git says of the files here that are not as in origin/main, or nothing."""
+    ask = [
+        "git",
+        "diff",
+        *arguments,
+        "origin/main",
+        "--",
+        "ddp_course",
+        "tests/mutants",
+    ]
+    return subprocess.run(ask, cwd=COURSE, capture_output=True, text=True).stdout
+
+
 def touched_questions():
-    """The (exercise, question) whose pages are not as in origin/main; all of an exercise
-    whose answers or solution are not.
-    """
-    ask = ["git", "diff", "--name-only", "origin/main"]
-    told = subprocess.run(ask, cwd=COURSE, capture_output=True, text=True).stdout
-    whole = set(re.findall(r"(?m)^(?:tests/mutants/ex|solutions/)(\d\d)", told))
-    changed = {COURSE / line for line in told.splitlines()}
+    """The (exercise, question) of which a page is not as in origin/main."""
+    changed = {COURSE / line for line in difference("--name-only").splitlines()}
     return {
         (question.lesson, question.name)
         for question in questions()
-        if question.lesson in whole or changed & pages_of(question.body.__module__)
+        if changed & pages_of(question.body.__module__)
     }
+
+
+def new_candidates():
+    """The (exercise, line) of those whose text has lines that origin/main has not."""
+    lines = {}
+    for candidate in mutants.CANDIDATES:
+        lines.setdefault(candidate.lesson, set()).add(candidate.line)
+    begins = {lesson: sorted(of_it) for lesson, of_it in lines.items()}
+    found, lesson = set(), None
+    for text in difference("--unified=0").splitlines():
+        if text.startswith("+++"):
+            lesson = (re.findall(r"mutants/ex(\d\d)", text) or [None])[0]
+        added = re.match(r"@@ \S+ \+(\d+),?(\d*) @@", text)
+        if added and lesson:
+            first, count = int(added[1]), int(added[2] or 1)
+            for line in range(first, first + count):
+                place = bisect.bisect_right(begins[lesson], line) - 1
+                found |= {(lesson, begins[lesson][place])} if place >= 0 else set()
+    return found
 
 
 @functools.cache

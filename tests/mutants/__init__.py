@@ -10,6 +10,7 @@ The last text is a pattern that the verdict must match: the cause, not only the 
 several functions is a function without arguments, `several=True`, that returns them all. A status may be a pattern, too.
 """
 
+import sys
 from typing import NamedTuple
 
 
@@ -20,6 +21,7 @@ class Candidate(NamedTuple):
     answers: tuple
     pattern: str | None  # None: a right answer
     status: str | None
+    line: int  # of its file, where its text begins
 
 
 CANDIDATES = []
@@ -33,7 +35,16 @@ def wrong(question, pattern, status="failed", several=False):
     def register(answer):
         answers = answer() if several else (answer,)
         lesson = answer.__module__[-2:]
-        CANDIDATES.append(Candidate(lesson, question, answer.__name__, answers, pattern, status))
+        CANDIDATES.append(Candidate(lesson, question, answer.__name__, answers, pattern, status, line))
         return answer
 
+    line = line_of_module()
     return register
+
+
+def line_of_module():
+    """Where the module is that has called: at a decorator, or at a function that makes an answer."""
+    frame = sys._getframe()
+    while frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    return frame.f_lineno
