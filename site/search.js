@@ -4,7 +4,7 @@
 // same. The pages that fit come first. If none does, and no page has all words, this
 // finds the pages that have most of the rare ones.
 class Matcher {
-  constructor({ rules, word, noise, limits, pages }) {
+  constructor({ rules, word, signal, noise, limits, pages }) {
     this.rules = rules.map(([from, to]) => [new RegExp(from, "g"), to]);
     this.word = new RegExp(word, "g");
     this.noise = new Set(noise);
@@ -12,6 +12,10 @@ class Matcher {
     this.pages = pages.map(({ page }) => page);
     this.owned = pages.map(({ owned }) => owned);
     this.texts = pages.map(({ texts }) => texts.map((text) => this.parts(text)));
+    const named = new RegExp(signal);
+    this.signals = this.texts.map((texts) =>
+      texts.map((text) => [...text].filter((part) => named.test(part))),
+    );
     const known = new Map();
     for (const texts of this.texts)
       for (const part of new Set(texts.flatMap((text) => [...text])))
@@ -45,6 +49,8 @@ class Matcher {
     const { enough, most, share, second } = this.limits;
     let best = 0;
     this.texts[number].forEach((text, place) => {
+      const signals = this.signals[number][place];
+      if (signals.length && !signals.some((name) => parts.has(name))) return;
       const common = this.weight([...parts].filter((part) => text.has(part)));
       const whole = this.weight(text);
       const needed = Math.min(enough, most * whole);

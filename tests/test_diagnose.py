@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import tracemalloc
+from signal import Signals
 
 import pytest
 from conftest import COURSE, python
@@ -125,6 +126,12 @@ def test_the_texts_of_a_failure_that_lead_to_it_are_counted():
         "KeyError: 'loss'",
         "KeyError: 'model.layers.0.weight'",
         "KeyError: 3",
+        "ModuleNotFoundError: No module named 'pandas'",
+        "ModuleNotFoundError: No module named 'utils.data'",
+        "ImportError: libGL.so.1: cannot open shared object file: No such file or directory",
+        "CUDA initialization: Unexpected error from cudaGetDeviceCount(). Did you run some "
+        "cuda functions before calling NumCudaDevices() that might have already set an "
+        "error? Error 304: OS call failed or operation not supported on this OS",
     ],
 )
 def test_an_error_with_a_name_of_the_readers_own_finds_no_page(line):
@@ -148,6 +155,162 @@ def test_a_wrapper_lacks_any_attribute_and_torchrun_any_of_its_variables(line, p
         "torchrun": "started-without-torchrun",
     }
     assert KNOWN[alone(line)[0][1]].page == pages[page]
+
+
+OF_A_SIGNAL = {
+    -7: "bus-error-of-a-rank",
+    -8: "floating-point-exception-of-a-rank",
+    -9: "killed-by-sigkill",
+    -11: "segmentation-fault",
+}
+NAMED = [
+    "failed (exitcode: {code}) local_rank: 0 (pid: 16) of binary: /opt/conda/bin/python",
+    "exitcode  : {code} (pid: 16)",
+    "exits with return code = {code}",
+    "traceback : Signal {number} ({name}) received by PID 16",
+    "died with <Signals.{name}: {number}>",
+    "ProcessExitedException: process 0 terminated with signal {name}",
+]
+
+
+def told(form, code):
+    """A line about an exit code. The forms that name a signal say what any code says."""
+    names = {signal.value: signal.name for signal in Signals}
+    number = abs(code)
+    return form.format(code=code, number=number, name=names[number])
+
+
+@pytest.mark.parametrize(
+    "form, code",
+    [(form, code) for form in NAMED for code in (-6, -15, -4, -2, -1)]
+    + [(form, code) for form in NAMED[:3] for code in (1, 2, 4, 15)],
+)
+def test_an_exit_code_is_not_about_another_signal(form, code):
+    assert not set(diagnosed(told(form, code))) & set(OF_A_SIGNAL.values())
+
+
+@pytest.mark.parametrize("code", OF_A_SIGNAL)
+@pytest.mark.parametrize("form", NAMED)
+def test_an_exit_code_leads_to_the_page_of_its_signal_alone(form, code):
+    pages = diagnosed(told(form, code))
+    assert pages[0] == OF_A_SIGNAL[code]
+    assert set(pages) & set(OF_A_SIGNAL.values()) == {OF_A_SIGNAL[code]}
+
+
+@pytest.mark.parametrize("code", [-6, -15, 1, 2])
+def test_other_exit_codes_lead_to_the_page_about_torchruns_table(code):
+    assert diagnosed(told(NAMED[0], code)) == ["only-torchruns-table"]
+
+
+@pytest.mark.parametrize("form", [NAMED[0], NAMED[3]])
+@pytest.mark.parametrize("code", OF_A_SIGNAL)
+@pytest.mark.parametrize("upwards", [False, True])
+def test_a_signal_comes_before_the_rest_of_torchruns_table(form, code, upwards):
+    lines = [
+        "W0325 20:57:25 2606 site-packages/torch/distributed/elastic/multiprocessing/api.py:897] "
+        "Sending process 2625 closing signal SIGTERM",
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
+        told(form, code),
+        "error_file: <N/A>",
+    ]
+    pages = diagnosed("\n".join(lines[::-1] if upwards else lines))
+    assert pages[:2] == [OF_A_SIGNAL[code], "only-torchruns-table"]
+
+
+def test_the_table_of_a_killed_rank_leads_to_its_signal():
+    lines = [
+        "W0325 20:57:25 2606 torch/distributed/elastic/multiprocessing/api.py:897] "
+        "Sending process 2626 closing signal SIGTERM",
+        "E0325 20:57:27 2606 torch/distributed/elastic/multiprocessing/api.py:869] "
+        + told(NAMED[0], -9),
+        "  exitcode  : -9 (pid: 16)",
+        "  traceback : Signal 9 (SIGKILL) received by PID 16",
+    ]
+    assert diagnosed("\n".join(lines))[0] == "killed-by-sigkill"
+
+
+CONNECT = "node5:240:1201 [6] misc/socket.cc:483 NCCL WARN "
+MET = {  # as people have met them, page: lines
+    "nccl-not-reached": [
+        CONNECT + "socketStartConnect: Connect to 172.17.0.1<17943> failed : Software "
+        "caused connection abort",
+        CONNECT
+        + "socketPollConnect: Connect to 10.0.0.4<56849> returned 113(No route to "
+        "host) errno 115(Operation now in progress)",
+        CONNECT + "Net : Connect to 192.168.122.1<38845> failed : Connection timed out",
+        "torch.distributed.DistBackendError: NCCL error in: "
+        "../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1275, unhandled system error "
+        "(run with NCCL_DEBUG=INFO for details), NCCL version 2.18.3\n"
+        "ncclSystemError: System call (e.g. socket, malloc) or external library call "
+        "failed or device error.\nLast error:\n"
+        + CONNECT
+        + "socketStartConnect: Connect to 172.17.0.1<17943> failed : Software caused "
+        "connection abort",
+    ],
+    "nccl-system-error": [
+        "gpu2:2143:2561 [1] misc/shmutils.cc:88 NCCL WARN Error: failed to extend "
+        "/dev/shm/nccl-WU88OE to 9637892 bytes, error: No space left on device (28)\n"
+        "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970, "
+        "unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.21.5"
+    ],
+    "batches-of-different-sizes": [
+        "[rank0]: RuntimeError: You can't use batches of different size with "
+        "`dispatch_batches=True` or when using an `IterableDataset`.either pass "
+        "`dispatch_batches=False` and have each process fetch its own batch  or pass "
+        "`split_batches=True`."
+    ],
+    "lightning-against-slurm": [
+        "ValueError: You set `devices=4` in Lightning, but the number of tasks per node "
+        "configured in SLURM `--ntasks-per-node=1` does not match. HINT: Set `devices=1`.\n"
+        "srun: error: gpu-node07: task 0: Exited with exit code 1",
+        "RuntimeError: You set `--ntasks=8` in your SLURM bash script, but this variable "
+        "is not supported. HINT: Use `--ntasks-per-node=8` instead.",
+    ],
+    "quantized-and-moved": [
+        "ValueError: `.to` is not supported for `4-bit` or `8-bit` bitsandbytes models. "
+        "Please use the model as it is, since the model has already been set to the "
+        "correct devices and casted to the correct `dtype`.",
+        "ValueError: Calling `to()` is not supported for `4-bit` or `8-bit` bitsandbytes "
+        "models. Please use the model as it is, since the model has already been set to "
+        "the correct devices and casted to the correct `dtype`.",
+    ],
+    "fabric-manager-not-running": [
+        "CUDA initialization: Unexpected error from cudaGetDeviceCount(). Did you run some "
+        "cuda functions before calling NumCudaDevices() that might have already set an "
+        "error? Error 802: system not yet initialized (Triggered internally at "
+        "../c10/cuda/CUDAFunctions.cpp:109.)"
+    ],
+    "deepspeed-without-a-launcher": ["ModuleNotFoundError: No module named 'mpi4py'"],
+    "library-of-another-cuda": [
+        "ImportError: libcudart.so.12: cannot open shared object file: No such file or "
+        "directory",
+    ],
+    "two-versions-of-nccl": [
+        "ImportError: libnccl.so.2: cannot open shared object file: No such file or "
+        "directory",
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    "page, text", [(page, text) for page, texts in MET.items() for text in texts]
+)
+def test_a_text_that_people_have_met_leads_to_its_page(page, text):
+    assert diagnosed(text)[:1] == [page]
+
+
+@pytest.mark.parametrize(
+    "page, part, words",
+    [
+        ("modified-by-an-inplace-operation", "fix", "broadcast_buffers=False"),
+        ("fsdp-uniform-dtype", "name", "frozen and trained parameters"),
+        ("fsdp-uniform-dtype", "cause", "uniform requires_grad"),
+        ("fsdp-uniform-dtype", "fix", "use_orig_params=True"),
+        ("nccl-not-reached", "fix", "NCCL_SOCKET_IFNAME"),
+    ],
+)
+def test_what_is_printed_of_a_page_names_each_of_its_causes(page, part, words):
+    assert words in report.plain(getattr(KNOWN[number_of(page)], part))
 
 
 # ---- the programs ----
@@ -349,6 +512,7 @@ def in_javascript(lines, tmp_path):
 @pytest.mark.skipif(not shutil.which("node"), reason="needs node")
 def test_the_sites_search_finds_the_same_pages_with_the_same_scores(tmp_path):
     lines = [garble(f.title) for f in KNOWN for garble in (stranger, cut, prefixed)]
+    lines += [told(form, code) for form in NAMED for code in (-6, -9, -15)]
     for line, found in zip(lines, in_javascript(lines, tmp_path)):
         ours = [
             (KNOWN[match.failure].page, match.score) for match in index().matches(line)

@@ -3,6 +3,7 @@
 Run:    python lessons/failures/a_terminal_that_closes.py
 Text:   torch.distributed.elastic.multiprocessing.api.SignalException: Process 4242 got signal: 1
 Text:   Received Signals.SIGHUP death signal, shutting down workers
+Text:   WARNING:torch.distributed.elastic.agent.server.api:Received 1 death signal, shutting down workers
 Text:   Sending process 4243 closing signal SIGHUP
 Cause:  torchrun got SIGHUP, the signal that a terminal sends to its programs when it closes: the
         laptop went to sleep, the ssh connection broke, or the window was closed. nohup does not

@@ -1,4 +1,4 @@
-"""Two dtypes in one FlatParameter
+"""Two dtypes, or frozen and trained parameters, in one FlatParameter
 
 Run:    python lessons/failures/fsdp_uniform_dtype.py
 Text:   ValueError: Must flatten tensors with uniform dtype but got torch.bfloat16 and torch.float32
@@ -6,13 +6,15 @@ Text:   ValueError: `FlatParameter` requires uniform dtype but got torch.float16
 Text:   ValueError: Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`
 Text:   ValueError: Cannot flatten integer dtype tensors
 Cause:  FSDP 1 puts all parameters of a wrapped module into one flat tensor, so they must have one
-        type. A model in bfloat16 got adapters, norms or a new head in float32, or a quantized layer
-        is among them.
-Fix:    Bring all parameters to one type before wrapping, `model.to(torch.float32)` or
-        `.to(torch.bfloat16)`, and let FSDP's mixed precision cast. With QLoRA set
-        `bnb_4bit_quant_storage` to the adapters' type. For frozen and trained parameters together
-        pass `use_orig_params=True`. FSDP 2 (`fully_shard`) says it per block: see Two dtypes in one
-        block (lesson 12).
+        type, and all of them are trained or none. `uniform dtype`: a model in bfloat16 got
+        adapters, norms or a new head in float32, or a quantized layer is among them. `uniform
+        requires_grad`: frozen and trained parameters are in one module, as with LoRA or a frozen
+        backbone.
+Fix:    For `requires_grad`: `use_orig_params=True`, in Accelerate `fsdp_use_orig_params: true`, or
+        peft's `fsdp_auto_wrap_policy`, which wraps the adapters alone. For the dtype: one type
+        before wrapping, `model.to(torch.float32)` or `.to(torch.bfloat16)`, and FSDP's mixed
+        precision casts; with QLoRA, `bnb_4bit_quant_storage` in the adapters' type. FSDP 2
+        (`fully_shard`) says it per block: see Two dtypes in one block (lesson 12).
 Lesson: 12
 Source: https://github.com/huggingface/trl/issues/1723
 Source: https://github.com/axolotl-ai-cloud/axolotl/issues/1494

@@ -12,6 +12,7 @@ Text:   slurmstepd: error: Detected 1 oom_kill event in StepId=11300781.0. Some 
 Text:   srun: error: node107: task 0: Out Of Memory
 Text:   slurmstepd: error: Exceeded job memory limit
 Text:   exits with return code = -9
+Text:   died with <Signals.SIGKILL: 9>
 Text:   ProcessExitedException: process 0 terminated with signal SIGKILL
 Cause:  The kernel or the scheduler killed the rank without asking it, so there is no traceback.
         Almost always the host's memory ran out, not the GPU's: each rank loads the whole model on

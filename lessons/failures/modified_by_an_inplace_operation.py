@@ -11,15 +11,17 @@ Cause:  The backward needs a value that has been overwritten since the forward. 
         2.13, two forwards before one backward did it too, because DDP copied rank 0's buffers
         (BatchNorm) in place at each forward.
 Which:  `[torch.FloatTensor [16, 1]]` is the shape of what was overwritten. A weight's shape: an
-        optimizer's step. The length of a BatchNorm layer, and only under DDP: the buffers. An
-        activation's shape: an operation such as `x += y` or `relu_`.
+        optimizer's step. The length of a BatchNorm layer, or a LongTensor (position ids), and only
+        under DDP: the buffers. An activation's shape: an operation such as `x += y` or `relu_`.
         `torch.autograd.set_detect_anomaly(True)` prints the line.
 Fix:    Run the forward again after the step, or call each `backward()` before any `step()`. For
-        buffers under DDP, update torch, or run one forward on both halves joined. For an
-        activation, write `x = x + y`.
+        buffers under DDP: `DistributedDataParallel(model, broadcast_buffers=False)`, after which
+        each rank keeps its own running statistics; or a newer torch, or one forward on both halves
+        joined. For an activation, write `x = x + y`.
 Lesson: 4
 Source: https://github.com/pytorch/pytorch/issues/175024
 Source: https://github.com/pytorch/pytorch/issues/22095
+Source: https://github.com/pytorch/pytorch/issues/110363
 """
 
 import torch

@@ -9,7 +9,6 @@ Text:   torch.distributed.DistBackendError: NCCL error in:
 Text:   socketProgressOpt: Call to recv from 172.16.0.1<33759> failed : Connection reset by peer
 Text:   NCCL WARN socketProgress: Connection closed by remote peer node2<42830>
 Text:   NCCL WARN Net : Call to recv from 10.200.84.247<58355> failed : Broken pipe
-Text:   socketStartConnect: Connect to 10.1.1.1<4242> failed : Software caused connection abort
 Cause:  Another rank ended, so its connections closed. It is a consequence in most cases: the cause
         is in the other machine's log.
 Which:  Search the logs of all machines for the earliest error. None, and all processes were alive:

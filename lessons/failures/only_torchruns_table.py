@@ -10,6 +10,12 @@ Text:   subprocess.CalledProcessError: Command '['/usr/bin/python3', '-u', 'trai
         '--local_rank=1']' returned non-zero exit status 1.
 Text:   Sending process 4242 closing signal SIGTERM
 Text:   ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 0
+Text:   traceback : Signal 6 (SIGABRT) received by PID 4242
+Text:   traceback : Signal 15 (SIGTERM) received by PID 4242
+Text:   exitcode  : -6 (pid: 4242)
+Text:   exitcode  : -15 (pid: 4242)
+Text:   failed (exitcode: -6) local_rank: 0 (pid: 4242) of binary: /usr/bin/python3
+Text:   failed (exitcode: -15) local_rank: 0 (pid: 4242) of binary: /usr/bin/python3
 Text:   ProcessRaisedException: -- Process 1 terminated with the following error:
 Cause:  This is torchrun's summary, not the error. A rank ended with an exit code other than 0, and
         torchrun stopped the others. The error is further up, in the output of the rank that the
@@ -17,7 +23,8 @@ Cause:  This is torchrun's summary, not the error. A rank ended with an exit cod
 Which:  Below mp.spawn's `terminated with the following error` the rank's own traceback follows.
         `exitcode : 1` is an ordinary Python error, further up. `2` is a wrong argument. A negative
         number is a signal: -9 SIGKILL (memory), -11 SIGSEGV, -7 SIGBUS (/dev/shm), -6 SIGABRT
-        (nccl's watchdog, usually a consequence), -1 SIGHUP (the terminal closed).
+        (nccl's watchdog, usually a consequence), -15 SIGTERM (the scheduler, or torchrun itself), -1
+        SIGHUP (the terminal closed).
 Fix:    Search upwards for the first `[rankN]:` traceback of that rank, or give the whole log to
         `ddp-course diagnose`. If there is none, put `@record` of
         `torch.distributed.elastic.multiprocessing.errors` above `main()`, or start with `torchrun

@@ -12,7 +12,8 @@ Cause:  Two tensors should have one shape and do not. On one GPU it is an ordina
         gathered, the last batch is smaller on one rank, or DeepSpeed loads the optimizer's parts of
         another number of ranks.
 Which:  `Sizes of tensors must match except in dimension 0` in a `gather` or `cat`: lengths that
-        differ between ranks. `non-singleton dimension 0` in an optimizer's or checkpoint's code:
+        differ between ranks; in Accelerate's `concatenate`: see Streamed batches of different
+        sizes. `non-singleton dimension 0` in an optimizer's or checkpoint's code:
         another number of ranks.
 Fix:    Pad before gathering (`accelerator.pad_across_processes`), use `x.shape[0]` instead of a
         batch size from the configuration, `drop_last=True`; resume with the same number of ranks,

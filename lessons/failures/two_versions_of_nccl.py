@@ -4,7 +4,6 @@ Run:    not here: it needs a torch for GPUs
 Text:   ImportError: libtorch_cuda.so: undefined symbol:
         ncclCommRegister
 Text:   ImportError: libtorch_cuda.so: undefined symbol: ncclCommResume
-Text:   OSError: libcudart.so.12: cannot open shared object file: No such file or directory
 Text:   ImportError: libnccl.so.2: cannot open shared object file: No such file or directory
 Cause:  torch loads another libnccl than the one that it was built for: an older one from
         `LD_LIBRARY_PATH`, from the system, or from another package such as `nvidia-nccl-cu12`

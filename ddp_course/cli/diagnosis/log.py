@@ -30,7 +30,7 @@ RANK = re.compile(r"\brank +: (\d+)")
 # What the other ranks and the launcher say when one rank has failed.
 FOLLOWER = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|Watchdog caught"
-    r"|ChildFailedError|failed \(exitcode|closing signal|NCCL operations have failed"
+    r"|ChildFailedError|failed \(exitcode(?!: -(?:7|8|9|11)\b)|closing signal|NCCL operations have failed"
     r"|To avoid data inconsistency|watchdog thread terminated|ncclRemoteError"
     r"|remote process exited|dump flag"
     r"|SIGABRT|SIGTERM|exitcode +: -(6|15)\b|Signal (6|15)\b"
@@ -109,9 +109,10 @@ def findings(lines, index):
         if len(seen) < REMEMBERED:
             seen.add(key)
         matches = index.matches(line)
+        factor = factor_of(line)
         for match in matches[:15]:
             near = match.score / matches[0].score
-            weight = min(match.score, STRONG) * (1 if near >= NEAR else near)
+            weight = min(match.score, STRONG) * (1 if near >= NEAR else near) * factor
             finding = Finding(match.failure, line, number, weight)
             entry = best.setdefault((match.failure, rank), finding)
             if finding.weight > entry.weight:
@@ -119,18 +120,22 @@ def findings(lines, index):
     return ranked(best, root)
 
 
+def factor_of(line):
+    """What a line counts: half if it follows from another error, less if it is a note."""
+    if NOTE.search(line):
+        return 0.2
+    return 0.5 if FOLLOWER.search(line) else 1
+
+
 def ranked(best, root):
-    """Findings by their weight: half for followers, less for notes, and more for the
-    root cause.
+    """Findings by their weight, which is more for the root cause.
 
     best: {(failure, rank): finding}. root: the rank that torchrun names, or None.
     """
     weighed = {}
     for (failure, rank), finding in best.items():
-        factor = 0.5 if FOLLOWER.search(finding.line) else 1
-        factor = 0.2 if NOTE.search(finding.line) else factor
-        factor *= 1.2 if root is not None and rank == root else 1
-        finding = finding._replace(weight=finding.weight * factor)
+        if root is not None and rank == root:
+            finding = finding._replace(weight=1.2 * finding.weight)
         if failure not in weighed or weighed[failure].weight < finding.weight:
             weighed[failure] = finding
     order = lambda finding: (-finding.weight, finding.failure, finding.number)

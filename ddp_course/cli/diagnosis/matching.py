@@ -26,6 +26,17 @@ RULES = [
     (r"(?:exit|return)[_ ]?[Cc]ode *[:=]? *-9\b", " exitcode_sigkill "),
     (r"(?:exit|return)[_ ]?[Cc]ode *[:=]? *-11\b", " exitcode_sigsegv "),
     (r"(?:exit|return)[_ ]?[Cc]ode *[:=]? *-15\b", " exitcode_sigterm "),
+    # the name of what is missing decides; the rest of such lines is always the same
+    (
+        r"\b(lib\w+)\.so[.\d]*: cannot open shared object file(: No such file or directory)?",
+        " cannot_open_$1 ",
+    ),
+    (r"No module named '(\w+)([^']*)'", " no_module_$1 $2 "),
+    (
+        r"(CUDA initialization: )?Unexpected error from cudaGetDeviceCount\(\)",
+        " no_device_count ",
+    ),
+    (r"Did you run some cuda functions before calling NumCudaDevices\(\)[^?]*\?", " "),
     (r"[A-Za-z]:\\[^\s'\",:;()\[\]]+", " "),  # paths
     (r"(^|[\s'\"(\[=:@])[~.…]{0,2}\/[^\s'\",;()\[\]]+", "$1 "),
     (r"\b[\w.-]+(\/[\w.-]+){2,}", " "),
@@ -46,6 +57,8 @@ RULES = [
     (r"\d+", " "),  # and every number
 ]
 WORD = r"[a-z_]{2,}"
+# Names of signals: a text that has one is about that signal, whatever else it says.
+SIGNAL = r"^(exitcode_)?sig(abrt|bus|fpe|hup|ill|int|kill|quit|segv|term|trap|usr)$"
 # what launchers, loggers and people put around any error
 NOISE = set(
     "rank default worker node info warn warning error errors debug critical the of to "
@@ -82,6 +95,11 @@ def parts_of(line):
     return set(words) | set(pairs)
 
 
+def signals_in(parts):
+    """The names of signals among parts."""
+    return {part for part in parts if re.search(SIGNAL, part)}
+
+
 class Index:
     """The texts of all failures. failures: (texts, how many of them are its own) each;
     the others are lines that come beside them.
@@ -89,6 +107,7 @@ class Index:
 
     def __init__(self, failures):
         self.failures = [[parts_of(text) for text in texts] for texts, _ in failures]
+        self.signals = [[signals_in(text) for text in texts] for texts in self.failures]
         self.owned = [owned for _, owned in failures]
         known = Counter()
         for texts in self.failures:
@@ -124,6 +143,9 @@ class Index:
         """How well a line's parts fit one of a failure's texts; 0 if they do not."""
         best = 0.0
         for place, text in enumerate(self.failures[number]):
+            signals = self.signals[number][place]
+            if signals and signals.isdisjoint(parts):
+                continue
             common, whole = self.weight_of(parts & text), self.wholes[number][place]
             needed = min(ENOUGH, MOST * whole)
             share = common / min(own, whole) if common else 0
@@ -147,6 +169,7 @@ def exported(failures, pages):
     return {
         "rules": RULES,
         "word": WORD,
+        "signal": SIGNAL,
         "noise": sorted(NOISE),
         "limits": {
             "strange": STRANGE,
