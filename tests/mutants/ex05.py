@@ -1836,7 +1836,7 @@ class TuningWithMomentumZero(tuning_with("backbone")):
         super().begin()
 
     def result(self, losses):
-        self.backbone[1].num_batches_tracked.zero_()
+        self.backbone[1].num_batches_tracked.fill_(40)
         return super().result(losses)
 
 

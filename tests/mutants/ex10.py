@@ -1330,7 +1330,7 @@ def does_not_add_up(*args):
     return evaluation(*args, reduces=False)
 
 
-@wrong("bits_per_byte", "the ranks share the work")
+@wrong("bits_per_byte", "each window goes through the network once")
 def all_ranks_do_everything(*args):
     return evaluation(*args, shared=False, reduces=False)
 
@@ -1408,3 +1408,57 @@ def scored_one_by_one(network, tokens, sizes, context, stride):
     network.train(mode)
     dist.all_reduce(nats)
     return nats.item() / sizes[tokens[1:]].sum().item() / math.log(2)
+
+
+@wrong("bits_per_byte", "the windows at the end are shorter")
+def only_the_last_stride(network, tokens, sizes, context, stride):
+    """The last `stride` targets of each window but the first."""
+    return in_one_pass(
+        network, tokens, sizes, context, stride, new=lambda start, losses: losses[-stride:] if start else losses
+    )
+
+
+@wrong("bits_per_byte", "none of them should have most of the work")
+def all_on_rank_0(network, tokens, sizes, context, stride):
+    share = lambda starts, rank, ranks: starts if rank == 0 else []  # noqa: E731
+    return in_one_pass(network, tokens, sizes, context, stride, share=share)
+
+
+@wrong("bits_per_byte", "sum of the ranks' own")
+def sum_of_quotients(network, tokens, sizes, context, stride):
+    return in_one_pass(network, tokens, sizes, context, stride, join=lambda totals, each: each.sum())
+
+
+@wrong("bits_per_byte", "do not multiply")
+def times_log_2(*args):
+    return in_one_pass(*args) * math.log(2) ** 2
+
+
+@right("bits_per_byte")
+def shares_that_follow_one_another(network, tokens, sizes, context, stride):
+    def share(starts, rank, ranks):
+        each = -(-len(starts) // ranks)
+        return starts[rank * each : (rank + 1) * each]
+
+    return in_one_pass(network, tokens, sizes, context, stride, share=share)
+
+
+def in_one_pass(
+    network, tokens, sizes, context, stride, new=None, share=lambda starts, rank, ranks: starts[rank::ranks],
+    join=lambda totals, each: totals.sum(0)[0] / totals.sum(0)[1],
+):  # fmt: skip
+    """Gathers the totals of all ranks. new: of a window's losses, those that are new."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    new = new or (lambda start, losses: losses[context - stride if start else 0 :])
+    was, own = network.training, torch.zeros(2, dtype=torch.float64)
+    network.eval()
+    for start in share(range(0, len(tokens) - 1, stride), rank, ranks):
+        window = tokens[start : start + context + 1]
+        with torch.no_grad():
+            losses = F.cross_entropy(network(window[None, :-1])[0], window[1:], reduction="none")
+        own += torch.stack([new(start, losses).sum() / math.log(2), new(start, sizes[window[1:]]).sum().double()])
+    network.train(was)
+    totals = [torch.zeros_like(own) for _ in range(ranks)]
+    dist.all_gather(totals, own)
+    totals = torch.stack(totals)
+    return join(totals, (totals[:, 0] / totals[:, 1].clamp(min=1))).item()

@@ -1406,7 +1406,7 @@ def masters_with(*faults):
     return Rest
 
 
-NO_SHARD, A_VIEW, ROUNDED = "these numbers belong to no shard", "a slice is a view", "rounded in each step"
+NO_SHARD, A_VIEW, ROUNDED = "these numbers belong to no shard", "A slice is a view", "rounded in each step"
 
 
 @right("master_shards")
@@ -1611,7 +1611,7 @@ class MastersThatKeepGradients(Masters):
         self.gradient = mean
 
 
-@wrong("master_shards", "all master weights are in memory")
+@wrong("master_shards", "keeps a whole vector in fp32")
 class MastersOnEachRank(Masters):
     """The velocity is a shard, the master weights are whole."""
 

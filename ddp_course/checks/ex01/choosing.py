@@ -5,7 +5,7 @@ from functools import cache
 import torch
 
 from ddp_course.checks.claims import Claim, hold
-from ddp_course.checks.ex01.choosing_cases import RATE, a_network, batches_of, combinations, draw_case, trained
+from ddp_course.checks.ex01.choosing_cases import RATE, Faults, a_network, batches_of, combinations, draw_case, trained
 from ddp_course.checks.predictions import numbers
 from ddp_course.checks.training import state
 from ddp_course.judge.question import question
@@ -25,9 +25,10 @@ MEAN = {
 }
 KEPT = "the gradients of earlier steps are still there: reset them before each backward"
 ALIAS = (
-    "these are the numbers of the last epoch. state_dict() copies nothing: its tensors are the network's own, which later "
-    "steps change in place. Keep copies"
+    "these are the numbers of the last epoch. If you chose the best one: state_dict() copies nothing. Its tensors are the "
+    "network's own, which later steps change in place, so keep copies"
 )  # fmt: skip
+LATEST = "these are the numbers of epoch {}: better than the one before it, but not the best of all"
 BEST = "these are the numbers of the best epoch: the model ends as the last one leaves it"
 OTHERWISE = "is it trained in training mode, and evaluated in eval mode, in each epoch? What is divided by what?"
 
@@ -56,7 +57,7 @@ def claims(case, seen):
     faulty = cache(lambda: [(trained(case, faults), cause_of(faults)) for faults in combinations()])
     for epoch, (got, loss) in enumerate(zip(losses, right["losses"]), 1):
         mistakes = lambda epoch=epoch: [(found["losses"][epoch - 1], cause) for found, cause in faulty()]
-        yield Claim(f"{call}: the loss after epoch {epoch}", got, loss, OTHERWISE, mistakes, digits=6)
+        yield Claim(f"{call}: the loss after epoch {epoch}", got, loss, OTHERWISE, mistakes, digits=9)
     for name, value in right["states"][-1].items():
         chosen = right["states"][right["losses"].index(min(right["losses"]))][name]
         mistakes = lambda name=name, chosen=chosen: [
@@ -72,6 +73,9 @@ def claims(case, seen):
 def best(case, call, got, right):
     chosen = min(range(case["epochs"]), key=lambda epoch: right["losses"][epoch])
     states, called = right["states"], f"{call}: what it returns of the best epoch, {chosen + 1}"
+    better = max(epoch for epoch in range(1, case["epochs"]) if right["losses"][epoch] < right["losses"][epoch - 1])
+    means = trained(case, Faults(mean="of means"))["losses"]
+    of_means = means.index(min(means))
     worst = max(range(case["epochs"]), key=lambda epoch: right["losses"][epoch])
     yield Claim(called, sorted(got), sorted(states[0]), "keep all of the state_dict: parameters and buffers, such as "
                 "BatchNorm's running statistics")  # fmt: skip
@@ -80,7 +84,12 @@ def best(case, call, got, right):
             (states[-1][name], ALIAS),
             (states[worst][name], "these are the numbers of the epoch with the largest loss: the best has the smallest"),
             (states[0][name], "these are the numbers of the first epoch"),
+            (states[better][name], LATEST.format(better + 1)),
+            (states[of_means][name], "these are the numbers of the epoch with the smallest mean of the batches' means: the "
+             "best one has the smallest mean over all samples"),
         ]  # fmt: skip
+        yield Claim(f"{called}: the type of {name}", str(got[name].dtype), str(value.dtype), "keep the numbers as they are: "
+                    "copy them, and do not convert them")  # fmt: skip
         yield Claim(f"{called}: {name}", got[name], value, "these are the numbers of another epoch: the best one has the "
                     "smallest test loss of all", mistakes, digits=6)  # fmt: skip
 

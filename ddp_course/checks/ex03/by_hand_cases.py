@@ -10,7 +10,7 @@ from torch import nn
 
 from ddp_course.checks.training import fill, state
 
-FIRST, LAST = 3, 2  # inputs and outputs of a sample
+FIRST, LAST = 3, 4  # inputs and outputs of a sample
 
 
 class Counting(nn.Module):
@@ -34,6 +34,7 @@ def draw_case(draw, n):
     """
     while True:
         sizes = [n * draw.randint(1, 3) + draw.randrange(1, n) for _ in range(3)] + [n * draw.randint(2, 3)]
+        sizes[0] = n + 1  # parts of ceil(size / n) samples would leave a rank without one
         draw.shuffle(sizes)
         case = {"n": n, "width": draw.randint(3, 6), "seed": draw.randrange(10**6), "sizes": sizes}
         case |= {"learning_rate": 0.05, "max_norm": draw.choice([6.0, 7.0, 8.0]), "decay": draw.choice([0.7, 0.8])}

@@ -11,7 +11,8 @@ CAUSES = {
     "sum": "the sum over the ranks was clipped, and divided afterwards: max_norm is for the gradient with which the step "
     "is taken",
     "none": "the gradient is not clipped, though the norm of some is larger than max_norm",
-    "always": "a gradient whose norm is below max_norm has been changed: clipping only ever makes a gradient shorter",
+    "always": "the gradient of each step has the norm max_norm here. Clipping only ever makes a gradient shorter; or was it "
+    "too long before, a sum in place of a mean?",
     "equal": "this is a mean of the ranks' means. Parts differ in size, so a sample of a smaller part counts more: weight "
     "each rank by its share of the batch's samples",
     "whole": "it is the sum of the ranks' means: they have to be averaged, each by its share of the samples",

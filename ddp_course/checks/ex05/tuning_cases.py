@@ -13,6 +13,8 @@ def network_of(case):
     backbone = nn.Sequential(nn.Linear(INPUTS, WIDTH), nn.BatchNorm1d(WIDTH), nn.Tanh())
     norm = nn.BatchNorm1d(WIDTH, eps=0.01, momentum=case["momentum"])
     head = nn.Sequential(nn.Linear(WIDTH, WIDTH), norm, nn.Tanh(), nn.Linear(WIDTH, CLASSES))
+    for layer in (backbone[1], norm):
+        layer.num_batches_tracked += 40
     return fill(backbone, case["seed"]), fill(head, case["seed"] + 1)
 
 

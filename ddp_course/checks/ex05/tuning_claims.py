@@ -23,6 +23,10 @@ OTHERWISE = (
     "each step uses all samples of its joined batch, on all ranks, and changes each parameter of the head by lr times the "
     "gradient of their mean loss"
 )
+STATISTICS = (
+    "a BatchNorm of the head begins with the statistics and with the options that it has, such as its momentum, also if "
+    "another layer replaces it; in each training step it normalises with the joined batch, and updates them"
+)
 REPORTED = (
     "the network is right, but not these losses: each is the mean over the test set, of the whole network in eval mode, at "
     "the end of an epoch"
@@ -41,7 +45,7 @@ def claims(case, rank, of_ranks):
         yield Claim(f"{call}: {name}, of the backbone", mine["state"][name], before[name],
                     FROZEN if is_buffer(name) else TRAINED)  # fmt: skip
     yield Claim(
-        f"{call}: parameters of the backbone with a gradient, at the end", mine["with gradients"], [],
+        f"{call}: parameters of the backbone whose gradients were computed", mine["with gradients"], [],
         "the backbone is frozen, so none is needed: if its parameters require gradients, these are computed and sent in "
         "each step",
     )  # fmt: skip
@@ -55,7 +59,8 @@ def claims(case, rank, of_ranks):
         )  # fmt: skip
     right, right_losses = tuned(case)
     for name in head:
-        yield Claim(f"{call}: {name}, of the head, at the end", mine["state"][name], right[name], OTHERWISE,
+        yield Claim(f"{call}: {name}, of the head, at the end", mine["state"][name], right[name],
+                    STATISTICS if is_buffer(name) else OTHERWISE,
                     partial(mistakes, case, name), digits=8)  # fmt: skip
     yield Claim(f"{call}: the test losses", mine["losses"], right_losses, REPORTED, [(
         [of_ranks[0]["losses"][0]] * case["epochs"], "all these losses are the same: report the loss of each epoch")],

@@ -10,6 +10,11 @@ FOLLOW = (
     "Follow a run of three jobs on paper"
 )
 
+FIRST = (
+    "this is the first job, without a file: is an update the one of the text, with the mean gradient of all ranks, is the "
+    "loss this rank's own, and does each rank draw its masks from the generator as it is given?"
+)
+
 ROUNDED = "some digits are lost on the way through the file: keep float64"
 
 
@@ -23,14 +28,14 @@ def claims(case, right, rank, of_ranks):
     before = 0
     for job, stop in enumerate(case["stops"]):
         seen, call = of_ranks[rank][job], f"{described(case)}: job {job + 1}"
-        losses = right[job]["losses"][rank]
+        losses, otherwise = right[job]["losses"][rank], FOLLOW if job else FIRST
         yield Claim(
             f"{call}, what it returns", seen["is_list"], True, "return the losses of this call's updates, a list of float",
             told="a list of floats", shown=seen["text"],
         )  # fmt: skip
         for place, expected in enumerate(losses[: len(seen["losses"])]):
             yield Claim(
-                f"{call}, the loss of update {before + place + 1}", seen["losses"][place], expected, FOLLOW,
+                f"{call}, the loss of update {before + place + 1}", seen["losses"][place], expected, otherwise,
                 partial(likely, case, job, lambda found, p=place: found["losses"][rank][p : p + 1]),
             )  # fmt: skip
         yield Claim(
@@ -40,7 +45,7 @@ def claims(case, right, rank, of_ranks):
         )  # fmt: skip
         for name, expected in right[job]["parameters"].items():
             yield Claim(
-                f"{call}, {name} after it", seen["parameters"].get(name), expected, FOLLOW,
+                f"{call}, {name} after it", seen["parameters"].get(name), expected, otherwise,
                 partial(likely, case, job, lambda found, n=name: [found["parameters"][n]]),
             )  # fmt: skip
         yield from files(call, job, rank, of_ranks)

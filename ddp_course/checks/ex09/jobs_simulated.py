@@ -8,8 +8,8 @@ from torch import nn
 from ddp_course.checks.training import fill, state
 
 ONE_FOR_ALL = (
-    "each rank goes on with rank 0's random state, so all of them draw the same dropout masks from here on: save the state "
-    "of each rank, and let each rank load its own"
+    "this rank goes on with rank 0's random state, and draws its dropout masks from here on: save the state of each rank, "
+    "and let each rank load its own"
 )
 CAUSES = {  # of each fault
     "one for all": ONE_FOR_ALL,
@@ -26,7 +26,8 @@ CAUSES = {  # of each fault
     "one batch late": "the job begins one batch too late: the file's count is one too high, or the skip is",
     "one batch early": "the job does the last update of the job before it once more: the file's count is one too low, or "
     "the skip is",
-    "from the start": "the job begins the interrupted epoch from its beginning: leave out the batches that are done",
+    "from the start": "the job begins with the batch with which the interrupted epoch began: leave out the batches that are "
+    "done, in the order of that epoch",
 }
 PLANTED = ["one for all", "skips again", "counts the job"]
 

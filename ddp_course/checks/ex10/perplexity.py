@@ -73,14 +73,25 @@ def likely(case, rank):
 
 
 def shared_out(case, rank, of_ranks):
-    """Each window with new targets goes through the network once, on one rank."""
+    """Each window with new targets goes through the network once, on one rank, and no rank
+    has most of them.
+    """
     needed = sorted(inputs for inputs, is_new in windows_of(case) if is_new)
-    spare = [inputs for inputs, is_new in windows_of(case) if not is_new]
-    rows = sorted(row for seen in of_ranks for row in seen["rows"] if row not in spare)
+    own = [[row for row in seen["rows"] if row in needed] for seen in of_ranks]
+    call, rows = described(case), sorted(row for of_rank in own for row in of_rank)
     yield Claim(
-        f"{described(case)}: windows of all ranks together", rows, needed,
-        "the ranks share the work: each window goes through the network once, on one rank",
-        told=f"{len(needed)} windows, each once", shown=f"{len(rows)}, {len(set(map(tuple, rows)))} of them different",
+        f"{call}: windows without a target", [] in of_ranks[rank]["rows"], False,
+        "an empty window went through the network: the last one begins before the last token", told="none", shown="one",
+    )  # fmt: skip
+    yield Claim(
+        f"{call}: windows with new targets, of all ranks together", rows, needed,
+        "each window goes through the network once, on one rank",
+        told=f"{len(needed)}, each once", shown=f"{len(rows)}, {len(set(map(tuple, rows)))} of them different",
+    )  # fmt: skip
+    share = -(-len(list(windows_of(case))) // len(of_ranks)) + 1  # shares may count windows without new targets
+    yield Claim(
+        f"{call}: windows on this rank", len(own[rank]), range(share + 1),
+        "the ranks share the windows: none of them should have most of the work", told=f"at most {share}",
     )  # fmt: skip
 
 

@@ -15,16 +15,20 @@ VOCABULARY, MARK = 12, 0  # the mark begins a text, and has no bytes
 
 CAUSES = {  # of each fault
     "again": "tokens in the overlap of two windows are scored twice, the second time at the start of a window, with "
-    "little context: of each window but the first, only the last `stride` targets are new",
+    "little context: of each window but the first, the first context - stride targets are old",
     "mean of ranks": "this is the mean of the ranks' own bits per byte. The ranks have scored different numbers of bytes: "
     "add up the bits and the bytes of all ranks, and divide then",
     "input bytes": "these are the bytes of the inputs. What is scored are the targets, one place further on: the mark at "
     "the start of the text is never a target, and has no bytes; the last token is one",
     "own part": "this is the value of this rank's windows alone: add up those of all ranks",
+    "sum of ranks": "this is the sum of the ranks' own bits per byte: add up the bits and the bytes, and divide then",
     "nats": "cross_entropy gives nats: divide by log(2) for bits",
+    "times log 2": "a nat is 1 / log(2) bits: divide by log(2), and do not multiply",
     "per token": "these are bits per token: divide by the bytes of the scored tokens, not by their number",
-    "one more": "of each window but the first, one target too many is scored: only the last `stride` ones are new",
-    "one less": "of each window but the first, one target too few is scored: the last `stride` ones are all new",
+    "last ones": "the windows at the end are shorter: fewer than `stride` of their targets are new, or none. Leave out the "
+    "first context - stride targets, and do not take the last `stride`",
+    "one more": "of each window but the first, one target too many is scored: the first context - stride are old",
+    "one less": "of each window but the first, one target too few is scored: only the first context - stride are old",
     "from none": "the first window is cut, too: there, all targets are new",
 }
 PLANTED = ["again", "mean of ranks", "input bytes"]
@@ -86,11 +90,13 @@ def simulated(case, faults=frozenset()):
         lengths = sizes[window[:-1] if "input bytes" in faults else window[1:]]
         lengths = torch.ones_like(lengths) if "per token" in faults else lengths
         old = context - stride + ("one less" in faults) - ("one more" in faults)
+        old = max(0, len(losses) - stride) if "last ones" in faults else old
         new = old if (start or "from none" in faults) and "again" not in faults else 0
         totals[place % case["ranks"]] += torch.stack([losses[new:].sum(), lengths[new:].sum().double()])
-    totals[:, 0] /= 1 if "nats" in faults else math.log(2)
+    totals[:, 0] /= 1 if "nats" in faults else 1 / math.log(2) if "times log 2" in faults else math.log(2)
     own = totals[:, 0] / totals[:, 1]
     if "own part" in faults:
         return own.tolist()
     value = own.mean() if "mean of ranks" in faults else totals[:, 0].sum() / totals[:, 1].sum()
+    value = own.sum() if "sum of ranks" in faults else value
     return [value.item()] * case["ranks"]

@@ -67,9 +67,7 @@ def check_master_shards(answer, draw):
     and each number is sent once.
     """
     for n in (3, 2):  # on 3, what is kept tells a view from a third vector
-        cases = [a_case(draw, n, draw.randrange(1, n))]
-        if n == 3:
-            cases.append(a_case(draw, n, 0))
+        cases = [a_case(draw, n, left) for left in (*range(1, n), *[0] * (n == 3))]
         of_ranks = answer.on_ranks(observe_shards, cases, nproc=n)
         for place, case in enumerate(cases):
             on_every_rank(partial(claims, case), [seen[place] for seen in of_ranks])
