@@ -61,13 +61,13 @@ def test_a_whole_name_comes_before_first_letters_and_these_before_any_part():
     assert hints.find_question("04", "bug 3", BUGS) == "find_the_bug_3"
 
 
-@pytest.mark.parametrize("wanted", ["x", "5", "0", "-", "ringg", "3.0"])
+@pytest.mark.parametrize("wanted", ["x", "6", "0", "-", "ringg", "3.0"])
 def test_an_unknown_question_gives_one_line_with_all_choices(wanted):
     with pytest.raises(UsageError) as error:
         hints.find_question("02", wanted, RING)
     assert str(error.value) == (
         f"exercise 02 has no question {wanted}: choose one of rank_arithmetic, "
-        "broadcast, ring_reduce_scatter, crossover, or 1 to 4"
+        "broadcast, ring_reduce_scatter, crossover, count_classes, or 1 to 5"
     )
 
 

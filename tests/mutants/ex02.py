@@ -4,6 +4,7 @@ import itertools
 import math
 import os
 import time
+from collections import Counter
 from decimal import Decimal
 from fractions import Fraction
 
@@ -1329,3 +1330,389 @@ def cannot_be_two(n, alpha, beta):
 @wrong("crossover", "", status="not attempted")
 def solves_nothing(n, alpha, beta):
     raise NotImplementedError
+
+
+# ---- count_classes ----
+
+
+class Counts:
+    """What the answers below share: all right."""
+
+    def __call__(self, labels, least):
+        self.rank, self.n, self.least = dist.get_rank(), dist.get_world_size(), least
+        return self.first(labels), self.classes(labels)
+
+    def first(self, labels):
+        lengths = self.room()
+        dist.all_gather(lengths, torch.tensor([len(labels)]))
+        return self.before([length.item() for length in lengths])
+
+    def room(self):
+        return [torch.empty(1, dtype=torch.int64) for _ in range(self.n)]
+
+    def before(self, lengths):
+        return sum(lengths[: self.rank])
+
+    def classes(self, labels):
+        counts = self.own(labels)
+        named = [None] * self.n
+        dist.all_gather_object(named, self.names(counts))
+        order = self.order(counts, named)
+        totals = torch.tensor([counts.get(label, 0) for label in order])
+        self.add_up(totals)
+        return self.frequent(dict(zip(order, totals.tolist())))
+
+    def own(self, labels):
+        return Counter(labels)
+
+    def names(self, counts):
+        return list(counts)
+
+    def order(self, counts, named):
+        return sorted(set().union(*named))
+
+    def add_up(self, totals):
+        dist.all_reduce(totals)
+
+    def frequent(self, totals):
+        return {label: total for label, total in totals.items() if total >= self.least}
+
+
+def counts(kind):
+    """As a function, which is what the question asks for."""
+
+    def count_classes(labels, least):
+        return kind()(labels, least)
+
+    count_classes.__name__, count_classes.__module__ = kind.__name__, kind.__module__
+    return count_classes
+
+
+def right_counts(kind):
+    right("count_classes")(counts(kind))
+    return kind
+
+
+def wrong_counts(*given, **options):
+    def register(kind):
+        wrong("count_classes", *given, **options)(counts(kind))
+        return kind
+
+    return register
+
+
+ONE_TENSOR, TOO_EARLY, OWN_ORDER = "the same tensor n times", "has dropped the classes", "the same order"
+
+
+@wrong("count_classes", ONE_TENSOR)
+def classes_as_given(labels, least):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    lengths = [torch.zeros(1, dtype=torch.int64)] * world_size
+    dist.all_gather(lengths, torch.tensor([len(labels)]))
+    first = sum(length.item() for length in lengths[:rank])
+
+    counts = Counter(labels)
+    rare = [label for label, count in counts.items() if count < least]
+    for label in rare:
+        del counts[label]
+    of_ranks = [None] * world_size
+    dist.all_gather_object(of_ranks, list(counts))
+    for label in itertools.chain(*of_ranks):
+        counts.setdefault(label, 0)
+    totals = torch.tensor(list(counts.values()))
+    dist.all_reduce(totals)
+    classes = dict(zip(counts, totals.tolist()))
+    return first, classes
+
+
+class OneTensor(Counts):
+    def room(self):
+        return [torch.empty(1, dtype=torch.int64)] * self.n
+
+
+class TooEarly(Counts):
+    def own(self, labels):
+        return {label: count for label, count in Counter(labels).items() if count >= self.least}
+
+    def frequent(self, totals):
+        return totals
+
+
+class OwnOrder(Counts):
+    def order(self, counts, named):
+        return list(dict.fromkeys(itertools.chain(counts, *named)))
+
+
+@wrong_counts(ONE_TENSOR)
+class CountsInOneTensor(OneTensor):
+    pass
+
+
+@wrong_counts(TOO_EARLY)
+class CountsDroppedTooEarly(TooEarly):
+    pass
+
+
+@wrong_counts(OWN_ORDER)
+class CountsInTheirOwnOrder(OwnOrder):
+    pass
+
+
+@wrong_counts(ONE_TENSOR)
+class CountsOrderRepaired(OneTensor, TooEarly):
+    pass
+
+
+@wrong_counts(ONE_TENSOR)
+class CountsDroppingRepaired(OneTensor, OwnOrder):
+    pass
+
+
+@wrong_counts(OWN_ORDER)
+class CountsLengthsRepaired(OwnOrder, TooEarly):
+    pass
+
+
+@wrong_counts(TOO_EARLY)
+class CountsDroppedTwice(TooEarly):
+    def frequent(self, totals):
+        return Counts.frequent(self, totals)
+
+
+@wrong_counts(OWN_ORDER)
+class CountsDroppedTwiceInTheirOwnOrder(OwnOrder, TooEarly):
+    def frequent(self, totals):
+        return Counts.frequent(self, totals)
+
+
+@wrong_counts(OWN_ORDER)
+class CountsOwnSortedFirst(Counts):
+    def order(self, counts, named):
+        return list(dict.fromkeys(itertools.chain(sorted(counts), *named)))
+
+
+@wrong_counts(OWN_ORDER)
+class CountsInASet(Counts):
+    def order(self, counts, named):
+        known = set(counts)
+        for names in named:
+            known.update(names)
+        return list(known)
+
+
+@wrong_counts("no single rank has `least` samples")
+class CountsNamesOfFrequentOnes(Counts):
+    def names(self, counts):
+        return [label for label, count in counts.items() if count >= self.least]
+
+
+@wrong_counts("drop them, once the counts")
+class CountsAll(Counts):
+    def frequent(self, totals):
+        return totals
+
+
+@wrong_counts("exactly `least`")
+class CountsMoreThanLeast(Counts):
+    def frequent(self, totals):
+        return {label: total for label, total in totals.items() if total > self.least}
+
+
+@wrong_counts("less than its share of `least`")
+class CountsItsShareOfLeast(Counts):
+    """A rank drops what it has less of than its share."""
+
+    def own(self, labels):
+        return {label: count for label, count in Counter(labels).items() if count * self.n >= self.least}
+
+
+@wrong_counts("after the last")
+class CountsItselfBeforeItself(Counts):
+    def before(self, lengths):
+        return sum(lengths[: self.rank + 1])
+
+
+@wrong_counts("were all parts taken to be of equal length")
+class CountsEqualParts(Counts):
+    def first(self, labels):
+        return self.rank * len(labels)
+
+
+@wrong_counts("only rank 0's samples")
+class CountsFromZero(Counts):
+    def before(self, lengths):
+        return 0
+
+
+@wrong_counts("all ranks need the result|other classes|did each rank")
+class CountsAtRankZero(Counts):
+    def add_up(self, totals):
+        dist.reduce(totals, dst=0)
+
+
+@wrong_counts("all ranks need the result")
+class CountsForRankZero(Counts):
+    def frequent(self, totals):
+        return super().frequent(totals) if self.rank == 0 else {}
+
+
+@wrong_counts("this rank's own samples: the counts of all")
+class CountsOwnSamplesOnly(Counts):
+    def add_up(self, totals):
+        pass
+
+
+@wrong_counts("did each rank")
+class CountsTwice(Counts):
+    def add_up(self, totals):
+        totals *= 2
+        dist.all_reduce(totals)
+
+    def frequent(self, totals):
+        return {label: total for label, total in totals.items() if total >= 2 * self.least}
+
+
+@wrong_counts("too many to send")
+class CountsAllLabels(Counts):
+    def classes(self, labels):
+        of_ranks = [None] * self.n
+        dist.all_gather_object(of_ranks, labels)
+        return self.frequent(Counter(itertools.chain(*of_ranks)))
+
+
+@wrong_counts("too many to send")
+class CountsAllLabelsAtRankZero(Counts):
+    def classes(self, labels):
+        of_ranks = [None] * self.n if self.rank == 0 else None
+        dist.gather_object(labels, of_ranks, dst=0)
+        found = [self.frequent(Counter(itertools.chain(*(of_ranks or []))))]
+        dist.broadcast_object_list(found, src=0)
+        return found[0]
+
+
+@wrong("count_classes", "return two things")
+def returns_the_classes_only(labels, least):
+    return Counts()(labels, least)[1]
+
+
+@wrong("count_classes", "return two things")
+def classes_as_a_list(labels, least):
+    first, classes = Counts()(labels, least)
+    return first, sorted(classes)
+
+
+@wrong("count_classes", "return two things")
+def prints_the_classes(labels, least):
+    print(Counts()(labels, least))
+
+
+@wrong("count_classes", "", status="timed out|your code raised")
+def only_rank_zero_counts(labels, least):
+    return Counts()(labels, least) if dist.get_rank() == 0 else (0, {})
+
+
+@wrong("count_classes", "", status="not attempted")
+def counts_nothing(labels, least):
+    raise NotImplementedError
+
+
+@right_counts
+class CountsRepaired(Counts):
+    pass
+
+
+@right("count_classes")
+def classes_repaired_in_place(labels, least):
+    """As little as possible is changed in the given program."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size)]
+    dist.all_gather(lengths, torch.tensor([len(labels)]))
+    first = sum(length.item() for length in lengths[:rank])
+    counts = Counter(labels)
+    of_ranks = [None] * world_size
+    dist.all_gather_object(of_ranks, list(counts))
+    for label in itertools.chain(*of_ranks):
+        counts.setdefault(label, 0)
+    counts = dict(sorted(counts.items()))
+    totals = torch.tensor(list(counts.values()))
+    dist.all_reduce(totals)
+    classes = dict(zip(counts, totals.tolist()))
+    for label in [label for label, count in classes.items() if count < least]:
+        del classes[label]
+    return first, classes
+
+
+@right_counts
+class CountsAsObjects(Counts):
+    """Counters are added up; a Counter is a dict."""
+
+    def first(self, labels):
+        lengths = [None] * self.n
+        dist.all_gather_object(lengths, len(labels))
+        return self.before(lengths)
+
+    def classes(self, labels):
+        of_ranks = [None] * self.n
+        dist.all_gather_object(of_ranks, Counter(labels))
+        total = sum(of_ranks, Counter())
+        return Counter({label: total[label] for label in total if total[label] >= self.least})
+
+
+@right_counts
+class CountsInTheOrderOfRanks(Counts):
+    """All ranks go through what the ranks have sent in the same order."""
+
+    def first(self, labels):
+        lengths = torch.zeros(self.n, dtype=torch.int64)
+        lengths[self.rank] = len(labels)
+        dist.all_reduce(lengths)
+        return lengths[: self.rank].sum()
+
+    def order(self, counts, named):
+        return list(dict.fromkeys(itertools.chain(*named)))
+
+
+@right_counts
+class CountsOneByOne(Counts):
+    """One all-reduce for each class."""
+
+    def first(self, labels):
+        lengths = torch.empty(self.n, dtype=torch.int64)
+        dist.all_gather_into_tensor(lengths, torch.tensor([len(labels)]))
+        return lengths.cumsum(0)[self.rank].item() - len(labels)
+
+    def add_up(self, totals):
+        for total in totals:
+            dist.all_reduce(total)
+
+
+@right_counts
+class CountsWithUnique(Counts):
+    """Rank 0 names the classes in an order of its own; totals stay tensors."""
+
+    def classes(self, labels):
+        names, numbers = torch.tensor(labels).unique(return_counts=True)
+        counts = dict(zip(names.tolist(), numbers))
+        named = [None] * self.n if self.rank == 0 else None
+        dist.gather_object(list(counts), named)
+        order = [sorted(set().union(*named), reverse=True) if self.rank == 0 else None]
+        dist.broadcast_object_list(order)
+        totals = torch.stack([counts.get(label, torch.tensor(0)) for label in order[0]])
+        dist.all_reduce(totals)
+        return {label: total for label, total in zip(order[0], totals) if total >= self.least}
+
+
+@right_counts
+class CountsWithAPassedOnLength(Counts):
+    """Each rank tells the next one where it ends; the pair is a list."""
+
+    def __call__(self, labels, least):
+        return list(super().__call__(labels, least))
+
+    def first(self, labels):
+        place = torch.zeros(1, dtype=torch.int64)
+        if self.rank:
+            dist.recv(place, self.rank - 1)
+        if self.rank + 1 < self.n:
+            dist.send(place + len(labels), self.rank + 1)
+        return place.item()

@@ -1765,3 +1765,317 @@ wrong_port(
     ("    trainer.train()\n", "    trainer.evaluate()\n    trainer.train()\n"),
 )
 wrong_port("saves_the_network_itself", "save the state_dict", (".state_dict()", ""), status="your code raised")
+
+
+# ---- weighted_trainer ----
+
+WEIGHTED_IMPORTS = """
+import copy
+import math
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, DistributedSampler
+from transformers import Trainer
+"""
+WEIGHTED = """
+class WeightedTrainer(Trainer):
+    def __init__(self, *given, weights, **named):
+        super().__init__(*given, **named)
+        self.weights = weights
+        self.lowest, self.best = math.inf, None
+
+    def get_train_dataloader(self):
+        data, size = self.train_dataset, self.args.per_device_train_batch_size
+        sampler, collate = DistributedSampler(data), self.data_collator
+        loader = DataLoader(data, size, sampler=sampler, collate_fn=collate)
+        return self.accelerator.prepare(loader)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        loss = F.cross_entropy(outputs["logits"], labels, self.weights)
+        return (loss, outputs) if return_outputs else loss
+
+    def evaluate(self, *given, **named):
+        metrics = super().evaluate(*given, **named)
+        if metrics["eval_error"] < self.lowest:
+            self.lowest = metrics["eval_error"]
+            self.best = self.model.state_dict()
+        return metrics
+"""
+SAMPLER = "sampler, collate = DistributedSampler(data), self.data_collator"
+LOADER = "DataLoader(data, size, sampler=sampler, collate_fn=collate)"
+OWN_LOADER = ("def get_train_dataloader", "def loader_that_nobody_asks_for")
+OWN_LOSS = 'F.cross_entropy(outputs["logits"], labels, self.weights)'
+OWN_MEAN = (OWN_LOSS, OWN_LOSS[:-1] + ', reduction="none").mean()')
+STATE = "self.best = self.model.state_dict()"
+OWN_COPY = (STATE, "self.best = copy.deepcopy(self.model.state_dict())")
+
+
+def loses(loss):
+    return (OWN_LOSS, loss)
+
+
+def wrong_weighted(name, pattern, *edits, status="failed"):
+    """The given program with these edits, (old, new), each of which must be possible."""
+
+    def answer():
+        text = WEIGHTED
+        for old, new in edits:
+            assert old in text, old
+            text = text.replace(old, new)
+        return (Source("WeightedTrainer", WEIGHTED_IMPORTS, text),)
+
+    answer.__name__ = name
+    wrong("weighted_trainer", pattern, status, several=True)(answer)
+
+
+def right_weighted(name, *edits):
+    wrong_weighted(name, None, *edits)
+
+
+DIVIDED_TWICE, OF_MICRO_BATCHES = "divided among the ranks twice", "divided by the sum of its own weights"
+NO_COPY = "these tensors are the model's own"
+
+wrong_weighted("weighted_as_given", DIVIDED_TWICE)
+wrong_weighted("weighted_with_two_loaders", DIVIDED_TWICE, OWN_MEAN, OWN_COPY)
+wrong_weighted("weighted_with_loader_and_loss", DIVIDED_TWICE, OWN_COPY)
+wrong_weighted("weighted_with_loader_and_alias", DIVIDED_TWICE, OWN_MEAN)
+wrong_weighted("weighted_by_micro_batches", OF_MICRO_BATCHES, OWN_LOADER, OWN_COPY)
+wrong_weighted("weighted_by_micro_batches_and_alias", OF_MICRO_BATCHES, OWN_LOADER)
+wrong_weighted("weighted_with_an_alias", NO_COPY, OWN_LOADER, OWN_MEAN)
+wrong_weighted(
+    "weighted_with_a_shallow_copy", NO_COPY, OWN_LOADER, OWN_MEAN, (STATE, "self.best = dict(self.model.state_dict())")
+)
+wrong_weighted(
+    "weighted_detached",
+    NO_COPY,
+    OWN_LOADER,
+    OWN_MEAN,
+    (STATE, "self.best = {name: value.detach().cpu() for name, value in self.model.state_dict().items()}"),
+)
+
+right_weighted("weighted_without_a_loader", OWN_LOADER, OWN_MEAN, OWN_COPY)
+right_weighted(
+    "weighted_prepares_a_plain_loader",
+    (SAMPLER, "collate = self.data_collator"),
+    (LOADER, "DataLoader(data, size, shuffle=True, collate_fn=collate)"),
+    OWN_MEAN,
+    OWN_COPY,
+)
+right_weighted(
+    "weighted_samples_for_one_rank",
+    ("DistributedSampler(data)", "DistributedSampler(data, num_replicas=1, rank=0)"),
+    OWN_MEAN,
+    OWN_COPY,
+)
+right_weighted(
+    "weighted_tells_its_sampler_the_epoch",
+    ("return self.accelerator.prepare(loader)", "loader.set_epoch = sampler.set_epoch\n        return loader"),
+    OWN_MEAN,
+    OWN_COPY,
+)
+right_weighted(
+    "weighted_by_hand",
+    OWN_LOADER,
+    loses('(-outputs["logits"].log_softmax(1).gather(1, labels[:, None])[:, 0] * self.weights[labels]).mean()'),
+    (STATE, "self.best = {name: value.detach().clone() for name, value in self.model.state_dict().items()}"),
+)
+right_weighted(
+    "weighted_sum_over_labels", OWN_LOADER, loses(OWN_LOSS[:-1] + ', reduction="sum") / len(labels)'), OWN_COPY
+)
+right_weighted(
+    "weighted_undoes_the_division",
+    OWN_LOADER,
+    loses(OWN_LOSS + " * self.weights[labels].mean()"),
+    (
+        STATE,
+        "self.best = type(self.model.state_dict())((name, value + 0) for name, value in self.model.state_dict().items())",
+    ),
+)
+right_weighted(
+    "weighted_counts_items",
+    OWN_LOADER,
+    OWN_COPY,
+    ("        self.weights = weights\n", "        self.weights, self.model_accepts_loss_kwargs = weights, True\n"),
+    loses(
+        'F.cross_entropy(outputs["logits"], labels, self.weights, reduction="sum")\n'
+        "        n = dist.get_world_size()\n"
+        "        loss = loss / len(labels) if num_items_in_batch is None else n * loss / num_items_in_batch"
+    ),
+)
+right_weighted(
+    "weighted_by_a_function_for_the_loss",
+    OWN_LOADER,
+    OWN_COPY,
+    (
+        "        self.weights = weights\n",
+        "        self.weights = weights\n        self.compute_loss_func = self.of_labels\n",
+    ),
+    (
+        "    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):\n"
+        '        labels = inputs.pop("labels")\n        outputs = model(**inputs)\n',
+        "    def of_labels(self, outputs, labels, num_items_in_batch=None):\n",
+    ),
+    loses(OWN_LOSS[:-1] + ', reduction="sum")'),
+    (
+        "return (loss, outputs) if return_outputs else loss",
+        "return loss / (len(labels) if num_items_in_batch is None else num_items_in_batch)",
+    ),
+)
+
+NO_PREPARE = ("return self.accelerator.prepare(loader)", "return loader")
+wrong_weighted("weighted_forgets_set_epoch", "shuffled anew in each epoch", NO_PREPARE, OWN_MEAN, OWN_COPY)
+wrong_weighted(
+    "weighted_in_the_order_of_the_data",
+    "shuffled anew in each epoch",
+    (SAMPLER, "collate = self.data_collator"),
+    (LOADER, "DataLoader(data, size, collate_fn=collate)"),
+    OWN_MEAN,
+    OWN_COPY,
+)
+wrong_weighted(
+    "weighted_all_samples_on_each_rank",
+    "each rank goes through all samples",
+    NO_PREPARE,
+    (SAMPLER, "collate = self.data_collator"),
+    (LOADER, "DataLoader(data, size, shuffle=True, collate_fn=collate)"),
+    OWN_MEAN,
+    OWN_COPY,
+)
+wrong_weighted(
+    "weighted_the_same_share_on_all_ranks",
+    "once, on one",
+    NO_PREPARE,
+    ("DistributedSampler(data)", "DistributedSampler(data, rank=0)"),
+    OWN_MEAN,
+    OWN_COPY,
+)
+wrong_weighted(
+    "weighted_other_micro_batches",
+    "per_device_train_batch_size samples",
+    NO_PREPARE,
+    (LOADER, LOADER.replace("size,", "1,")),
+    OWN_MEAN,
+    OWN_COPY,
+)
+wrong_weighted(
+    "weighted_without_weights",
+    "the weight of its class is missing",
+    OWN_LOADER,
+    OWN_COPY,
+    loses(OWN_LOSS.replace(", self.weights", "")),
+)
+wrong_weighted("weighted_sum", "the mean is needed", OWN_LOADER, OWN_COPY, loses(OWN_LOSS[:-1] + ', reduction="sum")'))
+for name, pattern, more in [
+    ("accumulation_twice", "by the number of micro-batches twice", "/ self.current_gradient_accumulation_steps"),
+    ("accumulation_undone", "too large, by the number of micro-batches", "* self.current_gradient_accumulation_steps"),
+    ("ranks_twice", "though DDP already takes the mean", "/ dist.get_world_size()"),
+    ("times_ranks", "multiplied by the number of ranks", "* self.accelerator.num_processes"),
+    ("labels_twice", "the samples of the micro-batch twice", "/ len(labels)"),
+]:
+    wrong_weighted(f"weighted_{name}", pattern, OWN_LOADER, OWN_COPY, loses(f"{OWN_MEAN[1]} {more}"))
+wrong_weighted(
+    "weighted_by_all_weights_of_the_ranks",
+    "micro-batches|by the sum of the weights|Follow one sample",
+    OWN_LOADER,
+    OWN_COPY,
+    loses(
+        'F.cross_entropy(outputs["logits"], labels, self.weights, reduction="sum")\n'
+        "        total = self.weights[labels].sum()\n        dist.all_reduce(total)\n"
+        "        loss = loss * dist.get_world_size() / total"
+    ),
+)
+wrong_weighted(
+    "weighted_from_the_model_within",
+    "has to come from the model",
+    OWN_LOADER,
+    OWN_MEAN,
+    OWN_COPY,
+    ("outputs = model(", "outputs = self.model("),
+)
+wrong_weighted(
+    "weighted_keeps_the_last",
+    "of evaluation 3",
+    OWN_LOADER,
+    OWN_MEAN,
+    OWN_COPY,
+    ('if metrics["eval_error"] < self.lowest', "if True"),
+)
+wrong_weighted(
+    "weighted_keeps_the_highest",
+    "of evaluation [123]: `best`",
+    OWN_LOADER,
+    OWN_MEAN,
+    OWN_COPY,
+    ("< self.lowest", "> self.lowest"),
+    ("math.inf", "-math.inf"),
+)
+wrong_weighted(
+    "weighted_keeps_the_first",
+    "of evaluation 1: `best`",
+    OWN_LOADER,
+    OWN_MEAN,
+    OWN_COPY,
+    ('if metrics["eval_error"] < self.lowest', "if self.best is None"),
+)
+wrong_weighted(
+    "weighted_keeps_the_last_of_equals",
+    "so it is no better",
+    OWN_LOADER,
+    OWN_MEAN,
+    OWN_COPY,
+    ("< self.low", "<= self.low"),
+)
+wrong_weighted(
+    "weighted_keeps_it_on_rank_0",
+    "each rank keeps the state_dict",
+    OWN_LOADER,
+    OWN_MEAN,
+    OWN_COPY,
+    ('if metrics["eval_error"] < self.lowest', 'if dist.get_rank() == 0 and metrics["eval_error"] < self.lowest'),
+)
+wrong_weighted(
+    "weighted_keeps_the_model",
+    "each rank keeps the state_dict",
+    OWN_LOADER,
+    OWN_MEAN,
+    (STATE, "self.best = copy.deepcopy(self.model)"),
+)
+wrong_weighted(
+    "weighted_keeps_before_it_evaluates",
+    "of before the training|of evaluation",
+    OWN_LOADER,
+    OWN_MEAN,
+    (STATE, "self.best = before"),
+    ("        metrics = super()", "        self.model.zero_grad()\n        metrics = super()"),
+    ('self.lowest = metrics["eval_error"]', 'self.lowest = metrics["eval_error"]\n            before = self.start'),
+    (
+        "        self.weights = weights\n",
+        "        self.weights = weights\n        self.start = copy.deepcopy(self.model.state_dict())\n",
+    ),
+)
+wrong_weighted(
+    "weighted_keeps_wrapped_names",
+    "those of self.model.state_dict",
+    OWN_LOADER,
+    OWN_MEAN,
+    (STATE, "self.best = copy.deepcopy(self.model_wrapped.state_dict())"),
+)
+wrong_weighted(
+    "weighted_evaluates_in_silence",
+    "returns the metrics",
+    OWN_LOADER,
+    OWN_MEAN,
+    OWN_COPY,
+    ("        return metrics\n", ""),
+)
+wrong_weighted(
+    "weighted_nothing_yet",
+    "",
+    ('        labels = inputs.pop("labels")\n', "        raise NotImplementedError\n"),
+    status="not attempted",
+)

@@ -1205,3 +1205,396 @@ def by_gathered_objects(logits, tokens, questions, lengths):
     numbers = [None] * dist.get_world_size()
     dist.all_gather_object(numbers, int((lengths - questions).sum()))
     return sum_of(logits, labels_of(tokens, questions, lengths)) / (sum(numbers) / len(numbers))
+
+
+# ---- fine_tune ----
+
+
+def tune(network, batches, held_out, epochs, rate, faults=(), own=()):
+    """Repaired, but for some of the given program's faults. own: functions in place of
+    parts of it, by name.
+    """
+    parts = {"start": share, "mean": average, "evaluate": evaluate, "keep": cloned, "end": nothing} | dict(own)
+    layers = list(network.layers)
+    trained = [value for layer in layers for value in (layer.A, layer.B)]
+    if "start" not in faults:
+        parts["start"](trained)
+    best, losses = None, []
+    for _ in range(epochs):
+        for inputs, targets in batches:
+            F.mse_loss(network(inputs), targets).backward()
+            parts["mean"](trained)
+            with torch.no_grad():
+                for value in trained:
+                    value -= rate * value.grad
+                    value.grad = None
+        with torch.no_grad():
+            if "drift" in faults:
+                merge(layers)
+            else:
+                weights = [layer.weight.clone() for layer in layers]
+                merge(layers)
+            losses.append(own_loss(network, *held_out) if "own" in faults else parts["evaluate"](network, *held_out))
+            for layer in layers:
+                layer.merged = False
+                if "drift" in faults:
+                    layer.weight -= layer.scale * layer.B @ layer.A
+            if "drift" not in faults:
+                for layer, weight in zip(layers, weights):
+                    layer.weight.copy_(weight)
+        if losses[-1] == min(losses):
+            best = parts["keep"](trained)
+    parts["end"](layers, trained, best)
+    return best, losses
+
+
+def share(trained):
+    for value in trained:
+        dist.broadcast(value.detach(), src=0)
+
+
+def average(trained):
+    for value in trained:
+        dist.all_reduce(value.grad)
+        value.grad /= dist.get_world_size()
+
+
+def merge(layers):
+    for layer in layers:
+        layer.weight += layer.scale * layer.B @ layer.A
+        layer.merged = True
+
+
+def own_loss(network, x, y):
+    return F.mse_loss(network(x), y).item()
+
+
+def evaluate(network, x, y):
+    sums = torch.tensor([F.mse_loss(network(x), y, reduction="sum"), y.numel()])
+    dist.all_reduce(sums)
+    return (sums[0] / sums[1]).item()
+
+
+def cloned(trained):
+    return [value.detach().clone() for value in trained]
+
+
+def nothing(*_):
+    pass
+
+
+OWN_A, ROUNDED = "each has drawn A for itself", "In bf16, adding a number and subtracting it"
+OWN_LOSS = "the loss on this rank's own held-out samples"
+
+
+@right("fine_tune")
+def tuning_repaired(*args):
+    return tune(*args)
+
+
+@wrong("fine_tune", ROUNDED)
+def tuning_as_given(*args):
+    return tune(*args, faults=["start", "own", "drift"])
+
+
+@wrong("fine_tune", ROUNDED)
+def tuning_with_own_start_and_drift(*args):
+    return tune(*args, faults=["start", "drift"])
+
+
+@wrong("fine_tune", ROUNDED)
+def tuning_with_own_loss_and_drift(*args):
+    return tune(*args, faults=["own", "drift"])
+
+
+@wrong("fine_tune", OWN_A)
+def tuning_with_own_start_and_loss(*args):
+    return tune(*args, faults=["start", "own"])
+
+
+@wrong("fine_tune", OWN_A)
+def tuning_with_own_start(*args):
+    return tune(*args, faults=["start"])
+
+
+@wrong("fine_tune", OWN_LOSS)
+def tuning_with_own_loss(*args):
+    return tune(*args, faults=["own"])
+
+
+@wrong("fine_tune", ROUNDED)
+def tuning_with_drift(*args):
+    return tune(*args, faults=["drift"])
+
+
+@wrong("fine_tune", "mean of the ranks' means")
+def tuning_by_a_mean_of_means(*args):
+    def of_means(network, x, y):
+        value = F.mse_loss(network(x), y)
+        dist.all_reduce(value)
+        return value.item() / dist.get_world_size()
+
+    return tune(*args, own={"evaluate": of_means})
+
+
+@wrong("fine_tune", "sum of the ranks' means")
+def tuning_by_a_sum_of_means(*args):
+    def of_sums(network, x, y):
+        value = F.mse_loss(network(x), y)
+        dist.all_reduce(value)
+        return value.item()
+
+    return tune(*args, own={"evaluate": of_sums})
+
+
+@wrong("fine_tune", "mean of the squared errors over the held-out samples of all ranks")
+def tuning_that_takes_rank_0s_loss(*args):
+    """All ranks choose the same epoch, but not the best one."""
+
+    def of_rank_0(network, x, y):
+        value = F.mse_loss(network(x), y)
+        dist.broadcast(value, src=0)
+        return value.item()
+
+    return tune(*args, own={"evaluate": of_rank_0})
+
+
+@right("fine_tune")
+def tuning_without_merging(network, batches, held_out, epochs, rate):
+    """Evaluates with the adapters beside the weights, counts gathered as objects, and joins
+    what it sends.
+    """
+    parameters = [value for value in network.parameters() if value.requires_grad]
+    for value in parameters:
+        dist.broadcast(value.data, 0)
+    history = []
+    for _ in range(epochs):
+        for x, y in batches:
+            gradients = torch.autograd.grad(F.mse_loss(network(x), y), parameters)
+            whole = torch.cat([gradient.flatten() for gradient in gradients])
+            dist.all_reduce(whole)
+            sizes = [value.numel() for value in parameters]
+            for value, gradient in zip(parameters, (whole / dist.get_world_size()).split(sizes)):
+                value.data -= rate * gradient.view_as(value)
+        with torch.no_grad():
+            pair = ((network(held_out[0]) - held_out[1]).pow(2).sum().item(), held_out[1].numel())
+        pairs = [None] * dist.get_world_size()
+        dist.all_gather_object(pairs, pair)
+        adapters = [value.detach().clone() for layer in network.layers for value in (layer.A, layer.B)]
+        history.append((sum(a for a, _ in pairs) / sum(b for _, b in pairs), adapters))
+    return min(history, key=lambda pair: pair[0])[1], [loss for loss, _ in history]
+
+
+@right("fine_tune")
+def tuning_with_ddp(network, batches, held_out, epochs, rate):
+    """Wrapped, so that the start and the means are DDP's."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    model, layers = DistributedDataParallel(network), network.layers
+    best, lowest, losses = None, float("inf"), []
+    for _ in range(epochs):
+        for x, y in batches:
+            model(x).sub(y).square().mean().backward()
+            with torch.no_grad():
+                for layer in layers:
+                    for value in (layer.A, layer.B):
+                        value.sub_(value.grad, alpha=rate)
+                        value.grad.zero_()
+        with torch.no_grad():
+            loss = evaluate(copy.deepcopy(network), *held_out)
+        losses.append(loss)
+        if loss < lowest:
+            lowest = loss
+            best = [copy.deepcopy(value.data) for layer in layers for value in (layer.A, layer.B)]
+    return best, losses
+
+
+@right("fine_tune")
+def tuning_with_another_weight(network, batches, held_out, epochs, rate):
+    """Puts merged parameters in the place of the weights, and the old ones back; as a tuple of parameters."""
+    layers, old = network.layers, [layer.weight for layer in network.layers]
+
+    def merged(network, x, y):
+        for layer, weight in zip(layers, old):
+            layer.weight = nn.Parameter(weight.float() + layer.scale * layer.B @ layer.A, requires_grad=False)
+        value = evaluate(network, x, y)
+        for layer, weight in zip(layers, old):
+            layer.merged, layer.weight = False, weight
+        return value
+
+    trained = [value for layer in layers for value in (layer.A, layer.B)]
+    share(trained)
+    best, losses = None, []
+    for _ in range(epochs):
+        for x, y in batches:
+            F.mse_loss(network(x), y).backward()
+            average(trained)
+            with torch.no_grad():
+                for value in trained:
+                    value.add_(value.grad, alpha=-rate)
+                    value.grad = None
+        with torch.no_grad():
+            for layer in layers:
+                layer.merged = True
+            losses.append(merged(network, *held_out))
+        if losses.index(min(losses)) == len(losses) - 1:
+            best = tuple(nn.Parameter(value.clone()) for value in trained)
+    return best, torch.tensor(losses)
+
+
+@right("fine_tune")
+def tuning_with_torchs_sgd(network, batches, held_out, epochs, rate):
+    """With an optimizer, the state dict of rank 0, and a copy of the network for each evaluation."""
+    state = {name: value for name, value in network.state_dict().items() if not name.endswith("weight")}
+    for value in state.values():
+        dist.broadcast(value, 0)
+    names, losses, states = list(state), [], []
+    optimizer = torch.optim.SGD([value for value in network.parameters() if value.requires_grad], rate)
+    for _ in range(epochs):
+        for x, y in batches:
+            optimizer.zero_grad()
+            (F.mse_loss(network(x), y) / dist.get_world_size()).backward()
+            for value in network.parameters():
+                if value.requires_grad:
+                    dist.all_reduce(value.grad)
+            optimizer.step()
+        with torch.no_grad():
+            other = copy.deepcopy(network)
+            merge(other.layers)
+            losses.append(evaluate(other, *held_out))
+        states.append(copy.deepcopy(network.state_dict()))
+    best = states[losses.index(min(losses))]
+    return [best[name] for name in names], losses
+
+
+@wrong("fine_tune", "the adapters of the last epoch, not of the best one")
+def tuning_without_a_clone(*args):
+    return tune(*args, own={"keep": lambda trained: [value.detach() for value in trained]})
+
+
+@wrong("fine_tune", "the network keeps the adapters of the last epoch")
+def tuning_that_puts_the_best_back(*args):
+    def put(layers, trained, best):
+        for value, kept in zip(trained, best):
+            value.data.copy_(kept)
+
+    return tune(*args, own={"end": put})
+
+
+@wrong("fine_tune", "still merged into this weight")
+def tuning_that_ends_merged(*args):
+    def end(layers, trained, best):
+        with torch.no_grad():
+            merge(layers)
+
+    return tune(*args, own={"end": end})
+
+
+@wrong("fine_tune", "stays in bf16")
+def tuning_in_fp32(network, *args):
+    """The base in fp32, where hardly anything is rounded away."""
+    for layer in network.layers:
+        layer.weight.data = layer.weight.data.float()
+    return tune(network, *args, faults=["drift"])
+
+
+@wrong("fine_tune", "were not restored before the next epoch")
+def tuning_that_restores_at_the_end(network, *args):
+    weights = [layer.weight.clone() for layer in network.layers]
+    result = tune(network, *args, faults=["drift"])
+    for layer, weight in zip(network.layers, weights):
+        layer.weight.data.copy_(weight)
+    return result
+
+
+@wrong("fine_tune", "without adapters")
+def tuning_that_evaluates_the_base(*args):
+    def of_base(network, x, y):
+        kept = [layer.B.clone() for layer in network.layers]
+        for layer in network.layers:
+            layer.weight -= layer.scale * layer.B @ layer.A
+        value = evaluate(network, x, y)
+        assert all(map(torch.equal, kept, [layer.B for layer in network.layers]))
+        return value
+
+    return tune(*args, own={"evaluate": of_base})
+
+
+@wrong("fine_tune", "merged into the weight and added as well")
+def tuning_that_counts_adapters_twice(*args):
+    def twice(network, x, y):
+        for layer in network.layers:
+            layer.merged = False
+        return evaluate(network, x, y)
+
+    return tune(*args, own={"evaluate": twice})
+
+
+@wrong("fine_tune", "summed over the ranks(: their|, where their) mean")
+def tuning_with_sums(*args):
+    return tune(*args, own={"mean": lambda trained: [dist.all_reduce(value.grad) for value in trained]})
+
+
+@wrong("fine_tune", "with its own gradients only")
+def tuning_with_own_gradients(*args):
+    return tune(*args, own={"mean": nothing})
+
+
+@wrong("fine_tune", "twice")
+def tuning_with_a_mean_of_means(*args):
+    def twice(trained):
+        average(trained)
+        for value in trained:
+            value.grad /= dist.get_world_size()
+
+    return tune(*args, own={"mean": twice})
+
+
+@wrong("fine_tune", "step is one of plain SGD")
+def tuning_from_another_a(*args):
+    """The same A on all ranks, but not rank 0's."""
+
+    def drawn(trained):
+        draw = torch.Generator().manual_seed(0)
+        for value in trained[::2]:
+            value.data.copy_(torch.randn(value.shape, generator=draw) / 5)
+
+    return tune(*args, own={"start": drawn})
+
+
+@wrong("fine_tune", "neither weights nor samples")
+def tuning_that_averages_adapters_too(*args):
+    def both(trained):
+        average(trained)
+        share(trained)
+
+    return tune(*args, own={"mean": both})
+
+
+@wrong("fine_tune", "neither weights nor samples")
+def tuning_that_gathers_samples(*args):
+    def gathered(network, x, y):
+        parts = [None] * dist.get_world_size()
+        dist.all_gather_object(parts, (x, y))
+        x, y = (torch.cat(tensors) for tensors in zip(*parts))
+        return F.mse_loss(network(x), y).item()
+
+    return tune(*args, own={"evaluate": gathered})
+
+
+@wrong("fine_tune", "return two lists")
+def tuning_without_losses(*args):
+    return tune(*args)[0]
+
+
+@wrong("fine_tune", "on this rank's own held-out samples")
+def tuning_that_chooses_by_its_own(network, batches, held_out, epochs, rate):
+    """Returns the right losses, and chooses by others."""
+    seen = []
+
+    def both(network, x, y):
+        seen.append((own_loss(network, x, y), cloned([v for layer in network.layers for v in (layer.A, layer.B)])))
+        return evaluate(network, x, y)
+
+    _, losses = tune(network, batches, held_out, epochs, rate, own={"evaluate": both})
+    return min(seen, key=lambda pair: pair[0])[1], losses

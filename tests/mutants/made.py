@@ -75,6 +75,9 @@ EQUIVALENT = {
         "12: 5: one more": "A begins with other random numbers, and may",
         "12: 5: one less": "A begins with other random numbers, and may",
     },
+    "11 fine_tune": {
+        "20: with torch.no_grad():: without `for layer in layers:`": "nothing is merged, which does as well",
+    },
     "13 checkpoint_bytes": {
         "10: 0: one more": "a byte is less than a file's header, which does not matter",
         "10: 0: one less": "a byte is less than a file's header, which does not matter",
