@@ -33,7 +33,7 @@ from ddp_course.judge.answer import Source
 from ddp_course.ranks.in_each_rank import MOST_OPEN
 from ddp_course.ranks.launch import RankError
 
-QUESTIONS = ["average_gradients", "overlapped", "bucketed", "traffic"]
+QUESTIONS = "average_gradients overlapped bucketed traffic train_by_hand".split()
 PATCHES = """
 def average_gradients(module):
     import ddp_course.checks.ex03 as ex03
@@ -166,7 +166,7 @@ def test_a_right_a_half_done_a_cheating_and_a_hanging_submission_in_one_call(cou
         ]
     )
     assert (
-        "## half: 1 of 4" in summary.read_text()
+        f"## half: 1 of {len(QUESTIONS)}" in summary.read_text()
         and "| 03 | overlapped | passed |" in summary.read_text()
     )
 
@@ -216,8 +216,8 @@ def test_a_damaged_submission_gains_nothing_and_stops_nobody(course):  # noqa: F
     done = grade("all")
     assert (
         done.returncode == 1
-        and "a: 0 of 4" in done.stdout
-        and "b: 0 of 4" in done.stdout
+        and f"a: 0 of {len(QUESTIONS)}" in done.stdout
+        and f"b: 0 of {len(QUESTIONS)}" in done.stdout
     )
     report = json.loads((course / "report.json").read_text())
     where = report["submissions"]["b"]["03"]["bucketed"]["details"]["where"]
@@ -283,7 +283,7 @@ def test_who_has_handed_in_nothing_is_named(course, monkeypatch):  # noqa: F811
     assert done.returncode == 1
     report = json.loads((course / "report.json").read_text())
     assert (
-        report["totals"] == {"a/exercises": [4, 4], "b": [0, 0]}
+        report["totals"] == {"a/exercises": [len(QUESTIONS)] * 2, "b": [0, 0]}
         and report["submissions"]["b"] == {}
     )
     summary = (course / "summary.md").read_text()
@@ -842,12 +842,13 @@ def test_points_have_weights_and_go_to_a_gradebook_and_a_page_for_each(course, q
     flags = ["--weights", "weights.json", "--csv", "grades.csv", "--feedback", "pages"]
     done = ddp_course("grade", "--without-a-sandbox", "all", *flags)
     assert done.returncode == 1, done.stderr
-    assert "a: 3.5 of 5.5" in done.stdout
+    assert "a: 3.5 of 6.5" in done.stdout
     assert "a  03 bucketed: passed, 2.5 of 2.5" in done.stdout
     assert (course / "grades.csv").read_text().splitlines() == [
-        "submission,points,of,03 average_gradients,03 bucketed,03 overlapped,03 traffic",
-        "'=b,0,5.5,0,0,0,0",
-        "a,3.5,5.5,0,2.5,1,0",
+        "submission,points,of,03 average_gradients,03 bucketed,03 overlapped,03 traffic,"
+        "03 train_by_hand",
+        "'=b,0,6.5,0,0,0,0,0",
+        "a,3.5,6.5,0,2.5,1,0,0",
     ]
     page = (course / "pages" / "=b.md").read_text()
     assert "| 03 | bucketed | failed | 0 of 2.5 | a &lt;b> \\| c |" in page
@@ -906,7 +907,7 @@ def test_an_interrupted_grading_is_resumed_with_its_seed(course, quick, monkeypa
 
     def interrupted(job, result):
         told.append(job)
-        if len(told) == 6:
+        if len(told) == 2 * len(QUESTIONS) - 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(run, "print_result", interrupted)
@@ -914,7 +915,7 @@ def test_an_interrupted_grading_is_resumed_with_its_seed(course, quick, monkeypa
     done = ddp_course(*line)
     assert done.returncode == 2 and "--resume goes on" in done.stderr
     report = json.loads((course / "report.json").read_text())
-    assert not report["complete"] and len(told) == 6
+    assert not report["complete"] and len(told) == 2 * len(QUESTIONS) - 2
     quick.clear()
     done = ddp_course(*line, "--resume")
     assert done.returncode == 1 and len(quick) == 2
@@ -923,7 +924,7 @@ def test_an_interrupted_grading_is_resumed_with_its_seed(course, quick, monkeypa
     submit(course / "all" / "b", {"bucketed": "right", "overlapped": "right"})
     quick.clear()
     ddp_course(*line, "--resume")
-    again = [("b", name) for name in ("overlapped", "bucketed", "traffic")]
+    again = [("b", name) for name in QUESTIONS[1:]]
     assert [graded[:2] for graded in quick] == again
 
 
@@ -975,8 +976,10 @@ def test_the_workflows_own_commands_grade_a_submission(workflow, tmp_path):
         done = subprocess.run(line, shell=True, cwd=tmp_path, env=environment)
         assert done.returncode == 0
     report = json.loads((tmp_path / "course" / "report.json").read_text())
-    assert report["totals"] == {"exercises": [0, 4]} and report["sandbox"]
-    assert "## exercises: 0 of 4" in (tmp_path / "summary.md").read_text()
+    assert report["totals"] == {"exercises": [0, len(QUESTIONS)]} and report["sandbox"]
+    assert (
+        f"## exercises: 0 of {len(QUESTIONS)}" in (tmp_path / "summary.md").read_text()
+    )
     kept = steps["Keep the report"]["with"]["path"].split()
     assert steps["Keep the report"]["if"] == "always()"
     assert all((tmp_path / path).exists() for path in kept)
