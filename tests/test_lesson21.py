@@ -6,8 +6,10 @@ import csv
 import json
 import random
 import re
+from contextlib import suppress
 from dataclasses import replace
 
+import psutil
 import pytest
 
 from ddp_course import UsageError, lesson21
@@ -694,6 +696,12 @@ def test_each_small_run_has_faults_that_can_be_told_from_their_likely_mistakes()
             assert all(value != true[finding] for value, _ in pairs), (name, finding)
 
 
+def arguments_of(process):
+    with suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
 OBSTACLE = why_not()
 needs_namespaces = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 
@@ -704,8 +712,10 @@ needs_namespaces = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE)
 def test_the_pages_of_a_small_run_say_what_was_planted(kind, monkeypatch, capsys):
     if kind == PRETENDED:
         monkeypatch.setenv("DDP_COURSE_MACHINES", PRETENDED)
-    name = f"somebody {random.randrange(1000)}"
+    name = f"somebody {random.randrange(10**9)}"
     pages, true = ex21.small_run(name), planted.truth(name)
+    started = [each for each in psutil.process_iter() if name in arguments_of(each)]
+    assert not started, "processes are left"
     found = {
         key: post_claims.FINDINGS[key][0](pages) for key in ("nan", "slow", "redone")
     }

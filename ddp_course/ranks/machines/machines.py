@@ -22,6 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from ddp_course import UsageError
 from ddp_course.ranks import gpus
 from ddp_course.ranks.fork_server import start_method
@@ -316,7 +318,15 @@ def free_port():
 
 
 def end_session(process):
-    """End a process that leads its own session, and all others in the session."""
+    """End a process that leads its own session, all others in the session, and those that
+    they have started: torchrun gives each rank a session of its own.
+    """
+    started = []
+    with suppress(psutil.Error):
+        started = psutil.Process(process.pid).children(recursive=True)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+    for each in started:
+        with suppress(psutil.Error):
+            each.kill()
     process.wait()
