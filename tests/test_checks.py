@@ -137,6 +137,19 @@ def pages_of(name):
     return {Path(module.__file__)}.union(*map(pages_of, others))
 
 
+def test_a_changed_page_and_a_new_answer_name_what_is_to_be_judged(monkeypatch):
+    said = {"--name-only": "ddp_course/checks/ex02/messages.py\n"}
+    candidate = next(each for each in mutants.CANDIDATES if each.lesson == "18")
+    hunk = f"@@ -1 +{candidate.line + 1},2 @@"
+    said["--unified=0"] = f"+++ b/tests/mutants/ex18.py\n{hunk}\n"
+    monkeypatch.setitem(globals(), "difference", said.get)
+    assert touched_questions() == {
+        ("02", "broadcast"),
+        ("02", "ring_reduce_scatter"),
+    }
+    assert new_candidates() == {("18", candidate.line)}
+
+
 # of the checks' random choices: the same in each run of `make test`, so that the suite
 # is green or red for the same code; `make thorough` draws them
 CHOICES = None if THOROUGH else 1

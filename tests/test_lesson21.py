@@ -4,6 +4,7 @@ lessons have proven; constants beside published runs; a plan beside a rehearsed 
 
 import csv
 import json
+import math
 import random
 import re
 from contextlib import suppress
@@ -22,6 +23,7 @@ from ddp_course.checks.ex21 import (
     small,
     small_job,
 )
+from ddp_course.cli import exercises
 from ddp_course.estimates import memory, pipeline, published, rehearsal, step_time
 from ddp_course.estimates.memory import Mesh
 from ddp_course.estimates.transformer import (
@@ -33,6 +35,7 @@ from ddp_course.estimates.transformer import (
     run_of,
     stage_parameters,
 )
+from ddp_course.judge.answer import Source
 from ddp_course.ranks.machines.machines import PRETENDED
 from ddp_course.ranks.machines.namespaces import why_not
 
@@ -727,9 +730,22 @@ def test_the_pages_of_a_small_run_say_what_was_planted(kind, monkeypatch, capsys
         rows = {row["step"]: row for row in page if row["attempt"] == 0}
         assert max(rows) == step - (rank // 2 == machine)
         assert step not in rows or rows[step]["mean_norm"] is None
+        # attempt 1 begins with the weights of the checkpoint, and a NaN moves none
+        [again] = [row for row in page if row["attempt"] == 1][:1]
+        assert again["loss"] == rows[again["step"]]["loss"]
+        bad = [[rank, row["step"]] for row in page if not math.isfinite(row["norm"])]
+        assert bad == ([true["nan"]] if rank == true["nan"][0] else [])
     executions = {(row["attempt"], row["step"]) for page in pages for row in page}
     assert len(executions) == planted.BUDGET
     assert f"{planted.BUDGET} executions" in capsys.readouterr().out
+
+
+def test_the_check_of_plans_counts_what_rank_0_of_each_has(monkeypatch):
+    [task] = [t for t in exercises.questions_of("21") if t.name == "plans"]
+    ours = Source("plans", task.preamble, exercises.answer_of(task.cell.source))
+    monkeypatch.setattr(plans_claims, "stage_parameters", lambda *_: (1e6, 0))
+    verdict = str(ex21.check_plans.judge(ours))
+    assert "parameters of rank 0, built on a fake process group" in verdict
 
 
 def test_a_small_run_that_fails_says_what_torchrun_has_printed(monkeypatch, capsys):

@@ -41,11 +41,7 @@ def run_job(job, rank):
 def a_step(job, model, rank, attempt, step, gone):
     """A row. gone: whether a machine is lost in this step, so that no mean comes."""
     start = time.perf_counter()
-    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(100 * step + rank))
-    loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
-    model.zero_grad()
-    loss.backward()
-    gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    loss, gradient = own_gradient(model, step, rank)
     for *place, value in job["nan"]:
         if place == [attempt, rank, step]:
             gradient[3] = value
@@ -59,12 +55,25 @@ def a_step(job, model, rank, attempt, step, gone):
         dist.all_reduce(gradient)
         gradient /= dist.get_world_size()
         mean = gradient.norm().item()
-        with torch.no_grad():
-            for parameter, part in zip(model.parameters(), gradient.split([8, 1])):
-                parameter -= 0.01 * part.view_as(parameter)
+        descend(model, gradient)
     done = time.perf_counter()
     row = {"attempt": attempt, "step": step, "compute": computed - start, "wait": done - computed}
-    return row | {"loss": loss.item(), "norm": norm, "mean_norm": mean}
+    return row | {"loss": loss, "norm": norm, "mean_norm": mean}
+
+
+def own_gradient(model, step, rank):
+    """The loss of this rank's samples of a step, and its gradient as one vector."""
+    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(100 * step + rank))
+    loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+    model.zero_grad()
+    loss.backward()
+    return loss.item(), torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+@torch.no_grad()
+def descend(model, gradient):
+    for parameter, part in zip(model.parameters(), gradient.split([8, 1])):
+        parameter -= 0.01 * part.view_as(parameter)
 
 
 def times_of(job, rank, attempt, step):
