@@ -475,7 +475,7 @@ post("any_slow_step", "no straggler: three in a row", least=1)
 post("two_slow_steps", "nor are two", least=2)
 post("four_slow_steps", "three slow steps in a row are enough", least=4)
 for limit in (1.5, 2, 2.5, 3.5, 5):
-    post(f"slow_from_{limit}_times", f"not {limit:g} times", times=limit)
+    post(f"slow_from_{limit}_times", "your limit is larger" if limit > 3 else "your limit is smaller", times=limit)
 post("slower_than_the_mean", "not their mean", of=numpy.mean)
 post("slower_than_one", "slow: ", of=min)
 post("over_a_restart", "ends with its attempt", across=True)

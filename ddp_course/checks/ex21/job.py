@@ -14,12 +14,12 @@ RANKS = 3
 PACE = 0.001
 
 
-def run_jobs(jobs):
-    """This rank's pages of all jobs."""
+def run_jobs(jobs, stretch):
+    """This rank's pages of all jobs. stretch: how many times their pace a rank computes."""
     with process_group(timeout=10) as (rank, _):
         for _ in range(3):
             dist.all_reduce(torch.zeros(1))
-        return [run_job(job, rank) for job in jobs]
+        return [run_job(job | {"pace": stretch * job["pace"]}, rank) for job in jobs]
 
 
 def run_job(job, rank):
@@ -81,7 +81,7 @@ def times_of(job, rank, attempt, step):
     for who, first, last, when, *times in job["slow"]:
         if who == rank and first <= step <= last and attempt == when:
             return times[0] if times else 8
-    return 0 if job["pace"] == PACE else 1
+    return job["usual"]
 
 
 # ---- which jobs ----
@@ -92,7 +92,8 @@ def a_job(steps=12, every=4, lost=(), nan=(), slow=(), pace=PACE):
     rank, step, what its gradient has]; slow: [rank, first step, last step, attempt, how many times]. pace:
     seconds that a rank computes at least; with PACE only one that is slow.
     """
-    return {"steps": steps, "every": every, "lost": list(lost), "nan": list(nan), "slow": list(slow), "pace": pace}
+    faults = {"lost": list(lost), "nan": list(nan), "slow": list(slow)}
+    return faults | {"steps": steps, "every": every, "pace": pace, "usual": int(pace != PACE)}
 
 
 def jobs_of(draw):

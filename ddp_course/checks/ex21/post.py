@@ -2,7 +2,7 @@
 
 from ddp_course.checks.claims import hold
 from ddp_course.checks.ex21.job import RANKS, jobs_of, run_jobs
-from ddp_course.checks.ex21.post_claims import FINDINGS, all_claims
+from ddp_course.checks.ex21.post_claims import FINDINGS, all_claims, all_differ
 from ddp_course.checks.functions import as_plain
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
@@ -40,7 +40,11 @@ def in_words(job):
 def check_post_mortem(answer, draw):
     """Jobs run on three real ranks with planted faults; what their pages say must be found."""
     jobs = jobs_of(draw)
-    of_ranks = answer.without(run_jobs, jobs, nproc=RANKS, timeout=20)
-    cases, told = [list(pages) for pages in zip(*of_ranks)], [in_words(job) for job in jobs]
+    for stretch in (1, 3):  # on a busy machine, all ranks are slow now and then
+        of_ranks = answer.without(run_jobs, jobs, stretch, nproc=RANKS, timeout=20)
+        cases = [list(pages) for pages in zip(*of_ranks)]
+        if all_differ(cases):
+            break
+    told = [in_words(job) for job in jobs]
     [seen] = answer.on_ranks(observe_findings, cases, told)
     hold(all_claims(cases, told, seen))

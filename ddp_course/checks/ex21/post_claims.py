@@ -90,10 +90,10 @@ def seconds_of(rows, join=max, parts=("compute", "wait")):
     return join(sum(row[part] for part in parts) for row in rows.values())
 
 
-def goodput(pages, useful=complete, total=executions, last=True, **how):
+def goodput(pages, total=executions, last=True, **how):
     seconds = {key: seconds_of(rows, **how) for key, rows in executions(pages).items()}
     kept = {}
-    for key in useful(pages):
+    for key in complete(pages):
         if last or key[1] not in kept:
             kept[key[1]] = seconds[key]
     return sum(kept.values()) / sum(seconds[key] for key in total(pages))
@@ -109,7 +109,10 @@ def mean(values):
     return sum(values) / len(values)
 
 
-LIMITS = {f"not {times:g} times": times for times in (1.5, 2, 2.5, 3.5, 4, 5)}
+LIMITS = {
+    f"your limit is {'larger' if times > 3 else 'smaller'}, such as {times:g} times": times
+    for times in (1.5, 2, 2.5, 3.5, 4, 5)
+}
 
 FINDINGS = {
     "slow": (slow, {
@@ -133,7 +136,7 @@ FINDINGS = {
             lambda pages: slow(pages, of=min),
         "compare a rank with the others: its own seconds are not in their mean":
             lambda pages: slow(pages, of=mean, with_itself=True),
-        **{f"slow is more than 3 times as long, and {words}": lambda pages, times=times: slow(pages, times=times)
+        **{f"slow is more than 3 times as long: {words}": lambda pages, times=times: slow(pages, times=times)
            for words, times in LIMITS.items()},
         "steps are counted as the rows say it: from 1": lambda pages: (
             lambda found: found and [found[0], found[1] - 1, found[2] - 1])(slow(pages)),
@@ -171,7 +174,6 @@ FINDINGS = {
     "goodput": (goodput, {
         "the seconds of a step that was not finished are lost, but they are part of all seconds":
             lambda pages: goodput(pages, total=complete),
-        "a step that some rank has not finished is of no use": lambda pages: goodput(pages, useful=executions),
         "of a step that was done twice, the last execution counts, since the first one was lost":
             lambda pages: goodput(pages, last=False),
         "a step takes compute and wait": lambda pages: goodput(pages, parts=("compute",)),
@@ -203,6 +205,15 @@ def all_claims(cases, told, seen):
                 f"{name}: {words}", got, right(pages), f"{name}: {rule}",
                 lambda of_all=of_all, got=got, mistakes=mistakes: explaining(mistakes, cases, of_all, got), DIGITS,
             )  # fmt: skip
+
+
+def all_differ(cases):
+    """Whether each mistake gives something else than the right function, in some case."""
+    return all(
+        any(not agree(mistake(pages), right(pages), DIGITS) for pages in cases)
+        for right, mistakes, _ in FINDINGS.values()
+        for mistake in mistakes.values()
+    )
 
 
 def explaining(mistakes, cases, seen, got):
