@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from ddp_course import lesson19
 from ddp_course.models import context_parallel, packed
+from ddp_course.models.modern import rotated
 from torch.nn import functional as F
 
 from mutants import right, wrong
@@ -1239,3 +1240,568 @@ def no_return(*args):
 def ulysses_for_a_name(*args):
     ring, swap, name = sent(*args)
     return ring, swap, "ring" if name == "ring" else "ulysses"
+
+
+# ---- train_shared ----
+
+OWN_GRADIENT = "the backward of a gather adds up"
+TEXT_ORDER = "takes the gathered keys to be in the order of the text"
+LOCAL_ROTATION = "Two tokens then seem to have another distance"
+
+
+def gathered_with(of_gradient):
+    """A gather of all ranks' parts along the tokens, with a backward of its own."""
+
+    class Gather(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, own):
+            parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+            dist.all_gather(parts, own.contiguous())
+            return torch.cat(parts, dim=2)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return of_gradient(gradient, dist.get_rank(), dist.get_world_size())
+
+    return Gather.apply
+
+
+def reduce_scattered(gradient, rank, ranks):
+    parts = [part.contiguous() for part in gradient.chunk(ranks, dim=2)]
+    own = torch.empty_like(parts[0])
+    dist.reduce_scatter(own, parts)
+    return own
+
+
+def all_reduced(gradient, rank, ranks):
+    gradient = gradient.contiguous().clone()
+    dist.all_reduce(gradient)
+    return gradient.chunk(ranks, dim=2)[rank]
+
+
+def own_part(gradient, rank, ranks):
+    return gradient.chunk(ranks, dim=2)[rank]
+
+
+class Shared:
+    """A repaired program; what answers do in another way, they replace."""
+
+    gather = staticmethod(gathered_with(reduce_scattered))
+
+    def cut(self, tokens):
+        """The places of all ranks."""
+        return context_parallel.zigzag(tokens, self.n)
+
+    def visible(self):
+        return self.places[:, None] >= torch.cat(self.everywhere)
+
+    def positions(self):
+        """Of the queries, and of the keys."""
+        return self.places, self.places
+
+    def keys(self, x):
+        key = rotated(self.network.key(x), self.positions()[1])
+        return self.gather(key), self.gather(self.network.value(x))
+
+    def attended(self, x):
+        query = rotated(self.network.query(x), self.positions()[0])
+        key, value = self.keys(x)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=self.visible())
+
+    def loss(self, logits):
+        """Whose gradients are added up."""
+        return F.cross_entropy(logits, self.own, reduction="sum") / (self.targets != -100).sum()
+
+    def told(self, loss):
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        return total.item()
+
+    def combine(self, parameters):
+        for parameter in parameters:
+            dist.all_reduce(parameter.grad)
+
+    def forget(self, parameter):
+        parameter.grad = None
+
+    def forward(self):
+        x = self.network.embedding(self.text[self.places])[None, None]
+        return self.network.output(x + self.attended(x))[0, 0]
+
+    def step(self):
+        loss = self.loss(self.forward())
+        loss.backward()
+        told = self.told(loss)
+        parameters = list(self.network.parameters())
+        self.combine(parameters)
+        with torch.no_grad():
+            for parameter in parameters:
+                parameter -= self.learning_rate * parameter.grad
+                self.forget(parameter)
+        return told
+
+    def train(self, network, text, targets, steps, learning_rate):
+        self.n, self.rank = dist.get_world_size(), dist.get_rank()
+        self.network, self.text, self.targets, self.learning_rate = network, text, targets, learning_rate
+        self.everywhere = self.cut(len(text))
+        self.places = self.everywhere[self.rank]
+        self.own = targets[self.places]
+        return [self.step() for _ in range(steps)]
+
+
+def trains_shared(kind):
+    """A class as an answer, under its name."""
+
+    def train_shared(network, text, targets, steps, learning_rate):
+        return kind().train(network, text, targets, steps, learning_rate)
+
+    train_shared.__name__, train_shared.__module__ = kind.__name__, kind.__module__
+    return train_shared
+
+
+def right_shared(kind):
+    right("train_shared")(trains_shared(kind))
+    return kind
+
+
+def wrong_shared(*given, **options):
+    def register(kind):
+        wrong("train_shared", *given, **options)(trains_shared(kind))
+        return kind
+
+    return register
+
+
+def shared_with(*bugs):
+    """A repaired program in which some of the given bugs are left."""
+
+    class Rest(Shared):
+        gather = staticmethod(gathered_with(own_part if "gather" in bugs else reduce_scattered))
+
+        def visible(self):
+            keys = torch.arange(len(self.text)) if "mask" in bugs else torch.cat(self.everywhere)
+            return self.places[:, None] >= keys
+
+        def positions(self):
+            own = torch.arange(len(self.places)) if "rotation" in bugs else self.places
+            return own, own
+
+    return Rest
+
+
+@wrong("train_shared", TEXT_ORDER)
+def as_it_is_given(network, text, targets, steps, learning_rate):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    pieces = torch.arange(len(text)).chunk(2 * ranks)
+    places = torch.cat([pieces[rank], pieces[-1 - rank]])
+    visible = places[:, None] >= torch.arange(len(text))
+    number = (targets != -100).sum()
+    text, targets = text[places], targets[places]
+    positions = torch.arange(len(text))
+    gather, losses = gathered_with(own_part), []
+    for _ in range(steps):
+        x = network.embedding(text)[None, None]
+        query = rotated(network.query(x), positions)
+        key = gather(rotated(network.key(x), positions))
+        value = gather(network.value(x))
+        x = x + F.scaled_dot_product_attention(query, key, value, attn_mask=visible)
+        logits = network.output(x)[0, 0]
+        loss = F.cross_entropy(logits, targets, reduction="sum") / number
+        loss.backward()
+        with torch.no_grad():
+            for parameter in network.parameters():
+                dist.all_reduce(parameter.grad)
+                parameter -= learning_rate * parameter.grad
+                parameter.grad = None
+        total = loss.detach()
+        dist.all_reduce(total)
+        losses.append(total.item())
+    return losses
+
+
+for bugs, pattern in [
+    (("gather",), OWN_GRADIENT), (("mask",), TEXT_ORDER), (("rotation",), LOCAL_ROTATION),
+    (("gather", "mask"), TEXT_ORDER), (("gather", "rotation"), LOCAL_ROTATION), (("mask", "rotation"), TEXT_ORDER),
+]:  # fmt: skip
+    kind = shared_with(*bugs)
+    kind.__name__ = "SharedWithTheBugs" + "".join(bug.capitalize() for bug in bugs)
+    wrong_shared(pattern)(kind)
+
+
+@right_shared
+class SharedRepaired(Shared):
+    pass
+
+
+@right_shared
+class SharedAllReducesInBackward(Shared):
+    gather = staticmethod(gathered_with(all_reduced))
+
+
+@right_shared
+class SharedWithTorchsOwnGather(Shared):
+    def gather(self, own):
+        return torch.cat(torch.distributed.nn.functional.all_gather(own), dim=2)
+
+
+@right_shared
+class SharedInOneGather(Shared):
+    """Keys and values together."""
+
+    def keys(self, x):
+        key, value = rotated(self.network.key(x), self.places), self.network.value(x)
+        return self.gather(torch.cat([key, value], dim=3)).chunk(2, dim=3)
+
+
+@right_shared
+class SharedInTheOrderOfTheText(Shared):
+    """Sorts the gathered keys, so that the given mask fits."""
+
+    def keys(self, x):
+        order = torch.cat(self.everywhere).argsort()
+        return (part[:, :, order] for part in super().keys(x))
+
+    def visible(self):
+        return self.places[:, None] >= torch.arange(len(self.text))
+
+
+@right_shared
+class SharedRotatesAfterTheGather(Shared):
+    def keys(self, x):
+        key, value = self.gather(self.network.key(x)), self.gather(self.network.value(x))
+        return rotated(key, torch.cat(self.everywhere)), value
+
+
+@right_shared
+class SharedWithItsPlacesGathered(Shared):
+    """The places of all ranks come by an all-gather, once."""
+
+    def visible(self):
+        if not hasattr(self, "mask"):
+            places = [torch.empty_like(self.places) for _ in range(self.n)]
+            dist.all_gather(places, self.places)
+            self.mask = self.places[:, None] >= torch.cat(places)
+        return self.mask
+
+
+@right_shared
+class SharedByHand(Shared):
+    """Scores and softmax, and one all-reduce of all gradients."""
+
+    def attended(self, x):
+        query = rotated(self.network.query(x), self.places)
+        key, value = self.keys(x)
+        scores = query @ key.mT / query.shape[-1] ** 0.5
+        return scores.masked_fill(~self.visible(), -torch.inf).softmax(-1) @ value
+
+    def combine(self, parameters):
+        flat = torch.cat([parameter.grad.flatten() for parameter in parameters])
+        dist.all_reduce(flat)
+        for parameter, part in zip(parameters, flat.split([parameter.numel() for parameter in parameters])):
+            parameter.grad.copy_(part.view_as(parameter))
+
+
+@right_shared
+class SharedAveragesAsDdpDoes(Shared):
+    """The ranks' part of the loss times their number, and the mean of the gradients."""
+
+    def loss(self, logits):
+        return self.n * super().loss(logits)
+
+    def told(self, loss):
+        return super().told(loss / self.n)
+
+    def combine(self, parameters):
+        super().combine(parameters)
+        for parameter in parameters:
+            parameter.grad /= self.n
+
+
+@right_shared
+class SharedCountsTogether(Shared):
+    def loss(self, logits):
+        number = (self.own != -100).sum()
+        dist.all_reduce(number)
+        return F.cross_entropy(logits, self.own, reduction="sum") / number
+
+
+@right_shared
+class SharedShiftsAllPlaces(Shared):
+    """Only distances matter to a rotation."""
+
+    def positions(self):
+        return self.places + 7, self.places + 7
+
+
+@right_shared
+class SharedWithLatePiecesFirst(Shared):
+    """The same tokens per rank, in another order."""
+
+    def cut(self, tokens):
+        return [places.roll(len(places) // 2) for places in super().cut(tokens)]
+
+
+@right_shared
+class SharedTellsTensors(Shared):
+    def told(self, loss):
+        return torch.tensor(super().told(loss), dtype=torch.float64)
+
+
+@right_shared
+class SharedWaits(Shared):
+    def combine(self, parameters):
+        works = [dist.all_reduce(parameter.grad, async_op=True) for parameter in parameters]
+        for work in works:
+            work.wait()
+
+
+@wrong_shared("until work.wait.. has returned")
+class SharedForgetsToWait(Shared):
+    def combine(self, parameters):
+        for parameter in parameters:
+            dist.all_reduce(parameter.grad, async_op=True)
+        dist.barrier()
+
+
+@wrong_shared("the gradients of keys and values are averaged")
+class SharedAveragesTheGather(Shared):
+    gather = staticmethod(gathered_with(lambda *args: reduce_scattered(*args) / args[2]))
+
+
+@wrong_shared("are they added up twice")
+class SharedMultipliesTheGather(Shared):
+    gather = staticmethod(gathered_with(lambda *args: reduce_scattered(*args) * args[2]))
+
+
+@wrong_shared("the backward of a gather adds up")
+class SharedGathersWithoutAFunction(Shared):
+    """The rank's own part is put back, so that it has a gradient."""
+
+    def gather(self, own):
+        parts = [torch.empty_like(own) for _ in range(self.n)]
+        dist.all_gather(parts, own.detach().contiguous())
+        parts[self.rank] = own
+        return torch.cat(parts, dim=2)
+
+
+@wrong_shared("the queries need their places")
+class SharedRotatesKeysOnly(Shared):
+    def positions(self):
+        return torch.arange(len(self.places)), self.places
+
+
+@wrong_shared("the keys need their places")
+class SharedRotatesQueriesOnly(Shared):
+    def positions(self):
+        return self.places, torch.arange(len(self.places))
+
+
+@wrong_shared("rotated as if they were in the order of the text")
+class SharedRotatesLate(Shared):
+    def keys(self, x):
+        key, value = self.gather(self.network.key(x)), self.gather(self.network.value(x))
+        return rotated(key, torch.arange(len(self.text))), value
+
+
+@wrong_shared("the places of tokens play no part")
+class SharedWithoutRotation(Shared):
+    def positions(self):
+        return 0 * self.places, 0 * self.places
+
+
+@wrong_shared("the numbers of the queries among this rank's own tokens, and the keys in the order")
+class SharedCausalByNumbers(Shared):
+    def visible(self):
+        return torch.ones(len(self.places), len(self.text)).tril().bool()
+
+
+@wrong_shared("numbers among the tokens of a rank, for queries and keys")
+class SharedCausalByOwnNumbers(Shared):
+    def visible(self):
+        return torch.ones(len(self.places), len(self.places)).tril().bool().repeat(1, self.n)
+
+
+@wrong_shared("numbers among the tokens of a rank for the keys")
+class SharedCausalByNumbersOfKeys(Shared):
+    def visible(self):
+        return self.places[:, None] >= torch.arange(len(self.places)).repeat(self.n)
+
+
+@wrong_shared("later tokens of the text have to be hidden")
+class SharedSeesEverything(Shared):
+    def visible(self):
+        return None
+
+
+@wrong_shared("those up to its place are meant")
+class SharedLooksAhead(Shared):
+    def visible(self):
+        return self.places[:, None] <= torch.cat(self.everywhere)
+
+
+@wrong_shared("the keys of their own rank only")
+class SharedSeesItsOwn(Shared):
+    def visible(self):
+        return super().visible() & torch.isin(torch.cat(self.everywhere), self.places)
+
+
+@wrong_shared("Compare the attention with that of one process")
+class SharedDoesNotSeeItself(Shared):
+    def visible(self):
+        return self.places[:, None] > torch.cat(self.everywhere)
+
+
+@wrong_shared("Compare the attention with that of one process")
+class SharedRotatesValues(Shared):
+    def keys(self, x):
+        key, value = super().keys(x)
+        return key, rotated(value, torch.cat(self.everywhere))
+
+
+@wrong_shared("this is a mean of the ranks' means")
+class SharedMeanOfMeans(Shared):
+    def loss(self, logits):
+        return F.cross_entropy(logits, self.own) / self.n
+
+
+@wrong_shared("divides the sum of its losses by its own number")
+class SharedSumOfMeans(Shared):
+    def loss(self, logits):
+        return F.cross_entropy(logits, self.own)
+
+
+@wrong_shared("this is a sum over tokens")
+class SharedSumOfTokens(Shared):
+    def loss(self, logits):
+        return F.cross_entropy(logits, self.own, reduction="sum")
+
+
+@wrong_shared("divided by the number of ranks as well")
+class SharedAveragesTheSum(Shared):
+    """Tells the right loss, and takes a smaller step."""
+
+    def combine(self, parameters):
+        super().combine(parameters)
+        for parameter in parameters:
+            parameter.grad /= self.n
+
+
+@wrong_shared("too large by the number of ranks")
+class SharedWeighsAsDdpDoesAndAddsUp(Shared):
+    def loss(self, logits):
+        return self.n * super().loss(logits)
+
+
+@wrong_shared("with its own gradient of the parameters")
+class SharedTakesItsOwnStep(Shared):
+    def combine(self, parameters):
+        pass
+
+
+@wrong_shared("this rank's part of the loss")
+class SharedTellsItsPart(Shared):
+    def told(self, loss):
+        return loss.item()
+
+
+@wrong_shared("this rank's own tokens that count: all tokens")
+class SharedTellsItsMean(Shared):
+    def told(self, loss):
+        return loss.item() * (self.targets != -100).sum().item() / (self.own != -100).sum().item()
+
+
+@wrong_shared("gradients of earlier steps are still in")
+class SharedKeepsGradients(Shared):
+    def step(self):
+        self.kept = [parameter.grad for parameter in self.network.parameters()]
+        for parameter in self.network.parameters():
+            parameter.grad = None
+        return super().step()
+
+    def combine(self, parameters):
+        super().combine(parameters)
+        for parameter, kept in zip(parameters, self.kept):
+            if kept is not None:
+                parameter.grad += kept
+
+    def forget(self, parameter):
+        pass
+
+
+@wrong_shared("return a list with the loss of each step")
+class SharedTellsTheLastLoss(Shared):
+    def train(self, *args):
+        return super().train(*args)[-1]
+
+
+@wrong_shared("return a list with the loss of each step")
+class SharedTellsNothing(Shared):
+    def train(self, *args):
+        super().train(*args)
+
+
+@wrong_shared("before the parameters change")
+class SharedTellsOneLossOnly(Shared):
+    """That of the first step, for each of them."""
+
+    def train(self, *args):
+        losses = super().train(*args)
+        return losses[:1] * len(losses)
+
+
+@wrong_shared("an early and a late piece")
+class SharedContiguously(Shared):
+    """Right numbers, but the last rank has most of the work."""
+
+    def cut(self, tokens):
+        return context_parallel.contiguous(tokens, self.n)
+
+
+@wrong_shared("for its own tokens only")
+class SharedComputesTheWholeText(Shared):
+    def train(self, network, text, targets, steps, learning_rate):
+        self.whole = text
+        return super().train(network, text, targets, steps, learning_rate)
+
+    def cut(self, tokens):
+        return [torch.arange(tokens)] * self.n
+
+    def keys(self, x):
+        return rotated(self.network.key(x), self.places), self.network.value(x)
+
+    def visible(self):
+        return self.places[:, None] >= self.places
+
+    def loss(self, logits):
+        return super().loss(logits) / self.n
+
+
+@wrong_shared("for its own tokens only")
+class SharedComputesTwice(Shared):
+    def forward(self):
+        with torch.no_grad():
+            super().forward()
+        return super().forward()
+
+
+@wrong_shared("nothing else needs to travel")
+class SharedGathersTooMuch(Shared):
+    def keys(self, x):
+        for _ in range(3):
+            self.gather(x.detach())
+        return super().keys(x)
+
+
+@wrong_shared("Go backward")
+class SharedDetachesTheValues(Shared):
+    def keys(self, x):
+        key, value = super().keys(x)
+        return key, value.detach() + 0 * value
+
+
+@wrong_shared("Go backward|gradients of keys and values are too large")
+class SharedStepsTwiceAsFar(Shared):
+    def combine(self, parameters):
+        super().combine(parameters)
+        for parameter in parameters:
+            parameter.grad *= 1.5

@@ -155,6 +155,11 @@ EQUIVALENT = {
         "9: True: the opposite": "from the least to the most, ranks stay within the work of a piece, too",
     },
     "19 own_batch": {"5: 0: one less": "lengths have one dimension"},
+    "19 train_shared": {
+        "16: 0: one more": "all parts have the same shape",
+        "16: 0: one less": "all parts have the same shape",
+        "38: 0: one less": "these dimensions have the size 1",
+    },
     "13 place": {
         "3: 1: one less": "no layers have the sum 0, which is too small a limit",
         "3: 1: one more": "of the second 1: a slice ends where the list does",
