@@ -110,11 +110,11 @@ def test_korthikantis_bytes_come_out_but_for_the_dropout_masks():
 # ---- the three kinds of mixed precision, measured ----
 
 
-def in_policy(network, device):
+def in_policy(network, device, as_one=False):
     """fully_shard as lesson 12 has it, and bf16 where weights are gathered."""
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    for part in (*network.blocks, network):
+    for part in (network,) if as_one else (*network.blocks, network):
         fully_shard(part, mesh=mesh, mp_policy=policy)
     return network, torch.optim.AdamW(network.parameters(), **six_ways.ADAM)
 
@@ -234,7 +234,10 @@ def observe_peaks():
     with process_group():
         return [
             max(watch.observe(partial(from_new, way), step).in_use)
-            for way in (six_ways.fsdp, fsdp_as_one)
+            for way in (
+                *(six_ways.fsdp, fsdp_as_one),
+                *(in_policy, partial(in_policy, as_one=True)),
+            )
         ]
 
 
@@ -244,8 +247,12 @@ def test_the_peak_of_fully_shard_is_the_formulas(n):
     by_block = memory.fsdp_peak(BLOCK, rest, SHAPE["layers"], n)
     as_one = memory.fsdp_peak(0, PARAMETERS, 0, n)
     assert as_one == PARAMETERS * (12 / n + 8)
+    policy = memory.fsdp_peak(BLOCK, rest, SHAPE["layers"], n, "policy")
+    policy_as_one = memory.fsdp_peak(0, PARAMETERS, 0, n, "policy")
+    assert policy_as_one == PARAMETERS * (12 / n + 6)
+    expected = [by_block, as_one, policy, policy_as_one]
     for peaks in launch(observe_peaks, nproc=n, timeout=200):
-        assert peaks == pytest.approx([by_block, as_one], rel=0.04)
+        assert peaks == pytest.approx(expected, rel=0.04)
 
 
 def kept_by_forward(layers, batch, tokens):

@@ -88,19 +88,31 @@ def sent(parameters, ranks, stage, precision="fp32"):
     return parameters * shared * (ranks - 1) / ranks
 
 
-def fsdp_peak(block, rest, blocks, ranks):
-    """The peak of fully_shard in fp32, in bytes per rank, without activations.
+def fsdp_peak(block, rest, blocks, ranks, precision="fp32"):
+    """The peak of fully_shard, in bytes per rank, without activations.
 
     It is at the end of block 1's backward: block 0 is gathered already, and block 2's
-    gradients are still being reduced. block: parameters per block; rest: parameters
-    outside of blocks, which stay gathered.
+    gradients are still being reduced. Or it is where the rest's gradients are reduced.
+    block: parameters per block; rest: parameters outside of blocks, which stay gathered.
+    precision: "fp32" or "policy". A large embedding that is tied to the head takes more:
+    for a moment, it has two gradients.
     """
-    parameters = blocks * block + rest
-    whole = (2 * block if blocks else 0) + rest  # two blocks, and the rest
-    shards = 12 * parameters / ranks + 4 * (parameters - whole) / ranks
-    gathered = 4 * whole
-    gradients = 4 * whole  # of blocks 1 and 2, and of the rest: not yet reduced
-    return shards + gathered + gradients
+    dtypes, parameters = PRECISIONS[precision], blocks * block + rest
+    shards = states(parameters, ranks, 3, precision)
+    block = block if blocks else 0
+
+    def moment(in_use, reducing, not_reduced):
+        """Bytes. in_use: gathered weights, and gradients in their dtype; reducing: the
+        copies of gradients that are sent; not_reduced: gradients that have no shard.
+        """
+        gradients = shards.gradients * (1 - not_reduced / parameters)
+        gathered = dtypes.gathered * in_use + dtypes.reduced * reducing
+        return shards.weights + shards.optimizer + gradients + gathered
+
+    return max(
+        moment(2 * block + rest + block + rest, block, 2 * block + rest),
+        moment(rest, block + rest, block + rest),
+    )
 
 
 def activations(batch, tokens, width, layers, heads=0, size=4):
