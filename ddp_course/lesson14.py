@@ -163,7 +163,8 @@ def go_on(run):
     if dist.get_rank() == 0:
         runs.write_atomically(args.out / "job", job())
     ranks = dist.get_world_size()
-    run.log.info(f"{ranks} ranks, {args.global_batch} samples per update")
+    of_ranks = "1 rank" if ranks == 1 else f"{ranks} ranks"
+    run.log.info(f"{of_ranks}, {args.global_batch} samples per update")
     batches.start = len(run.progress["losses"])
     if batches.start > batches.updates:
         problem = f"the checkpoint is {batches.start} updates into its run"

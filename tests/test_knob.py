@@ -16,7 +16,7 @@ from ddp_course.estimates.pipeline import bubble, schedule
 from ddp_course.notebook import plots
 from ddp_course.notebook.plots import collectives, display
 from ddp_course.notebook.plots.knob import knob
-from ddp_course.notebook.plots.knobs import RANKS
+from ddp_course.notebook.plots.knobs import RANKS, STAGE_WIDE
 from ddp_course.notebook.plots.speed import TIME_COLORS
 from ddp_course.notebook.plots.style import BACKWARD, FORWARD, GREY
 from ddp_course.ranks.environment import process_group
@@ -99,8 +99,9 @@ def test_each_place_of_the_pipeline_says_and_draws_its_bubble():
     for m, (_, alt, svg) in zip(STEPS, places):
         shares = [f"{bubble(p, m):.0%}" for p in (2, 4, 8)]
         assert re.findall(r"of which (\d+%)", alt) == shares
-        assert re.findall(r">\d stages: bubble (\d+%)<", svg) == shares
-        whole = re.findall(rf'<rect x="64" y="(\d+)" width="(\d+)".*?"{GREY}"', svg)
+        assert re.findall(r">\d stages: [\d.]+ slots, bubble (\d+%)<", svg) == shares
+        of_row = rf'<rect x="64" y="(\d+)" width="([\d.]+)".*?"{GREY}"'
+        whole = re.findall(of_row, svg)
         rows, drawn = dict(whole), {}
         for color in (FORWARD, BACKWARD):
             found = boxes_of(svg, color)
@@ -108,8 +109,11 @@ def test_each_place_of_the_pipeline_says_and_draws_its_bubble():
             for x, y, wide, _ in found:
                 drawn[f"{y:g}"] = drawn.get(f"{y:g}", 0) + wide
                 assert 64 <= x and x + wide <= 64 + float(rows[f"{y:g}"]) + 0.1
-        for busy, p in zip(drawn.values(), [2, 2, *[4] * 4, *[8] * 8]):
-            full = float(next(iter(rows.values())))
+        for (y, busy), p in zip(drawn.items(), [2, 2, *[4] * 4, *[8] * 8]):
+            full = float(rows[y])
+            # all pipelines have one scale, that of the longest step
+            most = max(m + n - 1 for n in (2, 4, 8))
+            assert full == pytest.approx(STAGE_WIDE * (m + p - 1) / most, abs=1)
             # a gap of at most an eighth follows each box
             assert (1 - bubble(p, m)) * 0.87 <= busy / full <= 1.01 - bubble(p, m)
 

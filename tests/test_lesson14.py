@@ -192,7 +192,7 @@ def test_a_run_that_loses_a_machine_and_gains_two_ends_as_an_undisturbed_one(tmp
         joined = [machines.follow(node, line, env) for node in (1, 2)]
         assert [agent.wait().code for agent in (first, *joined)] == [0, 0, 0]
     log = (tmp_path / "elastic" / "train.log").read_text()
-    sizes = [f"{ranks} ranks, 128 samples" for ranks in (2, 1, 3)]
+    sizes = [f"{ranks}, 128 samples" for ranks in ("2 ranks", "1 rank", "3 ranks")]
     places = [log.index(size) for size in sizes]
     assert places == sorted(places) and "goodput" in log
     result = json.loads((tmp_path / "elastic" / "result.json").read_text())

@@ -53,9 +53,11 @@ def curve(xs, lines, xlabel, ylabel, title, marks=None):
     for label, values in lines.items():
         [line] = axis.plot(xs, values, label=label, linewidth=1.2 if marks else 2.2)
         colors[label] = line.get_color()
-    for label, (places, values) in (marks or {}).items():
+    for place, (label, (places, values)) in enumerate((marks or {}).items()):
         shown = "_" + label if label in lines else label  # "_": not in the legend
         look = {"color": colors.get(label), "markersize": 5}
+        if lines and place % 2 and label not in lines:  # seen where it covers another
+            look |= {"fillstyle": "none", "markersize": 9}
         axis.plot(places, values, "o", label=shown, **look)
     if colors.keys() & (marks or {}).keys():
         axis.plot([], [], "o", label="measured", color=INK, markersize=5)
@@ -205,7 +207,8 @@ def cost_line(sizes, seconds, alpha, beta, fitted, of="message"):
     ):
         axis.plot(*zip(*points), "o", color=ORANGE, fillstyle=style, label=label)
     axis.set(xscale="log", yscale="log", title=f"What one {of} costs")
-    axis.set(xlabel="bytes in the tensor", ylabel=f"time of one {of} (ms)")
+    axis.set(xlabel="bytes in the tensor (log scale)")
+    axis.set(ylabel=f"ms of one {of} (log scale)")
     ticks_on_log_axes(axis)
     axis.legend()
     off = max(abs(alpha + beta * x - t) / t for x, t in zip(sizes, seconds))
@@ -220,10 +223,14 @@ def cost_line(sizes, seconds, alpha, beta, fitted, of="message"):
 
 
 def ticks_on_log_axes(axis):
-    """Bytes as powers of 4, from KiB to GiB; milliseconds at 1, 2 and 5 of each decade."""
+    """Bytes as powers of 4, from KiB to GiB; milliseconds at 1, 2 and 5 of each decade,
+    and at more if there is only one.
+    """
     axis.xaxis.set_major_locator(LogLocator(base=4, numticks=20))
     axis.xaxis.set_major_formatter(lambda size, _: in_binary_units(size))
-    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=20))
+    low, high = axis.get_ylim()
+    steps = (1, 2, 5) if high > 10 * low else (1, 1.5, 2, 3, 5, 7)
+    axis.yaxis.set_major_locator(LogLocator(subs=steps, numticks=20))
     axis.yaxis.set_major_formatter("{x:g}")
     for each in (axis.xaxis, axis.yaxis):
         each.set_minor_formatter(NullFormatter())

@@ -100,7 +100,7 @@ def pipeline_knob(steps, at=4):
     and how much of the step is the bubble.
 
     steps: {micro-batches: {title: for each rank its spans, see actions.py}}; at: the
-    number that it begins at. Each step is as wide as the picture.
+    number that it begins at. The longest step of a picture is as wide as the picture.
     """
     pictures = [(str(m), *pipeline_panels(m, of)) for m, of in steps.items()]
     knob("micro-batches", pictures, list(steps).index(at))
@@ -109,13 +109,14 @@ def pipeline_knob(steps, at=4):
 def pipeline_panels(micro_batches, pipelines):
     """A panel for each pipeline: alternative text, and SVG in bytes."""
     pieces, told, top = [], [], 0
+    scale = STAGE_WIDE / max(map(end_of, pipelines.values()))
     for title, ranks in pipelines.items():
         work = sum(length for spans in ranks for *_, length in spans)
-        idle = 1 - work / (end_of(ranks) * len(ranks))
-        label = f"{title}: bubble {idle:.0%}"
-        told.append(f"{title}, of which {idle:.0%} of the time is the bubble")
+        idle, slots = 1 - work / (end_of(ranks) * len(ranks)), number(end_of(ranks))
+        label = f"{title}: {slots} slots, bubble {idle:.0%}"
+        told.append(f"{title}, {slots} slots, of which {idle:.0%} are the bubble")
         pieces.append(text(0, top + 10, label, anchor="start", weight=700))
-        pieces += rank_rows(top + 24, ranks)
+        pieces += rank_rows(top + 24, ranks, scale)
         top += 24 + (STAGE_HIGH + 3) * len(ranks) + 18
     waits = {"a rank waits": GREY}
     colors = list((colors_of(pipelines.values()) | waits).items())
@@ -127,13 +128,13 @@ def pipeline_panels(micro_batches, pipelines):
     return alt, document(WIDE, top - 2, pieces, alt)
 
 
-def rank_rows(top, ranks):
-    """The pieces of one pipeline, a row for each rank."""
-    scale, found = STAGE_WIDE / end_of(ranks), {}
+def rank_rows(top, ranks, scale):
+    """The pieces of one pipeline, a row for each rank. scale: pixels per slot."""
+    found = {}
     for rank, spans in enumerate(ranks):
         y = top + (STAGE_HIGH + 3) * rank
         yield text(0, y + STAGE_HIGH / 2, f"rank {rank}", anchor="start", size=12)
-        yield rectangle(STAGE_LEFT, y, STAGE_WIDE, STAGE_HIGH, GREY)
+        yield rectangle(STAGE_LEFT, y, end_of(ranks) * scale, STAGE_HIGH, GREY)
         for kind, *_, begin, length in spans:
             wide = length * scale
             place = STAGE_LEFT + begin * scale, y, wide - min(1, wide / 8), STAGE_HIGH

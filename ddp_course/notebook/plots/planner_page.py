@@ -26,7 +26,6 @@ from ddp_course.notebook.plots.style import (
     BLUE,
     CARD,
     GREEN,
-    GREY,
     INK,
     LINE,
     NOTE,
@@ -40,19 +39,19 @@ from ddp_course.notebook.plots.words import count, listing, number
 
 HERE = Path(__file__).parent
 MAGENTA, PURPLE, BROWN, TEAL = RANK_COLORS[3:7]
-COLORS = {
+COLORS = {  # the parts of a step have those of `charts.stacked`
     "weights": BLUE,
     "gradients": ORANGE,
     "optimizer": GREEN,
     "activations": MAGENTA,
     "moment": PURPLE,
     "products": BLUE,
-    "attention": TEAL,
-    "bubble": GREY,
-    "tensor": ORANGE,
-    "context": MAGENTA,
-    "expert": PURPLE,
-    "data": BROWN,
+    "attention": ORANGE,
+    "bubble": GREEN,
+    "tensor": MAGENTA,
+    "context": PURPLE,
+    "expert": BROWN,
+    "data": TEAL,
 }
 # Controls are dark on white in both of a page's modes, as the figures are.
 STYLE = f"""

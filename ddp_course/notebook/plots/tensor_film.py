@@ -52,6 +52,8 @@ def tensor_parallel(ranks, sequence=False):
         film.show(heading, (width / 2, 14), beat, end)
         action(film, ranks, row, beat, sequence)
     legend = "wide boxes: a row per token; striped: the sum over the ranks"
+    if sequence:
+        legend = "a row per token; striped: the sum; one colour: gathered from there"
     film.show(text(width / 2, height - 10, legend, color=NOTE, size=12))
     alt = in_words(ranks, beats)
     display_film(film, film.stills([len(beats) - 0.1], 1, alt), alt)

@@ -189,7 +189,8 @@ def replica_groups(groups, title):
         axis.plot(group["received"], top, "v", color=GREEN, markersize=8)
     axis.set(xlim=(-0.01 * end, 1.02 * end), title=title)
     axis.set_xlabel("time since the first round began (s)")
-    axes.legend_below(figure, groups_legend())
+    lost = any(not row["committed"] for group in groups for row in group["rounds"])
+    axes.legend_below(figure, groups_legend(lost))
     told = [f"group {number} {rounds_of(group)}" for number, group in enumerate(groups)]
     display_figure(figure, f"{title}. {'; '.join(told)}.")
 
@@ -218,12 +219,12 @@ def rounds_of(group):
     return listing(told)
 
 
-def groups_legend():
+def groups_legend(lost):
     cross = {"marker": "x", "linestyle": "", "markeredgewidth": 2.5}
     return [
         axes.swatch(FORWARD, "a round's steps"),
         axes.swatch(GREY, "alone"),
-        axes.swatch(PAPER, "lost", edge=RED),
+        *([axes.swatch(PAPER, "lost", edge=RED)] if lost else []),
         axes.swatch(ORANGE, "average"),
         axes.mark(RED, "power off", **cross),
         axes.mark(RED, "on", **cross | {"marker": "|"}),
