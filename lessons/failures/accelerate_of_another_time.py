@@ -10,7 +10,6 @@ Text:   ImportError: Using the `Trainer` with `PyTorch` requires `accelerate>=0.
 Text:   ImportError: accelerate>=0.21.0 is required for a normal functioning of this module, but found
         accelerate==0.20.3.
 Text:   NameError: name 'init_empty_weights' is not defined
-Text:   AttributeError: 'AcceleratorState' object has no attribute 'distributed_type'
 Cause:  Trainer creates the `Accelerator` itself, and the two packages are of different times: it
         passes an argument that this Accelerate no longer has, or does not have yet.
 Which:  `dispatch_batches`, `logging_dir`: transformers, or the program, is the older

@@ -22,7 +22,7 @@ Cause:  This is torchrun's summary, not the error. A rank ended with an exit cod
         table names under "Root Cause".
 Which:  Below mp.spawn's `terminated with the following error` the rank's own traceback follows.
         `exitcode : 1` is an ordinary Python error, further up. `2` is a wrong argument. A negative
-        number is a signal: -9 SIGKILL (memory), -11 SIGSEGV, -7 SIGBUS (/dev/shm), -6 SIGABRT
+        number is a signal: -9 SIGKILL (memory), -11 SIGSEGV, -7 SIGBUS (/dev/shm), -4 SIGILL, -6 SIGABRT
         (nccl's watchdog, usually a consequence), -15 SIGTERM (the scheduler, or torchrun itself), -1
         SIGHUP (the terminal closed).
 Fix:    Search upwards for the first `[rankN]:` traceback of that rank, or give the whole log to

@@ -30,7 +30,7 @@ RANK = re.compile(r"\brank +: (\d+)")
 # What the other ranks and the launcher say when one rank has failed.
 FOLLOWER = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|Watchdog caught"
-    r"|ChildFailedError|failed \(exitcode(?!: -(?:7|8|9|11)\b)|closing signal|NCCL operations have failed"
+    r"|ChildFailedError|failed \(exitcode(?!: -(?:4|7|8|9|11)\b)|closing signal|NCCL operations have failed"
     r"|To avoid data inconsistency|watchdog thread terminated|ncclRemoteError"
     r"|remote process exited|dump flag"
     r"|SIGABRT|SIGTERM|exitcode +: -(6|15)\b|Signal (6|15)\b"

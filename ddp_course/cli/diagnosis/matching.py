@@ -20,6 +20,7 @@ RULES = [
         r"(?:exit|return)[_ ]?[Cc]ode *[:=]? *-1\b",
         " exitcode_sighup ",
     ),  # what torchrun calls signals
+    (r"(?:exit|return)[_ ]?[Cc]ode *[:=]? *-4\b", " exitcode_sigill "),
     (r"(?:exit|return)[_ ]?[Cc]ode *[:=]? *-6\b", " exitcode_sigabrt "),
     (r"(?:exit|return)[_ ]?[Cc]ode *[:=]? *-7\b", " exitcode_sigbus "),
     (r"(?:exit|return)[_ ]?[Cc]ode *[:=]? *-8\b", " exitcode_sigfpe "),
