@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from ddp_course import UsageError, lesson06, runs
@@ -83,7 +84,8 @@ def restore(parts, device, shared, own):
     check_alike(shared["seconds"], 0.0, "seconds")
     for name, part in parts.items():
         load_state(part, shared[name])
-    check_numbers(parts["model"], parts["optimizer"])
+    optimizers = (part for part in parts.values() if isinstance(part, Optimizer))
+    check_numbers(parts["model"], *optimizers)
     set_random_states(own["random"], device)
 
 

@@ -98,7 +98,7 @@ class Checkpoint:
         return resumable.resume(folder, SETTINGS, restore)
 
     def is_whole(self, found):
-        assert found is None or isinstance(found[0]["seconds"], float)
+        assert found is None or type(found[0]["seconds"]) in (int, float)
 
 
 class WithoutChecksums(Checkpoint):

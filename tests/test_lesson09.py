@@ -610,7 +610,7 @@ def with_content(checkpoint, how, harm):
         ("without a scheduler", "KeyError: 'scheduler'"),
         ("a list", "another program made it"),
         ("weights of another shape", "size mismatch for 1.1.weight"),
-        ("averages of another shape", "Adam's averages for 1.1.weight have another"),
+        ("averages of another shape", "the averages for 1.1.weight have another"),
         ("NaN weights", "1.1.weight, or an average for it, is NaN or infinite"),
         ("beyond its end", "it has 12 losses of 99 updates"),
         ("losses that are one number in memory", "the memory of the losses is of"),

@@ -23,14 +23,15 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
-from ddp_course import UsageError, lesson10
+from ddp_course import UsageError, lesson09, lesson10
 from ddp_course.checkpoints import whole as checkpoints
 from ddp_course.checkpoints.export import weights_for_transformers
 from ddp_course.data import text as corpus
 from ddp_course.data.shards import Shards, read_tokens
 from ddp_course.data.text import Windows, files_of, load_text, made_once
 from ddp_course.data.tokenizers import BPE, small_type
-from ddp_course.models import gpt
+from ddp_course.files import Unusable
+from ddp_course.models import gpt, recipe
 from ddp_course.models.gpt import GPT, SHAPES
 from ddp_course.models.modern import ModernGPT
 from ddp_course.ranks import watch
@@ -659,6 +660,23 @@ def test_only_with_wsd_a_run_continued_before_its_decay_is_the_longer_run(
     assert len(history) == 24
     same = result["params_sha256"] == planned["params_sha256"]
     assert same == (history == expected) == (schedule == "wsd")
+
+
+def test_a_checkpoint_whose_momentum_is_not_a_number_is_refused():
+    torch.manual_seed(0)
+    model, cpu = GPT(9, 4, 1, 1, 8, 0.0), torch.device("cpu")
+    by_name = recipe.optimizers(recipe.parameter_groups(model, 0.1), "muon", model)
+    tokens = torch.tensor([[1, 2, 3]])
+    model(tokens, tokens).backward()
+    for optimizer in by_name.values():
+        optimizer.step()
+    parts = {"model": model, **by_name}
+    shared, own = lesson09.snapshot(parts, [torch.tensor(1.0)], 1.0, {}, cpu)
+    lesson09.restore(parts, cpu, shared, own)
+    states = shared["muon"]["state"]
+    states[0]["momentum_buffer"] = states[0]["momentum_buffer"] * float("nan")
+    with pytest.raises(Unusable, match="or an average for it, is NaN or infinite"):
+        lesson09.restore(parts, cpu, shared, own)
 
 
 def test_with_muon_n_ranks_train_as_one_and_a_resumed_run_ends_the_same(text, tmp_path):

@@ -140,17 +140,22 @@ def load_state(part, state):
     part.load_state_dict(state)
 
 
-def check_numbers(model, optimizer):
-    """Raise Unusable if a weight, or one of Adam's averages, cannot be right."""
+AVERAGES = {"step", "exp_avg", "exp_avg_sq"}, {"momentum_buffer"}  # Adam's, Muon's
+
+
+def check_numbers(model, *optimizers):
+    """Raise Unusable if a weight, or an average of an optimizer's, cannot be right."""
     for name, parameter in model.named_parameters():
-        averages = optimizer.state.get(parameter, {})
-        if averages and averages.keys() != {"step", "exp_avg", "exp_avg_sq"}:
-            raise Unusable(f"what it has for {name} are not Adam's averages")
+        averages = {}
+        for optimizer in optimizers:
+            averages |= optimizer.state.get(parameter, {})
+        if averages and averages.keys() not in AVERAGES:
+            raise Unusable(f"what it has for {name} are no averages of its optimizer's")
         for value in (parameter, *averages.values()):
             if not value.is_floating_point():
                 raise Unusable(f"{name}, or an average for it, is of another kind")
             if value.dim() and value.shape != parameter.shape:
-                raise Unusable(f"Adam's averages for {name} have another shape")
+                raise Unusable(f"the averages for {name} have another shape")
             if not value.isfinite().all():
                 raise Unusable(f"{name}, or an average for it, is NaN or infinite")
 
