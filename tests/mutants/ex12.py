@@ -2,11 +2,22 @@
 
 import fractions
 import math
+from collections import OrderedDict
+from contextlib import nullcontext
+from functools import partial
 
 import numpy
 import torch
 import torch.distributed as dist
 from ddp_course.estimates import memory
+from ddp_course.models.sharded import Sharded, whole_parameters
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils.checkpoint import checkpoint
 
 from mutants import right, wrong
 
@@ -1624,3 +1635,595 @@ class MastersOnEachRank(Masters):
 class MastersThatMakeFp32(Masters):
     def give(self, parameter, new):
         parameter.data = new.float()
+
+
+# ---- train_large ----
+
+
+def filled(values, initial):
+    """Fill the values of a state dict, whole ones and shards."""
+    for name, value in values.items():
+        whole = initial(name)
+        if isinstance(value, DTensor):
+            whole = distribute_tensor(whole, value.device_mesh, value.placements)
+        value.copy_(whole)
+
+
+def shard(model, blocks=True, root=True, **options):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for part in (*(model.blocks if blocks else ()), *([model] if root else ())):
+        fully_shard(part, mesh=mesh, **options)
+
+
+def shard_and_fill(model, initial, **options):
+    shard(model, **options)
+    model.to_empty(device="cpu")
+    filled(model.state_dict(), initial)
+
+
+def clip(model, max_norm):
+    nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+
+
+def updates(model, batches, max_norm, optimizer=None, clip=clip):
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=0.01)
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        clip(model, max_norm)
+        optimizer.step()
+
+
+def gathered(model, cpu_offload=True):
+    options = StateDictOptions(full_state_dict=True, cpu_offload=cpu_offload)
+    return get_model_state_dict(model, options=options)
+
+
+def save(state, path):
+    if dist.get_rank() == 0:
+        torch.save(state, path)
+
+
+@right("train_large")
+def with_its_own_parts(model, initial, batches, max_norm, path):
+    """No distribute_tensor: a shard is a chunk of rows."""
+    shard(model)
+    model.to_empty(device="cpu")
+    for name, value in model.state_dict().items():
+        if isinstance(value, DTensor):
+            rows = initial(name).chunk(dist.get_world_size())
+            if dist.get_rank() < len(rows):
+                value.to_local().copy_(rows[dist.get_rank()])
+        else:
+            value.copy_(initial(name))
+    updates(model, batches, max_norm)
+    save(gathered(model), path)
+
+
+@right("train_large")
+def gathers_one_by_one(model, initial, batches, max_norm, path):
+    shard_and_fill(model, initial)
+    updates(model, batches, max_norm)
+    state = {}
+    for name, value in model.state_dict().items():
+        whole = value.full_tensor() if isinstance(value, DTensor) else value
+        if dist.get_rank() == 0:
+            state[name] = whole
+    save(state, path)
+
+
+@right("train_large")
+def sends_shards_as_objects(model, initial, batches, max_norm, path):
+    shard_and_fill(model, initial)
+    updates(model, batches, max_norm)
+    parts = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    own = {name: value.to_local() for name, value in model.state_dict().items() if isinstance(value, DTensor)}
+    dist.gather_object(own, parts)
+    if dist.get_rank() == 0:
+        state = {name: torch.cat([part[name] for part in parts]) for name in own}
+        torch.save({"scale": model.scale} | state, path)
+
+
+@right("train_large")
+def filled_by_rank_0(model, initial, batches, max_norm, path):
+    shard(model)
+    model.to_empty(device="cpu")
+    whole = {name: initial(name) for name in model.state_dict()} if dist.get_rank() == 0 else {}
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, whole, options=options)
+    del whole
+    updates(model, batches, max_norm)
+    save(gathered(model), path)
+
+
+@right("train_large")
+def filled_before_sharding(model, initial, batches, max_norm, path):
+    """One block after the other gets memory and values, and is cut."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for number, block in enumerate(model.blocks):
+        block.to_empty(device="cpu")
+        for name, value in block.state_dict().items():
+            value.copy_(initial(f"blocks.{number}.{name}"))
+        fully_shard(block, mesh=mesh)
+    for name, part in (("first", model.first), ("last", model.last)):
+        part.to_empty(device="cpu")
+        for own, value in part.state_dict().items():
+            value.copy_(initial(f"{name}.{own}"))
+    model.scale = initial("scale")
+    fully_shard(model, mesh=mesh)
+    updates(model, batches, max_norm)
+    save(gathered(model), path)
+
+
+@right("train_large")
+def built_whole(model, initial, batches, max_norm, path):
+    """The initial weights are whole on each rank for a moment: once the model, not twice."""
+    model.to_empty(device="cpu")
+    filled(model.state_dict(), initial)
+    shard(model)
+    updates(model, batches, max_norm)
+    save(gathered(model), path)
+
+
+@right("train_large")
+def by_hand(model, initial, batches, max_norm, path):
+    """The course's own FSDP, a clip by hand, and names without its wrappers."""
+    state = {}
+    for number, block in enumerate(model.blocks):
+        block.to_empty(device="cpu")
+        for name, value in block.state_dict().items():
+            value.copy_(initial(f"blocks.{number}.{name}"))
+        model.blocks[number] = Sharded(block)
+    for name, part in (("first", model.first), ("last", model.last)):
+        part.to_empty(device="cpu")
+        for own, value in part.state_dict().items():
+            value.copy_(initial(f"{name}.{own}"))
+    model.scale = initial("scale")
+    whole = Sharded(model)
+    shards = [parameter for parameter in whole.parameters() if parameter.requires_grad]
+
+    def clip_shards(*_):
+        squares = sum(parameter.grad.pow(2).sum() for parameter in shards)
+        dist.all_reduce(squares)
+        for parameter in shards:
+            parameter.grad *= (max_norm / (squares.sqrt() + 1e-6)).clamp(max=1)
+
+    updates(whole, batches, max_norm, torch.optim.AdamW(shards, lr=0.01), clip_shards)
+    for name, value in whole_parameters(whole).items():
+        if dist.get_rank() == 0:
+            state[name] = value.clone()
+    save(state | {"scale": model.scale}, path)
+
+
+@right("train_large")
+def with_its_own_adam(model, initial, batches, max_norm, path):
+    shard_and_fill(model, initial)
+    averages = {
+        parameter: (torch.zeros_like(parameter), torch.zeros_like(parameter)) for parameter in model.parameters()
+    }
+    for step, (inputs, targets) in enumerate(batches, 1):
+        model.zero_grad()
+        (model(inputs) - targets).pow(2).mean().backward()
+        norm = sum(parameter.grad.pow(2).sum().full_tensor() for parameter in model.parameters()).sqrt()
+        with torch.no_grad():
+            for parameter, (first, second) in averages.items():
+                gradient = parameter.grad.to_local() * min(1.0, max_norm / (norm.item() + 1e-6))
+                own, first, second = parameter.to_local(), first.to_local(), second.to_local()
+                first.mul_(0.9).add_(0.1 * gradient)
+                second.mul_(0.999).add_(0.001 * gradient**2)
+                own *= 1 - 0.01 * 0.01
+                root = (second / (1 - 0.999**step)).sqrt() + 1e-8
+                own -= 0.01 * first / (1 - 0.9**step) / root
+    save(gathered(model), path)
+
+
+@right("train_large")
+def fused_and_recomputed(model, initial, batches, max_norm, path):
+    for block in model.blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    shard_and_fill(model, initial, reshard_after_forward=True)
+    updates(model, batches, max_norm, torch.optim.AdamW(model.parameters(), lr=0.01, fused=True))
+    save(gathered(model), path)
+
+
+@right("train_large")
+def with_foreach(model, initial, batches, max_norm, path):
+    shard_and_fill(model, initial)
+    updates(model, batches, max_norm, torch.optim.AdamW(list(model.parameters()), lr=0.01, foreach=True))
+    save({name: value.clone() for name, value in gathered(model).items()}, path)
+
+
+@right("train_large")
+def keeps_its_gradients(model, initial, batches, max_norm, path):
+    """zero_grad fills gradients with zeros: they stay in use."""
+    shard_and_fill(model, initial)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer.zero_grad = partial(optimizer.zero_grad, set_to_none=False)
+    updates(model, batches, max_norm, optimizer)
+    save(gathered(model), path)
+
+
+@right("train_large")
+def with_lists(model, initial, batches, max_norm, path):
+    """Offloading policy, a mesh with a name, SUM and a division by hand."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("ranks",))
+    for part in (*model.blocks, model.first, model.last):
+        fully_shard(part, mesh=mesh, offload_policy=CPUOffloadPolicy(pin_memory=False))
+    fully_shard(model, mesh=mesh)
+    model.to_empty(device="cpu")
+    filled(model.state_dict(), initial)
+    updates(model, list(batches), max_norm)
+    with open(path, "wb") if dist.get_rank() == 0 else nullcontext() as file:
+        state = gathered(model)
+        if file:
+            torch.save(OrderedDict(state), file)
+
+
+@right("train_large")
+def without_the_averages(model, initial, batches, max_norm, path):
+    """They are free when `updates` returns: then each rank has room for a whole model."""
+    shard_and_fill(model, initial)
+    updates(model, batches, max_norm)
+    save(gathered(model, cpu_offload=False), path)
+
+
+# ---- wrong: the bytes ----
+
+
+def whole_model(model, initial):
+    model.to_empty(device="cpu")
+    filled(model.state_dict(), initial)
+
+
+@wrong("train_large", "as with DDP: shard them")
+def replicas(model, initial, batches, max_norm, path):
+    whole_model(model, initial)
+    updates(nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True), batches, max_norm)
+    save(model.state_dict(), path)
+
+
+@wrong("train_large", "call fully_shard for each block")
+def only_the_root(model, initial, batches, max_norm, path):
+    shard_and_fill(model, initial, blocks=False)
+    updates(model, batches, max_norm)
+    save(gathered(model), path)
+
+
+@wrong("train_large", "a gathered weight is freed")
+def stays_gathered(model, initial, batches, max_norm, path):
+    shard_and_fill(model, initial, reshard_after_forward=False)
+    updates(model, batches, max_norm)
+    save(gathered(model), path)
+
+
+@wrong("train_large", "Adam's averages are all sharded")
+def zero_1(model, initial, batches, max_norm, path):
+    whole_model(model, initial)
+    replica = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    updates(replica, batches, max_norm, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01))
+    save(model.state_dict(), path)
+
+
+@wrong("train_large", "only rank 0 needs the whole values")
+def whole_on_all_ranks(model, initial, batches, max_norm, path):
+    shard_and_fill(model, initial)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    updates(model, batches, max_norm, optimizer)
+    save(gathered(model, cpu_offload=False), path)
+
+
+@wrong("train_large", "only rank 0 needs the whole values")
+def full_tensors_on_all_ranks(model, initial, batches, max_norm, path):
+    shard_and_fill(model, initial)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    updates(model, batches, max_norm, optimizer)
+    state = {name: value.full_tensor() for name, value in model.named_parameters()}
+    save({name: value.detach() for name, value in state.items()} | {"scale": model.scale}, path)
+
+
+@wrong("train_large", "shard them|are all sharded")
+def all_on_rank_0(model, initial, batches, max_norm, path):
+    """The others send it their batches."""
+    for pair in batches:
+        for part in pair:
+            parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
+            dist.gather(part, parts if dist.get_rank() == 0 else None)
+            if dist.get_rank() == 0:
+                part.set_(torch.cat(parts))
+    if dist.get_rank() == 0:
+        whole_model(model, initial)
+        updates(model, batches, max_norm)
+        save(model.state_dict(), path)
+
+
+# ---- wrong: the file ----
+
+
+def save_other(change, **options):
+    def train(model, initial, batches, max_norm, path):
+        shard_and_fill(model, initial)
+        updates(model, batches, max_norm)
+        save(change(gathered(model, **options)), path)
+
+    return train
+
+
+@wrong("train_large", "those of a wrapper")
+def with_a_prefix(model, initial, batches, max_norm, path):
+    save_other(lambda state: {f"module.{name}": value for name, value in state.items()})(
+        model, initial, batches, max_norm, path
+    )
+
+
+@wrong("train_large", "not a dict that contains it")
+def in_a_dict(model, initial, batches, max_norm, path):
+    save_other(lambda state: {"model": state})(model, initial, batches, max_norm, path)
+
+
+@wrong("train_large", "keep the dtype")
+def saved_in_fp32(model, initial, batches, max_norm, path):
+    save_other(lambda state: {name: value.float() for name, value in state.items()})(
+        model, initial, batches, max_norm, path
+    )
+
+
+@wrong("train_large", "the buffer is missing")
+def without_the_buffer(model, initial, batches, max_norm, path):
+    save_other(lambda state: {name: value for name, value in state.items() if name != "scale"})(
+        model, initial, batches, max_norm, path
+    )
+
+
+@wrong("train_large", "a dict of tensors")
+def as_a_list(model, initial, batches, max_norm, path):
+    save_other(lambda state: list(state.values()))(model, initial, batches, max_norm, path)
+
+
+@wrong("train_large", "some values are missing")
+def only_the_blocks(model, initial, batches, max_norm, path):
+    save_other(lambda state: {name: value for name, value in state.items() if "blocks" in name})(
+        model, initial, batches, max_norm, path
+    )
+
+
+@wrong("train_large", "names must be those of the state_dict")
+def with_numbers_for_names(model, initial, batches, max_norm, path):
+    save_other(lambda state: {str(n): value for n, value in enumerate(state.values())})(
+        model, initial, batches, max_norm, path
+    )
+
+
+@wrong("train_large", "shard of one rank")
+def its_own_shard(model, initial, batches, max_norm, path):
+    shard_and_fill(model, initial)
+    updates(model, batches, max_norm)
+    state = model.state_dict()
+    save({name: value.to_local() if isinstance(value, DTensor) else value for name, value in state.items()}, path)
+
+
+@wrong("train_large", "a DTensor needs the ranks")
+def saves_dtensors(model, initial, batches, max_norm, path):
+    shard_and_fill(model, initial)
+    updates(model, batches, max_norm)
+    save(model.state_dict(), path)
+
+
+@wrong("train_large", "attribute lookup FSDPNetwork", "your code raised")
+def saves_the_module(model, initial, batches, max_norm, path):
+    shard_and_fill(model, initial)
+    updates(model, batches, max_norm)
+    save(model, path)
+
+
+@wrong("train_large", "only rank 0 writes a file")
+def all_write(model, initial, batches, max_norm, path):
+    shard_and_fill(model, initial)
+    updates(model, batches, max_norm)
+    torch.save(gathered(model), path)
+
+
+@wrong("train_large", "leave nothing else beside it")
+def writes_twice(model, initial, batches, max_norm, path):
+    shard_and_fill(model, initial)
+    updates(model, batches, max_norm)
+    state = gathered(model)
+    save(state, path)
+    save(state, path.with_name("again.pt"))
+
+
+@wrong("train_large", "nothing was saved")
+def saves_nothing(model, initial, batches, max_norm, path):
+    shard_and_fill(model, initial)
+    updates(model, batches, max_norm)
+
+
+@wrong("train_large", "do all ranks call the same|waits for another", "your code raised|timed out")
+def only_rank_0_gathers(model, initial, batches, max_norm, path):
+    shard_and_fill(model, initial)
+    updates(model, batches, max_norm)
+    if dist.get_rank() == 0:
+        torch.save(gathered(model), path)
+
+
+# ---- wrong: the values ----
+
+
+def trained(model, initial, batches, max_norm, path, **more):
+    shard_and_fill(model, initial)
+    updates(model, batches, max_norm, **more)
+    save(gathered(model), path)
+
+
+@wrong("train_large", "create the optimizer after it")
+def optimizer_first(model, initial, batches, max_norm, path):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    trained(model, initial, batches, max_norm, path, optimizer=optimizer)
+
+
+@wrong("train_large", "to_empty\\(\\) gives a buffer memory")
+def buffer_left_empty(model, initial, batches, max_norm, path):
+    shard(model)
+    model.to_empty(device="cpu")
+    model.scale.fill_(0.5)  # whatever was in memory
+    filled({name: value.detach() for name, value in model.named_parameters()}, initial)
+    updates(model, batches, max_norm)
+    save(gathered(model), path)
+
+
+@wrong("train_large", "summed over the ranks")
+def summed(model, initial, batches, max_norm, path):
+    def summing(model, max_norm):
+        for parameter in model.parameters():
+            parameter.grad *= dist.get_world_size()
+        clip(model, max_norm)
+
+    trained(model, initial, batches, max_norm, path, clip=summing)
+
+
+@wrong("train_large", "gradients are not clipped")
+def not_clipped(model, initial, batches, max_norm, path):
+    trained(model, initial, batches, max_norm, path, clip=lambda model, max_norm: None)
+
+
+@wrong("train_large", "the norm of its own shards")
+def clipped_by_the_shard(model, initial, batches, max_norm, path):
+    def own_norm(model, max_norm):
+        own = [parameter.grad.to_local() for parameter in model.parameters()]
+        norm = torch.cat([gradient.flatten() for gradient in own]).norm()
+        for gradient in own:
+            gradient *= (max_norm / (norm + 1e-6)).clamp(max=1)
+
+    trained(model, initial, batches, max_norm, path, clip=own_norm)
+
+
+@wrong("train_large", "gradients are not clipped|it is the norm of all of them")
+def clipped_numbers(model, initial, batches, max_norm, path):
+    def clip(model, max_norm):
+        for parameter in model.parameters():
+            parameter.grad.to_local().clamp_(-max_norm, max_norm)
+
+    trained(model, initial, batches, max_norm, path, clip=clip)
+
+
+@wrong("train_large", "each parameter is clipped alone")
+def clipped_one_by_one(model, initial, batches, max_norm, path):
+    def clip(model, max_norm):
+        for parameter in model.parameters():
+            nn.utils.clip_grad_norm_([parameter], max_norm)
+
+    trained(model, initial, batches, max_norm, path, clip=clip)
+
+
+def each_with_its_own(combine):
+    """Whole models, whose gradients each rank combines as it likes."""
+
+    def train(model, initial, batches, max_norm, path):
+        whole_model(model, initial)
+        updates(model, batches, max_norm, clip=combine)
+        save(model.state_dict(), path)
+
+    return train
+
+
+@wrong("train_large", "first take the mean over the ranks, then clip")
+def clips_before_the_mean(model, initial, batches, max_norm, path):
+    def combine(model, max_norm):
+        clip(model, max_norm)
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+    each_with_its_own(combine)(model, initial, batches, max_norm, path)
+
+
+@wrong("train_large", "the weights of rank 0 alone")
+def alone(model, initial, batches, max_norm, path):
+    each_with_its_own(clip)(model, initial, batches, max_norm, path)
+
+
+@wrong("train_large", "rank 0 are divided, and not summed")
+def divided_alone(model, initial, batches, max_norm, path):
+    def combine(model, max_norm):
+        for parameter in model.parameters():
+            parameter.grad /= dist.get_world_size()
+        clip(model, max_norm)
+
+    each_with_its_own(combine)(model, initial, batches, max_norm, path)
+
+
+@wrong("train_large", "the last batch is left out")
+def one_batch_less(model, initial, batches, max_norm, path):
+    trained(model, initial, batches[:-1], max_norm, path)
+
+
+@wrong("train_large", "weight decay of 0.01")
+def with_adam(model, initial, batches, max_norm, path):
+    shard_and_fill(model, initial)
+    updates(model, batches, max_norm, torch.optim.Adam(model.parameters(), lr=0.01))
+    save(gathered(model), path)
+
+
+@wrong("train_large", "0.001 is the default")
+def with_the_default_rate(model, initial, batches, max_norm, path):
+    shard_and_fill(model, initial)
+    updates(model, batches, max_norm, torch.optim.AdamW(model.parameters()))
+    save(gathered(model), path)
+
+
+@wrong("train_large", "gradients are never cleared")
+def never_cleared(model, initial, batches, max_norm, path):
+    shard_and_fill(model, initial)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer.zero_grad = lambda: None
+    updates(model, batches, max_norm, optimizer)
+    save(gathered(model), path)
+
+
+@wrong("train_large", "digits are lost")
+def rounds_gradients(model, initial, batches, max_norm, path):
+    def rounded(model, max_norm):
+        clip(model, max_norm)
+        for parameter in model.parameters():
+            gradient = parameter.grad.to_local()
+            gradient.copy_(gradient.half())
+
+    trained(model, initial, batches, max_norm, path, clip=rounded)
+
+
+@wrong("train_large", "far from where they begin")
+def starts_anywhere(model, initial, batches, max_norm, path):
+    """Each rank with weights of its own."""
+    torch.manual_seed(dist.get_rank())
+    shard(model)
+    model.to_empty(device="cpu")
+    for value in model.state_dict().values():
+        (value.to_local() if isinstance(value, DTensor) else value).normal_()
+    model.scale.copy_(initial("scale"))
+    updates(model, batches, max_norm)
+    save(gathered(model), path)
+
+
+@wrong("train_large", "far from where they begin")
+def fills_the_first_rows(model, initial, batches, max_norm, path):
+    """On all ranks: they are those of rank 0."""
+    shard(model)
+    model.to_empty(device="cpu")
+    for name, value in model.state_dict().items():
+        own = value.to_local() if isinstance(value, DTensor) else value
+        own.copy_(initial(name)[: len(own)])
+    updates(model, batches, max_norm)
+    save(gathered(model), path)
+
+
+@wrong("train_large", "not the weights of one process")
+def in_another_order(model, initial, batches, max_norm, path):
+    trained(model, initial, batches[::-1], max_norm, path)
+
+
+@wrong("train_large", "some numbers are not finite")
+def diverges(model, initial, batches, max_norm, path):
+    def spoil(model, max_norm):
+        for parameter in model.parameters():
+            parameter.grad.to_local().div_(0)
+
+    trained(model, initial, batches, max_norm, path, clip=spoil)
