@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -1224,6 +1225,336 @@ def counts_back_from_the_end(documents, context, rank, ranks, start):
     stream = stream[-(len(stream) - start) :] if len(stream) != start else stream[:0]
     for begin in range(0, (len(stream) - 1) // (ranks * context) * ranks * context, ranks * context):
         yield pair(stream, begin + rank * context, context)
+
+
+# ---- pretrain ----
+
+
+def pretraining(
+    network, tokens, windows, *, batch=8, rate=0.002, optimizer=torch.optim.AdamW, schedule=True, split=None, each=None,
+    starts=True, averages=True, shift=1, zero=True, steps=True, seed=0, between=lambda done: None, **options,
+):  # fmt: skip
+    """Right by default, without DDP. split: (rank, ranks, all places) to this rank's; each: how many it takes."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    context, parameters = network.context, list(network.parameters())
+    if starts:
+        for value in parameters:
+            dist.broadcast(value.data, src=0)
+    generator = torch.Generator().manual_seed(seed)
+    places = torch.randperm((len(tokens) - 2) // context, generator=generator) * context
+    mine = split(rank, ranks, places) if split else places[rank:windows:ranks]
+    batches = mine[: each and each(windows, ranks)].split(batch)
+    optimizer = optimizer(parameters, lr=rate, **options)
+    for number, some in enumerate(batches):
+        if schedule:
+            optimizer.param_groups[0]["lr"] = rate * min(
+                1, 10 * (number + 1) / len(batches), 1.1 - number / len(batches)
+            )
+        rows = tokens[some[:, None] + torch.arange(context + 2)]
+        network(rows[:, :context], rows[:, shift : context + shift]).backward()
+        if averages:
+            gradients = torch.nn.utils.parameters_to_vector([value.grad for value in parameters]) / ranks
+            dist.all_reduce(gradients)
+            for value, part in zip(parameters, gradients.split([value.numel() for value in parameters])):
+                value.grad = part.view_as(value)
+        if steps:
+            optimizer.step()
+        if zero:
+            optimizer.zero_grad()
+        between(network)
+
+
+def pretrained(**options):
+    """An answer of that kind."""
+    return [named(partial(pretraining, **options))]
+
+
+def named(answer):
+    def pretrain(network, tokens, windows):
+        answer(network, tokens, windows)
+
+    return pretrain
+
+
+@right("pretrain", several=True)
+def own_all_reduce():
+    return pretrained()
+
+
+@right("pretrain", several=True)
+def without_a_schedule():
+    return pretrained(schedule=False)
+
+
+@right("pretrain", several=True)
+def a_low_rate():
+    return pretrained(schedule=False, rate=0.001)
+
+
+@right("pretrain", several=True)
+def a_high_rate():
+    return pretrained(rate=0.005)
+
+
+@right("pretrain", several=True)
+def larger_batches():
+    return pretrained(batch=16, rate=0.003)
+
+
+@right("pretrain", several=True)
+def larger_batches_at_a_low_rate():
+    return pretrained(batch=16, rate=0.001)
+
+
+@right("pretrain", several=True)
+def by_momentum():
+    return pretrained(optimizer=torch.optim.SGD, momentum=0.9, rate=0.2)
+
+
+@right("pretrain", several=True)
+def smaller_batches():
+    return pretrained(batch=4)
+
+
+@right("pretrain", several=True)
+def other_places_on_each_rank():
+    return pretrained(split=lambda rank, ranks, places: places[rank * len(places) // ranks :][:3000])
+
+
+@right("pretrain", several=True)
+def in_the_order_of_the_text():
+    """Each rank reads its own half from the start."""
+    return pretrained(split=lambda rank, ranks, places: places.sort().values[rank * len(places) // ranks :][:3000])
+
+
+@right("pretrain")
+def with_ddp_and_evaluations(network, tokens, windows):
+    """Places anywhere in the text, drawn by each rank; clips; evaluates now and then, which is free."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    generator = torch.Generator().manual_seed(100 + dist.get_rank())
+    model, context = DistributedDataParallel(network), network.context
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, betas=(0.9, 0.98))
+    updates = windows // dist.get_world_size() // 5
+    for update in range(updates):
+        begins = torch.randint(len(tokens) - context, (5, 1), generator=generator)
+        rows = tokens[begins + torch.arange(context + 1)]
+        logits = model(rows[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        if update % 100 == 0:
+            with torch.no_grad():
+                network(tokens[: 64 * context].view(64, context))
+
+
+@right("pretrain")
+def with_a_sampler_and_an_average(network, tokens, windows):
+    """A data set and loader; DDP on a copy; the mean of the weights of the last updates is loaded."""
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, DistributedSampler
+
+    context = network.context
+    rows = tokens[: (len(tokens) - 1) // context * context + 1].unfold(0, context + 1, context)
+    loader = DataLoader(rows, batch_size=4, sampler=DistributedSampler(rows, seed=7))
+    mine = copy.deepcopy(network)
+    model = DistributedDataParallel(mine)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    updates = windows // (4 * dist.get_world_size())
+    average = torch.optim.swa_utils.AveragedModel(mine)
+    for update, batch in enumerate(itertools.islice(loader, updates)):
+        model(batch[:, :-1], batch[:, 1:]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if update > 0.9 * updates:
+            average.update_parameters(mine)
+    network.load_state_dict(average.module.state_dict())
+
+
+@right("pretrain", several=True)
+def three_quarters_are_enough():
+    return pretrained(each=lambda windows, ranks: 3 * windows // (4 * ranks))
+
+
+@wrong("pretrain", "each rank has used the whole budget", several=True)
+def budget_for_each():
+    return pretrained(split=lambda rank, ranks, places: places[rank::ranks], each=lambda windows, ranks: windows)
+
+
+@wrong("pretrain", "evaluation is free under")
+def evaluates_with_gradients(network, tokens, windows):
+    pretraining(network, tokens, windows)
+    network(tokens[:320].view(10, 32))
+
+
+@wrong("pretrain", "the ranks train on the same windows", several=True)
+def same_windows():
+    return pretrained(split=lambda rank, ranks, places: places, each=lambda windows, ranks: windows // ranks)
+
+
+@wrong("pretrain", "the ranks train on the same windows", several=True)
+def same_windows_in_another_order():
+    return pretrained(split=lambda rank, ranks, places: places[:3008].roll(500 * rank))
+
+
+@wrong("pretrain", "one rank has trained alone")
+def rank_0_alone(network, tokens, windows):
+    if dist.get_rank() == 0:
+        pretraining(
+            network, tokens, windows, starts=False, averages=False, split=lambda rank, ranks, places: places[:1500]
+        )
+    for value in network.parameters():
+        dist.broadcast(value.data, src=0)
+
+
+@wrong("pretrain", "one rank has more windows")
+def uneven_shares(network, tokens, windows):
+    share = lambda rank, ranks, places: places[:1500] if rank else places[1500:2000]  # noqa: E731
+    pretraining(network, tokens, windows, split=share, averages=False)
+    for value in network.parameters():
+        dist.all_reduce(value.data)
+        value.data /= 2
+
+
+@wrong("pretrain", "each rank has drawn its own weights", several=True)
+def own_starts():
+    return pretrained(starts=False)
+
+
+@wrong("pretrain", "each rank has trained with its own gradients", several=True)
+def own_gradients():
+    return pretrained(averages=False)
+
+
+@wrong("pretrain", "each rank has trained with its own gradients", several=True)
+def own_starts_and_gradients():
+    return pretrained(averages=False, starts=False)
+
+
+@wrong("pretrain", "each rank has trained with its own gradients")
+def calls_the_network(network, tokens, windows):
+    from torch.nn.parallel import DistributedDataParallel
+
+    DistributedDataParallel(network)
+    pretraining(network, tokens, windows, averages=False)
+
+
+@wrong("pretrain", "nothing was trained")
+def does_nothing(network, tokens, windows):
+    pass
+
+
+@wrong("pretrain", "the weights have not changed", several=True)
+def never_steps():
+    return pretrained(steps=False)
+
+
+@wrong("pretrain", "another network was trained")
+def trains_a_copy(network, tokens, windows):
+    pretraining(copy.deepcopy(network), tokens, windows)
+
+
+@wrong("pretrain", "repeat its input", several=True)
+def its_own_input():
+    return pretrained(shift=0)
+
+
+@wrong("pretrain", "the one right after it", several=True)
+def shifted_twice():
+    return pretrained(shift=2)
+
+
+@wrong("pretrain", "the one right after it")
+def shifted_twice_with_a_loss_of_its_own(network, tokens, windows):
+    class Shifting(torch.nn.Module):
+        context = network.context
+
+        def __init__(self):
+            super().__init__()
+            self.inner = network
+
+        def forward(self, inputs, targets):
+            return F.cross_entropy(self.inner(inputs)[:, :-1].flatten(0, 1), targets[:, 1:].flatten())
+
+    pretraining(Shifting(), tokens, windows)
+
+
+@wrong("pretrain", "learnt hardly anything", several=True)
+def a_tiny_rate():
+    return pretrained(rate=1e-5)
+
+
+@wrong("pretrain", "learnt hardly anything|the recipe", several=True)
+def a_low_rate_of_sgd():
+    return pretrained(rate=0.001, optimizer=torch.optim.SGD)
+
+
+@wrong("pretrain", "diverge", several=True)
+def a_huge_rate():
+    return pretrained(rate=1.0)
+
+
+@wrong("pretrain", "a smaller batch makes more updates", several=True)
+def large_batches():
+    return pretrained(batch=128)
+
+
+@wrong("pretrain", "windows were used", several=True)
+def an_eighth_of_the_budget():
+    return pretrained(each=lambda windows, ranks: windows // (8 * ranks))
+
+
+@wrong("pretrain", "set to zero", several=True)
+def gradients_pile_up():
+    return pretrained(zero=False)
+
+
+@wrong("pretrain", "weights were different at", several=True)
+def averages_once_at_the_end():
+    def answer(network, tokens, windows):
+        pretraining(network, tokens, windows, averages=False, starts=False)
+        for value in network.parameters():
+            dist.all_reduce(value.data)
+            value.data /= dist.get_world_size()
+
+    return [named(answer)]
+
+
+@wrong("pretrain", "not a piece of the text")
+def made_up_tokens(network, tokens, windows):
+    pretraining(network, tokens[torch.randperm(len(tokens), generator=torch.Generator().manual_seed(1))], windows)
+
+
+@wrong("pretrain", "do not change the text")
+def changes_the_text(network, tokens, windows):
+    pretraining(network, tokens, windows)
+    tokens[0] += 1
+
+
+@wrong("pretrain", "leave the network in the form")
+def stays_in_float64(network, tokens, windows):
+    pretraining(network.double(), tokens, windows)
+
+
+@wrong("pretrain", "the head is tied")
+def unties_the_head(network, tokens, windows):
+    network.head.weight = torch.nn.Parameter(network.head.weight.detach().clone())
+    pretraining(network, tokens, windows)
+
+
+@wrong("pretrain", "gradients are off")
+def gradients_off(network, tokens, windows):
+    pretraining(network, tokens, windows)
+    torch.set_grad_enabled(False)
+
+
+@wrong("pretrain", "NaN or infinite")
+def ends_in_nan(network, tokens, windows):
+    pretraining(network, tokens, windows)
+    with torch.no_grad():
+        network.norm.weight.fill_(math.nan)
 
 
 # ---- bits_per_byte ----

@@ -140,7 +140,7 @@ class Sums:
 COMBINED = {  # what a mistake makes of all ranks' gradients
     "gradients are summed over the ranks: divide by the number of ranks, before they are clipped":
         lambda all_, limit: clipped([len(all_) * one for one in mean(all_)], limit),
-    "gradients are not clipped: their norm is at most max_norm": lambda all_, limit: mean(all_),
+    "the norm of all gradients together is not clipped: it is at most max_norm": lambda all_, limit: mean(all_),
     "each rank has clipped its own gradients: first take the mean over the ranks, then clip it":
         lambda all_, limit: mean([clipped(own, limit) for own in all_]),
     "each rank has clipped by the norm of its own shards: the norm is that of the whole gradient, so add the squares of all "
