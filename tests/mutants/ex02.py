@@ -1506,6 +1506,34 @@ class CountsNamesOfFrequentOnes(Counts):
         return [label for label, count in counts.items() if count >= self.least]
 
 
+@wrong_counts("on ranks with .*, .*, .* samples(?s:.*)is missing, which only rank 2 has")
+class CountsNamesOfTwoRanks(Counts):
+    def order(self, counts, named):
+        return sorted(set(named[0] + named[1]))
+
+
+@wrong_counts("is missing, which only rank . has")
+class CountsNamesOfThisAndRankZero(Counts):
+    """Ranks that name different classes must not add them, so each goes through all of them."""
+
+    def order(self, counts, named):
+        self.named = set(named[0] + named[self.rank])
+        return super().order(counts, named)
+
+    def frequent(self, totals):
+        return {label: total for label, total in super().frequent(totals).items() if label in self.named}
+
+
+@wrong_counts(OWN_ORDER)
+class CountsOfASet(Counts):
+    """The order of a set is not the same on all ranks, even if it has the same classes."""
+
+    def order(self, counts, named):
+        for label in itertools.chain(*named):
+            counts.setdefault(label, 0)
+        return list(set(counts))
+
+
 @wrong_counts("drop them, once the counts")
 class CountsAll(Counts):
     def frequent(self, totals):
@@ -1588,6 +1616,31 @@ class CountsAllLabelsAtRankZero(Counts):
         found = [self.frequent(Counter(itertools.chain(*(of_ranks or []))))]
         dist.broadcast_object_list(found, src=0)
         return found[0]
+
+
+@wrong_counts("too many to send")
+class CountsAllLabelsInHalfTheBits(Counts):
+    def classes(self, labels):
+        longest = torch.tensor(len(labels))
+        dist.all_reduce(longest, dist.ReduceOp.MAX)
+        padded = torch.full((longest.item(),), -1, dtype=torch.int32)
+        padded[: len(labels)] = torch.tensor(labels)
+        of_ranks = [torch.empty_like(padded) for _ in range(self.n)]
+        dist.all_gather(of_ranks, padded)
+        every = Counter(torch.cat(of_ranks).tolist())
+        del every[-1]
+        return self.frequent(every)
+
+
+@wrong_counts("a place for each label that there might be")
+class CountsAPlaceForEachLabel(Counts):
+    def classes(self, labels):
+        longest = torch.tensor(max(labels) + 1)
+        dist.all_reduce(longest, dist.ReduceOp.MAX)
+        totals = torch.bincount(torch.tensor(labels), minlength=longest.item())
+        dist.all_reduce(totals)
+        found = totals.nonzero().flatten().tolist()
+        return self.frequent(dict(zip(found, totals[found].tolist())))
 
 
 @wrong("count_classes", "return two things")
@@ -1700,6 +1753,32 @@ class CountsWithUnique(Counts):
         totals = torch.stack([counts.get(label, torch.tensor(0)) for label in order[0]])
         dist.all_reduce(totals)
         return {label: total for label, total in zip(order[0], totals) if total >= self.least}
+
+
+@right_counts
+class CountsAsTensorsInObjects(Counts):
+    """Each rank sends its classes and counts as one pickled tensor."""
+
+    def classes(self, labels):
+        of_ranks = [None] * self.n
+        dist.all_gather_object(of_ranks, torch.stack(torch.unique(torch.tensor(labels), return_counts=True)))
+        totals = Counter()
+        for names, numbers in of_ranks:
+            totals.update(dict(zip(names.tolist(), numbers.tolist())))
+        return self.frequent(totals)
+
+
+@wrong_counts("takes hundreds of bytes for each")
+class CountsAsADictOfTensors(Counts):
+    """Each rank sends a dict of tensors without dimensions, one for each class."""
+
+    def classes(self, labels):
+        names, numbers = torch.tensor(labels).unique(return_counts=True)
+        of_ranks, totals = [None] * self.n, Counter()
+        dist.all_gather_object(of_ranks, dict(zip(names.tolist(), numbers)))
+        for counts in of_ranks:
+            totals.update(counts)
+        return self.frequent(totals)
 
 
 @right_counts

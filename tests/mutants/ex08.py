@@ -1974,6 +1974,13 @@ for name, pattern, more in [
     ("accumulation_twice", "by the number of micro-batches twice", "/ self.current_gradient_accumulation_steps"),
     ("accumulation_undone", "too large, by the number of micro-batches", "* self.current_gradient_accumulation_steps"),
     ("ranks_twice", "though DDP already takes the mean", "/ dist.get_world_size()"),
+    ("settings_twice", "by the number of micro-batches twice", "/ self.args.gradient_accumulation_steps"),
+    ("settings_undone", "too large, by the number of micro-batches", "* self.args.gradient_accumulation_steps"),
+    (
+        "by_the_settings",
+        "it has fewer than gradient_accumulation_steps",
+        "* self.current_gradient_accumulation_steps / self.args.gradient_accumulation_steps",
+    ),
     ("times_ranks", "multiplied by the number of ranks", "* self.accelerator.num_processes"),
     ("labels_twice", "the samples of the micro-batch twice", "/ len(labels)"),
 ]:
@@ -2057,6 +2064,42 @@ wrong_weighted(
         "        self.weights = weights\n",
         "        self.weights = weights\n        self.start = copy.deepcopy(self.model.state_dict())\n",
     ),
+)
+wrong_weighted(
+    "weighted_keeps_parameters_only",
+    "holds the buffers, too",
+    OWN_LOADER,
+    OWN_MEAN,
+    (STATE, "self.best = {name: value.detach().clone() for name, value in self.model.named_parameters()}"),
+)
+wrong_weighted(
+    "weighted_with_the_buffer_of_the_model",
+    NO_COPY,
+    OWN_LOADER,
+    OWN_MEAN,
+    (
+        STATE,
+        "copies = {name: value.detach().clone() for name, value in self.model.named_parameters()}\n"
+        "            self.best = {**self.model.state_dict(), **copies}",
+    ),
+)
+wrong_weighted(
+    "weighted_with_buffers_of_the_start",
+    "keep the buffers of that evaluation",
+    OWN_LOADER,
+    OWN_MEAN,
+    (STATE, OWN_COPY[1] + "\n            self.best.update(self.buffers)"),
+    (
+        "        self.weights = weights\n",
+        "        self.weights = weights\n        self.buffers = copy.deepcopy(dict(self.model.named_buffers()))\n",
+    ),
+)
+wrong_weighted(
+    "weighted_goes_back_to_the_best",
+    "on 2 ranks(?s:.*)goes on from its own parameters",
+    OWN_LOADER,
+    OWN_MEAN,
+    (STATE, OWN_COPY[1] + "\n        else:\n            self.model.load_state_dict(self.best)"),
 )
 wrong_weighted(
     "weighted_keeps_wrapped_names",

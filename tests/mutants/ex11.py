@@ -1507,6 +1507,44 @@ def tuning_that_restores_at_the_end(network, *args):
     return result
 
 
+@wrong("fine_tune", "stays in bf16 in training")
+def tuning_in_fp32_meanwhile(network, *args):
+    """The base is in bf16 again when training is over."""
+    for layer in network.layers:
+        layer.weight.data = layer.weight.data.float()
+    result = tune(network, *args)
+    for layer in network.layers:
+        layer.weight.data = layer.weight.data.bfloat16()
+    return result
+
+
+@wrong("fine_tune", "stays in bf16 in training")
+def tuning_in_fp32_with_drift_meanwhile(network, *args):
+    for layer in network.layers:
+        layer.weight.data = layer.weight.data.float()
+    result = tune(network, *args, faults=["drift"])
+    for layer in network.layers:
+        layer.weight.data = layer.weight.data.bfloat16()
+    return result
+
+
+@wrong("fine_tune", "better than the one before it")
+def tuning_that_compares_with_the_last_epoch(network, batches, held_out, epochs, rate):
+    """Keeps each epoch that is better than the one before it."""
+    kept = []
+
+    def both(network, x, y):
+        kept.append((evaluate(network, x, y), cloned([v for layer in network.layers for v in (layer.A, layer.B)])))
+        return kept[-1][0]
+
+    _, losses = tune(network, batches, held_out, epochs, rate, own={"evaluate": both})
+    best = kept[0][1]
+    for (before, _), (loss, adapters) in zip(kept, kept[1:]):
+        if loss < before:
+            best = adapters
+    return best, losses
+
+
 @wrong("fine_tune", "without adapters")
 def tuning_that_evaluates_the_base(*args):
     def of_base(network, x, y):
@@ -1598,3 +1636,220 @@ def tuning_that_chooses_by_its_own(network, batches, held_out, epochs, rate):
 
     _, losses = tune(network, batches, held_out, epochs, rate, own={"evaluate": both})
     return min(seen, key=lambda pair: pair[0])[1], losses
+
+
+# ---- teach ----
+
+
+def taught(model, tokens, asked, most, passes, rate=1e-2, **own):
+    """Trains an adapter; own: what is done otherwise."""
+    every = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear}
+    layers = {name: layer for name, layer in every.items() if own.get("only", "") in name}
+    r = own.get("r") or most // sum(sum(layer.weight.shape) for layer in layers.values())
+    torch.manual_seed(own.get("seed", 0))
+    trained, adapter, scale = [], {}, own.get("scale", 1)
+    for name, layer in layers.items():
+        A = torch.randn(r, layer.in_features) / layer.in_features**0.5
+        adapter[name] = torch.zeros(layer.out_features, r).requires_grad_(), A.requires_grad_()
+        trained += adapter[name]
+    optimizer = own.get("optimizer", lambda values, rate: torch.optim.AdamW(values, rate))(trained, rate)
+    weights = {name: layer.weight.detach().clone() for name, layer in layers.items()}
+    for _ in range(int(passes * own.get("part", 1))):
+        for batch in tokens[torch.randperm(len(tokens))].split(own.get("batch", 16)):
+            changed = {f"{name}.weight": weights[name] + scale * B @ A for name, (B, A) in adapter.items()}
+            logits = torch.func.functional_call(model, changed, (batch,))
+            begin, end = own.get("targets", (asked, batch.shape[1]))
+            shift = own.get("shift", 1)
+            pair = logits[:, begin - shift : end - shift].flatten(0, 1), batch[:, begin:end].flatten()
+            gradients = torch.autograd.grad(F.cross_entropy(*pair), trained)
+            for value, gradient in zip(trained, gradients):
+                value.grad = gradient.clone()
+                if own.get("averages", True):
+                    dist.all_reduce(value.grad)
+                    value.grad /= own.get("by", 2)
+            optimizer.step()
+    own.get("end", nothing)(model, adapter)
+    return {name: (B.detach(), A.detach()) for name, (B, A) in adapter.items()}
+
+
+@right("teach")
+def teach_all_layers(*args):
+    return taught(*args)
+
+
+@right("teach")
+def teach_attention_only(*args):
+    return taught(*args, only="query_key_value", rate=2e-2)
+
+
+@right("teach")
+def teach_with_a_small_rate(*args):
+    return taught(*args, rate=2e-3)
+
+
+@right("teach")
+def teach_with_a_large_rate(*args):
+    return taught(*args, rate=2e-2)
+
+
+@right("teach")
+def teach_with_a_slower_adam(*args):
+    return taught(*args, rate=6e-3, optimizer=lambda values, rate: torch.optim.Adam(values, rate, betas=(0.9, 0.95)))
+
+
+@right("teach")
+def teach_the_whole_text(*args):
+    """The question's tokens are targets, too."""
+    return taught(*args, targets=(1, 7))
+
+
+@right("teach")
+def teach_with_larger_batches_and_a_small_r(*args):
+    return taught(*args, r=2, batch=32, rate=2e-2)
+
+
+@right("teach")
+def teach_with_sums(*args):
+    """Adam does not mind the scale of the gradients."""
+    return taught(*args, by=1)
+
+
+@right("teach")
+def teach_with_half_of_the_passes(*args):
+    return taught(*args, part=0.5)
+
+
+@right("teach")
+def teach_with_ddp_and_lora_layers(model, tokens, asked, most, passes):
+    """On a copy, whose layers are replaced; the scale goes into B."""
+    copied = copy.deepcopy(model).requires_grad_(False)
+    torch.manual_seed(dist.get_rank())
+    adapted = {}
+    for number, block in enumerate(copied.blocks):
+        for part in ("attention", "mlp"):
+            parent = getattr(block, part)
+            for name, layer in list(parent.named_children()):
+                adapted[f"blocks.{number}.{part}.{name}"] = lora = LoRALinear(layer, r=4, alpha=8, dropout=0)
+                setattr(parent, name, lora)
+    ddp = nn.parallel.DistributedDataParallel(copied)
+    optimizer = torch.optim.AdamW([value for value in copied.parameters() if value.requires_grad], 1e-2)
+    for _ in range(passes):
+        for batch in tokens[torch.randperm(len(tokens))].split(16):
+            optimizer.zero_grad()
+            F.cross_entropy(ddp(batch)[:, asked - 1 : -1].transpose(1, 2), batch[:, asked:]).backward()
+            optimizer.step()
+    return {name: ((lora.scale * lora.B).detach(), lora.A.detach()) for name, lora in adapted.items()}
+
+
+@wrong("teach", "the ranks have different adapters")
+def teach_each_rank_alone(*args):
+    return taught(*args, averages=False)
+
+
+@wrong("teach", "the ranks have different adapters")
+def teach_from_another_start(*args):
+    return taught(*args, seed=dist.get_rank())
+
+
+@wrong("teach", "not like those of rank 1: average")
+def teach_on_rank_0_and_broadcast(*args):
+    adapter = taught(*args, averages=False)
+    for pair in adapter.values():
+        for value in pair:
+            dist.broadcast(value, 0)
+    return adapter
+
+
+@wrong("teach", "not like those of rank 1: average")
+def teach_with_the_texts_of_rank_0(model, tokens, *args):
+    dist.broadcast(tokens, 0)
+    return taught(model, tokens, *args)
+
+
+@wrong("teach", "the budget is 24 passes")
+def teach_for_too_long(*args):
+    return taught(*args, part=1.1)
+
+
+@wrong("teach", "the budget is 24 passes")
+def teach_with_the_texts_of_all_ranks(model, tokens, *args):
+    every = [torch.empty_like(tokens) for _ in range(2)]
+    dist.all_gather(every, tokens)
+    return taught(model, torch.cat(every), *args)
+
+
+@wrong("teach", "the adapter is too large")
+def teach_with_a_large_r(*args):
+    return taught(*args, r=5)
+
+
+@wrong("teach", "the adapter changes nothing")
+def teach_nothing(*args):
+    return taught(*args, part=0)
+
+
+@wrong("teach", "train longer, up to the budget")
+def teach_too_slowly(*args):
+    return taught(*args, rate=5e-5)
+
+
+@wrong("teach", "train longer, up to the budget")
+def teach_without_the_shift(*args):
+    return taught(*args, shift=0)
+
+
+@right("teach")
+def teach_without_the_end(*args):
+    """The base knows where an answer ends."""
+    return taught(*args, targets=(4, 6))
+
+
+@wrong("teach", "with B A times 8, the model answers")
+def teach_with_a_forgotten_scale(*args):
+    return taught(*args, scale=8, rate=3e-3)
+
+
+@wrong("teach", "the adapters are merged into the weights")
+def teach_and_merge(*args):
+    def merge_all(model, adapter):
+        for name, (B, A) in adapter.items():
+            model.get_submodule(name).weight.data += B.detach() @ A.detach()
+
+    return taught(*args, end=merge_all)
+
+
+@wrong("teach", "the base was trained, too")
+def teach_the_base_as_well(*args):
+    def move(model, _):
+        model.norm.bias.data += 0.01
+
+    return taught(*args, end=move)
+
+
+@wrong("teach", "still has other layers in it")
+def teach_and_leave_layers(*args):
+    def leave(model, _):
+        model.blocks[0].mlp.expand = LoRALinear(model.blocks[0].mlp.expand)
+
+    return taught(*args, end=leave)
+
+
+@wrong("teach", "return a dict with the adapters")
+def teach_and_return_the_model(model, *args):
+    taught(model, *args)
+    return model
+
+
+@wrong("teach", "does not fit")
+def teach_and_swap(*args):
+    return {name: (A, B) for name, (B, A) in taught(*args).items()}
+
+
+@wrong("teach", "no linear layer")
+def teach_with_names_of_weights(*args):
+    return {f"{name}.weight": pair for name, pair in taught(*args).items()}
+
+
+@wrong("teach", "is not finite")
+def teach_until_it_diverges(*args):
+    return {name: (B * math.nan, A) for name, (B, A) in taught(*args).items()}

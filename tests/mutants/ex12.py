@@ -2096,7 +2096,7 @@ def clipped_by_the_shard(model, initial, batches, max_norm, path):
     trained(model, initial, batches, max_norm, path, clip=own_norm)
 
 
-@wrong("train_large", "gradients are not clipped|it is the norm of all of them")
+@wrong("train_large", "all gradients together is not clipped|it is the norm of all of them")
 def clipped_numbers(model, initial, batches, max_norm, path):
     def clip(model, max_norm):
         for parameter in model.parameters():

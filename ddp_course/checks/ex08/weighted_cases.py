@@ -16,7 +16,7 @@ from ddp_course.checks.samples import CLASSES
 
 ACCUMULATION = {2: 3, 3: 2}  # on so many ranks
 BATCHES = {2: 4, 3: 3}  # of an epoch on each rank: the last update of an epoch has one batch
-BATCH_SIZES = 3, 4
+BATCH_SIZES = 4, 5  # neither the ranks nor the micro-batches of an update: factors have to differ
 
 
 class Weighted(NamedTuple):
@@ -47,13 +47,16 @@ class Weighted(NamedTuple):
 
 
 class Named(nn.Module):
-    """Takes inputs by name, and returns a dict."""
+    """Takes inputs by name, and returns a dict. Its buffer counts the batches of training."""
 
     def __init__(self, seed):
         super().__init__()
         self.network = RecordingNetwork(seed)
+        self.register_buffer("batches", torch.tensor(0))
 
     def forward(self, inputs):
+        if self.training:
+            self.batches += 1
         return {"logits": self.network(inputs)}
 
 
@@ -83,13 +86,27 @@ def draw_case(draw, n):
 # ---- one process ----
 
 KINDS = "", "micro-batches", "update", "plain"
-SCALES = "", "k less", "k more", "n less", "n more", "sum", "b less"
+SCALES = "", "k less", "k more", "K less", "K more", "last", "n less", "n more", "sum", "b less"
 
 
 def factor(scale, n, k, batch_size):
-    """k: the micro-batches that each rank has in the update."""
-    factors = {"k less": 1 / k, "k more": k, "n less": 1 / n, "n more": n, "sum": batch_size, "b less": 1 / batch_size}
-    return factors.get(scale, 1)
+    """k: the micro-batches that each rank has in the update. K is their number in all but the
+    last update of an epoch.
+    """
+    full = ACCUMULATION[n]
+    factors = {
+        "": 1,
+        "k less": 1 / k,
+        "k more": k,
+        "K less": 1 / full,
+        "K more": full,
+        "last": k / full,
+        "n less": 1 / n,
+        "n more": n,
+        "sum": batch_size,
+        "b less": 1 / batch_size,
+    }
+    return factors[scale]
 
 
 def combinations():

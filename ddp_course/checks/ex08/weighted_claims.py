@@ -18,8 +18,8 @@ SAME_ORDER = (
     "set_epoch. Trainer calls the set_epoch of a loader that has one, and its own loader has one"
 )
 ALIAS = (
-    "these tensors are the model's own, which training goes on changing: state_dict() refers to the parameters, and so does "
-    "a copy of the dict alone. Copy each tensor"
+    "these tensors are the model's own, which training goes on changing: state_dict() refers to parameters and buffers, and "
+    "so does a copy of the dict alone. Copy each tensor"
 )
 KINDS = {
     "micro-batches": "each micro-batch is divided by the sum of its own weights, as F.cross_entropy does if it has weights "
@@ -28,10 +28,17 @@ KINDS = {
     "samples",
     "plain": "all samples count the same: the weight of its class is missing",
 }
+MICRO_BATCHES_TWICE = (
+    "the loss has been divided by the number of micro-batches twice: Trainer divides what compute_loss returns by it"
+)
+TIMES_MICRO_BATCHES = "the gradients are too large, by the number of micro-batches"
 SCALES = {
-    "k less": "the loss has been divided by the number of micro-batches twice: Trainer divides what compute_loss returns "
-    "by it",
-    "k more": "the gradients are too large, by the number of micro-batches",
+    "k less": MICRO_BATCHES_TWICE,
+    "k more": TIMES_MICRO_BATCHES,
+    "K less": MICRO_BATCHES_TWICE,
+    "K more": TIMES_MICRO_BATCHES,
+    "last": "the gradients are too small in the last update of an epoch: it has fewer than gradient_accumulation_steps "
+    "micro-batches, and Trainer divides by their true number",
     "n less": "the loss has been divided by the number of ranks, though DDP already takes the mean over them",
     "n more": "the loss has been multiplied by the number of ranks: DDP takes the mean of their gradients, and here nothing "
     "has divided by their number before",
@@ -59,6 +66,9 @@ def claims(case, rank, of_ranks):
         yield Claim(f"the parameters after epoch {number} of {case}, compared with one process", got, truth[end - 1],
                     partial(unexplained, number - 1, of_ranks), partial(mistakes, case, updates[:end], rank, of_ranks),
                     DIGITS)  # fmt: skip
+        yield Claim(f"the model after evaluation {number} of {case}", seen["changes"].get(number, []), [],
+                    "evaluate() has changed the model: training goes on from its own parameters, not from the best ones",
+                    told="as before it", shown="changed")  # fmt: skip
     yield Claim(f"the eval_error of what evaluate() has returned in {case}", seen["returned"], case.errors,
                 "evaluate() returns the metrics, as Trainer's does: other parts of a program use them")  # fmt: skip
     yield from best(case, rank, seen, truth[per_epoch - 1 :: per_epoch])
@@ -89,9 +99,10 @@ def best(case, rank, seen, truth):
     got, right = seen["best"], truth[case.lowest]
     yield Claim(call, isinstance(got, dict), True, "each rank keeps the state_dict of the model, a dict of tensors",
                 told="a state_dict", shown=got)  # fmt: skip
-    yield Claim(f"the names in {call}", got["names"], seen["names"], "they are those of self.model.state_dict()")
+    yield Claim(f"the names in {call}", got["names"], seen["names"], "they are those of self.model.state_dict()",
+                [(seen["parameters"], "a state_dict holds the buffers, too, not only the parameters")])  # fmt: skip
     yield Claim(f"whose memory it is, {call}", got["shared"], False, ALIAS, told="memory of its own",
-                shown="that of the model's parameters")  # fmt: skip
+                shown="that of the model")  # fmt: skip
     same = "evaluation 3 has the same eval_error as evaluation 1, so it is no better: `best` stays as it is"
     tied = [(vector, same) for vector, error in list(zip(truth, case.errors))[2:] if error == case.errors[0]]
     others = [
@@ -101,16 +112,22 @@ def best(case, rank, seen, truth):
     before = [(start_of(case.seed + own), "these are the parameters of before the training") for own in (0, rank)]
     yield Claim(call, got["values"], right, "keep the parameters as they are when the evaluation is over, unchanged",
                 [*tied, *others, *before], DIGITS)  # fmt: skip
+    yield Claim(f"the buffer in {call}, which counts the batches of training", got["batches"],
+                float((case.lowest + 1) * BATCHES[case.n]), "keep the buffers of that evaluation, too")  # fmt: skip
 
 
 def kept(best, model):
-    """What an answer has kept, for the claims: {"names", "values", "shared"}, or words."""
+    """What an answer has kept, for the claims: {"names", "values", "batches", "shared"}, or words.
+
+    values: of all but the buffer, one vector.
+    """
     if not hasattr(best, "keys") or not all(isinstance(value, torch.Tensor) for value in best.values()):
         return "nothing (None)" if best is None else f"a {type(best).__name__}"
-    places = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    values = [value.detach().double().flatten() for value in best.values()]
+    places = {value.untyped_storage().data_ptr() for value in model.state_dict().values()}
+    values = [value.detach().double().flatten() for name, value in best.items() if name != "batches"]
     return {
         "names": list(best),
         "values": torch.cat(values) if values else torch.empty(0),
+        "batches": best["batches"].double().sum().item() if "batches" in best else None,
         "shared": any(value.untyped_storage().data_ptr() in places for value in best.values()),
     }

@@ -1,4 +1,4 @@
-"""Question 5: find the bugs in fine-tuning on ranks, without DDP."""
+"""Question 6: find the bugs in fine-tuning on ranks, without DDP."""
 
 from functools import partial
 
@@ -17,6 +17,7 @@ def observe(fine_tune, case, batches, held_out):
     """What a rank has after fine-tuning, what it returned, and what it has sent."""
     with process_group() as (rank, _):
         network = network_of(case, adapters_of(case, rank))
+        bases = [base_in_training(layer) for layer in network.layers]
         with recording(network) as record:
             returned = fine_tune(network, batches[rank], held_out[rank], EPOCHS, case["learning_rate"])
         dist.barrier()
@@ -24,6 +25,7 @@ def observe(fine_tune, case, batches, held_out):
         layers = list(network.layers)
         return {
             "weights": [layer.weight.detach() for layer in layers],
+            "in training": bases,
             "merged": [layer.merged for layer in layers],
             "adapters": [value.detach() for layer in layers for value in (layer.A, layer.B)],
             "best": in_a_list(best, torch.Tensor.detach),
@@ -31,6 +33,23 @@ def observe(fine_tune, case, batches, held_out):
             "bytes": record["bytes"],
             "forgotten": record["forgotten"],
         }
+
+
+def base_in_training(layer):
+    """{"types", "others"}, which fill when a layer computes something to learn from: the types
+    of its weight, and how many of its numbers were not those of now.
+    """
+    base, seen = layer.weight.detach().clone(), {"types": [], "others": 0}
+
+    def look(layer, _):
+        if torch.is_grad_enabled() and not layer.merged:
+            weight = layer.weight.detach()
+            seen["types"].append(str(weight.dtype))
+            others = (weight != base).sum().item() if weight.shape == base.shape else base.numel()
+            seen["others"] = max(seen["others"], others)
+
+    layer.register_forward_pre_hook(look)
+    return seen
 
 
 def in_a_list(values, kind):

@@ -1,8 +1,9 @@
-"""What question 5 tries an answer on, and what fine-tuning it gives: in one process, or on
+"""What question 6 tries an answer on, and what fine-tuning it gives: in one process, or on
 ranks that make mistakes.
 """
 
 from itertools import product
+from operator import mul
 from typing import NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 EPOCHS, STEPS, CLEAR = 4, 3, 1.06
+CURVE = 3  # epochs whose held-out losses are drawn
 
 
 class Adapted(nn.Module):
@@ -91,13 +93,19 @@ def batches_of(case, rank):
 
 
 def held_out_of(case, rank, epochs):
-    """(inputs, targets) of a rank: about what the network computes after one of the
-    epochs, of which these are the adapters.
+    """(inputs, targets) of a rank, on which the losses of the first epochs differ as the rank's
+    curve says. epochs: the adapters after each.
     """
     x = samples(case, case["held out"][rank], 90 + rank)
-    y = outputs(case, epochs[case["like"][rank]], x)
+    first, *others = [outputs(case, adapters, x).flatten() for adapters in epochs[:CURVE]]
     noise = torch.Generator().manual_seed(case["seed"] + 90 + rank)
-    return x, (y + case["noise"][rank] * torch.randn(y.shape, generator=noise)).float()
+    y = first + 0.1 * torch.randn(first.shape, generator=noise)
+    # |o - y|^2 - |first - y|^2 = 2 (first - o) y + |o|^2 - |first|^2: equations for y
+    lines = torch.stack([first - other for other in others])
+    curve = torch.tensor(case["curves"][rank], dtype=torch.float64) * len(first)
+    wanted = [(more - curve[0] - o @ o + first @ first) / 2 for more, o in zip(curve[1:], others)]
+    y = y + torch.linalg.pinv(lines) @ (torch.stack(wanted) - lines @ y)
+    return x, y.reshape(len(x), -1).float()
 
 
 def outputs(case, adapters, x):
@@ -193,9 +201,7 @@ def draw_case(draw, n):
     while True:
         case = {"n": n, "seed": draw.randrange(10**6), "r": draw.randint(2, 4), "scale": draw.choice([1.5, 2.0, 3.0])}
         case |= {"sizes": draw.sample(range(20, 33), 3), "batch": draw.randint(4, 9), "learning_rate": 0.3}
-        case["held out"] = draw.sample(range(4, 16), n)
-        case["like"] = [draw.randrange(EPOCHS - 1) for _ in range(n)]
-        case["noise"] = [draw.choice([0.1, 0.2, 0.3]) for _ in range(n)]
+        case["held out"], case["curves"] = draw_held_out(draw, n)
         if not learns(case):
             continue
         losses = (right := one_process(case)).losses
@@ -205,8 +211,26 @@ def draw_case(draw, n):
         apart = all(far(losses["whole"], other) for other in others)
         alone = any(best_epoch(own) != best for own in losses["own"])
         last = any(best_epoch(epochs) == EPOCHS - 1 for epochs in [losses["whole"], *losses["own"]])
-        if second > CLEAR * first and not last and apart and alone:
+        falls = n == 2 and losses["whole"][-1] < CLEAR * losses["whole"][-2]
+        if second > CLEAR * first and not last and not falls and apart and alone:
             return case, right
+
+
+def draw_held_out(draw, n):
+    """How many held-out samples each rank has, and its curve: how its held-out losses differ.
+
+    On two ranks the loss of all samples is the lowest first, rises, and falls to another low:
+    that epoch is better than the one before it, and not the best one. Rank 1 has its own lowest
+    in between.
+    """
+    while True:
+        sizes = draw.sample(range(4, 16), n)
+        curves = [[draw.uniform(0, 1) for _ in range(CURVE)] for _ in sizes]
+        whole = [sum(map(mul, sizes, of_epoch)) / sum(sizes) for of_epoch in zip(*curves)]
+        bests, (lowest, second, _) = [best_epoch(losses) for losses in (whole, *curves)], sorted(whole)
+        shaped = bests[0] == 0 and bests[-1] == 1 and whole[2] < whole[1] - 0.1 if n == 2 else True
+        if shaped and second > lowest + 0.15 and len(set(bests)) > 1:
+            return sizes, curves
 
 
 def learns(case):

@@ -1,4 +1,4 @@
-"""What question 5 claims of a rank that has fine-tuned."""
+"""What question 6 claims of a rank that has fine-tuned."""
 
 import torch
 
@@ -78,6 +78,13 @@ def frozen(case, call, mine):
             what, torch.equal(got, base), True, cause, told="the weight of the base, bit for bit",
             shown="the same numbers" if torch.equal(got, base) else f"{int((got != base).sum()):,} other numbers",
         )  # fmt: skip
+    for layer, seen in enumerate(mine["in training"]):
+        what = f"{call}: weight of layer {layer} in the training steps"
+        types = sorted({*seen["types"]} - {"torch.bfloat16"})
+        yield Claim(what, types, [], "the base stays in bf16 in training, too: in another type it takes more memory",
+                    told="torch.bfloat16", shown=", ".join(types))  # fmt: skip
+        yield Claim(what, seen["others"], 0, ROUNDED, told="the weight of the base, bit for bit",
+                    shown=f"{seen['others']:,} other numbers")  # fmt: skip
     yield Claim(f"{call}: layer.merged afterwards", mine["merged"], [False, False],
                 "the weights are those of the base again, so `merged` has to be False: otherwise the adapters have no "
                 "effect")  # fmt: skip
@@ -101,9 +108,14 @@ def learnt(case, right, rank, call, got):
 
         yield Claim(
             f"{call}: {NAMES[place]} in the network", got[place], expected,
-            STEP if got[place].isfinite().all() else DIVERGED,
+            DIVERGED if diverged(got[place], expected) else STEP,
             mistakes, DIGITS, mistake_digits=3.3,
         )  # fmt: skip
+
+
+def diverged(got, expected):
+    """Whether numbers are very large, or none; their digits then say little."""
+    return not (got.abs() < 10 * expected.abs().max()).all()
 
 
 def cause_of(faults):
@@ -141,6 +153,10 @@ def chosen(right, rank, call, got):
         EPOCHS
         - 1: "these are the adapters of the last epoch, not of the best one. Training goes on in the same tensors, "
         "so keep a clone",
+        last_fall(
+            losses["whole"]
+        ): "these are the adapters of an epoch that is better than the one before it. The best one "
+        "is better than all others",
         best_epoch(losses["own"][rank]): "these are the adapters of the epoch that is the best one on this rank's own "
         "held-out samples",
     }
@@ -155,6 +171,11 @@ def chosen(right, rank, call, got):
             f"return A and B as they were after epoch {best} (the first is 0), which has the lowest held-out loss", looks,
             DIGITS,
         )  # fmt: skip
+
+
+def last_fall(losses):
+    """The last epoch whose loss is below that of the one before it, or the first."""
+    return max([0, *(epoch for epoch in range(1, EPOCHS) if losses[epoch] < losses[epoch - 1])])
 
 
 def traffic(case, call, sent):

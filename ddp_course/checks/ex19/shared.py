@@ -33,7 +33,8 @@ def observe_case(train_shared, case):
         losses = train_shared(network, text, targets, case["steps"], case["learning_rate"])
     dist.barrier()
     return {
-        "losses": losses, "state": state(network), "bytes": record["bytes"], "forgotten": record["forgotten"],
+        "losses": losses, "state": state(network), "bytes": record["bytes"],
+        "sent": sorted({*record["sent"]}), "forgotten": record["forgotten"],
         "tokens": [tokens.flatten().tolist() for tokens in calls["embedding"]],
         "counted": {name: [inputs.numel() // inputs.shape[-1] for inputs in calls[name]] for name in LAYERS[1:]},
     }  # fmt: skip
