@@ -256,6 +256,8 @@ def test_what_an_exercises_first_cell_starts_the_ranks_with_is_known_without_run
     assert named.pop("07") == ["accelerate", "datasets", "deepspeed"]
     assert named.pop("08") == ["transformers.trainer", "datasets", "deepspeed"]
     assert named.pop("13") == ["deepspeed", "torch._inductor.compile_fx"]
+    sharding = "torch.distributed.checkpoint.state_dict"
+    assert named.pop("12") == ["torch._dynamo", sharding]
     assert not any(named.values())
 
 
