@@ -94,8 +94,8 @@ def fsdp_peak(block, rest, blocks, ranks, precision="fp32"):
     It is at the end of block 1's backward: block 0 is gathered already, and block 2's
     gradients are still being reduced. Or it is where the rest's gradients are reduced.
     block: parameters per block; rest: those outside of blocks, which stay gathered.
-    precision: "fp32" or "policy". A large embedding, tied to the head, takes more: for a
-    moment, it has two gradients.
+    precision: "fp32" or "policy". A large embedding that is tied takes more, since it
+    has two gradients for a moment.
     """
     dtypes, parameters = PRECISIONS[precision], blocks * block + rest
     shards = states(parameters, ranks, 3, precision)
