@@ -699,6 +699,17 @@ def test_each_small_run_has_faults_that_can_be_told_from_their_likely_mistakes()
             assert all(value != true[finding] for value, _ in pairs), (name, finding)
 
 
+def a_row(step, seconds=1.0):
+    times = {"compute": seconds, "wait": 0.1}
+    return {"attempt": 0, "step": step, "norm": 1.0, "mean_norm": 1.0} | times
+
+
+def test_pages_in_which_nothing_happened_do_not_tell_mistakes_apart():
+    """The post-mortem then runs its jobs again, slower, before it judges by them."""
+    uneventful = [[a_row(step) for step in range(12)] for _ in range(3)]
+    assert not post_claims.all_differ([uneventful])
+
+
 def arguments_of(process):
     with suppress(psutil.Error):
         return process.cmdline()

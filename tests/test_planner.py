@@ -14,9 +14,17 @@ import pytest
 
 from ddp_course import lesson21
 from ddp_course.estimates.memory import Mesh
-from ddp_course.estimates.step_time import FITTED, GPUS, parts, seconds, utilization
+from ddp_course.estimates.step_time import (
+    FITTED,
+    GPUS,
+    Parts,
+    parts,
+    seconds,
+    utilization,
+)
 from ddp_course.estimates.transformer import MODELS, Kept, kept_by_run, run_of
 from ddp_course.notebook.plots import planner_page, words
+from ddp_course.notebook.plots.style import RANK_COLORS
 
 quickjs = pytest.importorskip("quickjs", reason="runs the page's script: .[test]")
 
@@ -272,3 +280,8 @@ def test_without_scripts_a_picture_has_the_numbers_of_the_first_plan():
         assert f"{name} {words.number(size / 1e9)} GB" in alt
     for name, time in parts(run, GPUS["a100"], FITTED["a100"])._asdict().items():
         assert f"{name} {words.number(time)} s" in alt
+
+
+def test_the_parts_of_a_step_have_the_colours_of_lesson_21s_bars():
+    colors = [planner_page.COLORS[name] for name in Parts._fields]
+    assert colors == RANK_COLORS[: len(colors)]  # in which charts.stacked draws them
