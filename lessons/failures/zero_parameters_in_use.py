@@ -1,6 +1,6 @@
 """A parameter that ZeRO-3 did not expect
 
-Run:    not here: the engine takes too long to start for a small program
+Run:    not here: DeepSpeed 0.19 went through each order of modules that was tried
 Text:   assert param.ds_status == ZeroParamStatus.AVAILABLE, param.ds_summary()
 Text:   AssertionError: {'id': 291, 'status': 'NOT_AVAILABLE', 'numel': 0, 'ds_numel': 4096,
         'shape': (0,), 'ds_shape': (4096,), 'requires_grad': True, 'grad_shape': None, 'persist':
