@@ -74,6 +74,7 @@ class WithTorch:
     def backward(self, loss):
         with dtensors.loss_parallel():
             loss.backward()
+        dtensors.sum_gradients(self.network)
 
     def clip(self, max_norm):
         norm = nn.utils.clip_grad_norm_(self.network.parameters(), max_norm)

@@ -16,6 +16,7 @@ from ddp_course.estimates import pipeline as plans
 from ddp_course.models import clocked, pipeline, tensor_parallel, torch_pipelines
 from ddp_course.models.gpt import GPT
 from ddp_course.models.stages import token_loss
+from ddp_course.models.torch_pipelines import V_SHAPED
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, launch, start_server
 
@@ -329,10 +330,14 @@ def by_torch(names, m):
         return found
 
 
+# before, a rank with two neighbouring stages sent itself a message, which gloo refuses
+V_ON_CPUS = torch.__version__ >= "2.13"
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_torchs_loss_and_gradients_are_those_of_the_network_in_one_piece(ranks):
     m = 12 if ranks == 3 else 8
-    names = list(torch_pipelines.NAMES)
+    names = [n for n in torch_pipelines.NAMES if V_ON_CPUS or n not in V_SHAPED]
     found, expected = launch(by_torch, names, m, nproc=ranks), in_one_piece(2 * m)
     for name in names:
         assert_equal([of_rank[name] for of_rank in found], expected)
@@ -557,13 +562,12 @@ def test_two_ranks_that_both_send_first_wait_for_each_other_even_with_one_number
 
 def divided_by_torch(m, scale_grads):
     """With a V on two ranks: the tied matrix's gradient, on rank 0."""
-    from torch.distributed.pipelining import PipelineStage
     from torch.distributed.pipelining.schedules import ScheduleZBVZeroBubble
 
     with process_group() as (rank, ranks):
         owners = torch_pipelines.owners_with("ZBVZeroBubble", ranks)
         parts = pipeline.place(whole(), owners)
-        own = [PipelineStage(part, s, 4, CPU) for s, part in sorted(parts.items())]
+        own = torch_pipelines.stages_of(parts, 4, CPU)
         schedule = ScheduleZBVZeroBubble(
             own, m, loss_fn=token_loss, scale_grads=scale_grads
         )
@@ -572,6 +576,7 @@ def divided_by_torch(m, scale_grads):
         return next(pipeline.parameters(parts)).grad
 
 
+@pytest.mark.skipif(not V_ON_CPUS, reason="needs torch 2.13")
 def test_torch_divides_the_gradient_of_a_matrix_twice_that_two_stages_share():
     [right, *_] = in_one_piece(16)[1]
     scaled, _ = launch(divided_by_torch, 8, True, nproc=2)

@@ -482,7 +482,7 @@ def carried(sizes, names):
         found = {}
         for link, end in ends_of(network_of_environment()).items():
             for what, begin, over in end.carried:
-                key = link, "tokens" if "to_all" in what else "gradients"
+                key = link, "tokens" if what == "alltoall" else "gradients"
                 found[key] = found.get(key, 0) + over - begin
         return found
 

@@ -102,6 +102,18 @@ def loss_of(network, tokens, targets):
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+def sum_gradients(network):
+    """Add up the gradients of which each rank has a part: those of norms, with sequence
+    parallelism. Call it after backward, on all ranks.
+
+    Operations would do so where they use them, but torch 2.11's clip_grad_norm_ then
+    scales a copy, and the gradient itself is not clipped.
+    """
+    for value in network.parameters():
+        if isinstance(value.grad, DTensor):
+            value.grad = value.grad.redistribute(placements=value.placements)
+
+
 def full(value):
     """A DTensor put together on each rank, which all call together; others as they are."""
     return value.full_tensor() if isinstance(value, DTensor) else value

@@ -23,6 +23,19 @@ def owners_with(name, ranks):
     return dict(sorted(owners.items()))
 
 
+def stages_of(parts, stages, device):
+    """torch's stages for this rank's modules, {number: module}, of so many.
+
+    A stage announces its output's strides, torch 2.11 those of a contiguous one, and a
+    padded head's logits are a view.
+    """
+    from torch.distributed.pipelining import PipelineStage
+
+    for part in parts.values():
+        part.register_forward_hook(lambda module, inputs, output: output.contiguous())
+    return [PipelineStage(parts[s], s, stages, device) for s in sorted(parts)]
+
+
 def build(name, parts, stages, micro_batches, device, loss=token_loss):
     """A schedule of torch for this rank's stages, {number: module}, of so many.
 
@@ -31,13 +44,12 @@ def build(name, parts, stages, micro_batches, device, loss=token_loss):
     with scale_grads=True, torch's default, each stage divides its gradients afterwards,
     and those of a matrix that two stages of a rank share would be divided twice.
     """
-    from torch.distributed.pipelining import PipelineStage
     from torch.distributed.pipelining.schedules import get_schedule_class
 
     def mean_loss(output, targets):
         return loss(output, targets) / micro_batches
 
-    own = [PipelineStage(parts[s], s, stages, device) for s in sorted(parts)]
+    own = stages_of(parts, stages, device)
     own = own[0] if name in ONE_STAGE else own
     kind = get_schedule_class(name)
     return kind(own, micro_batches, loss_fn=mean_loss, scale_grads=False)

@@ -178,8 +178,10 @@ class PretendNetwork(dist.ProcessGroup):
         link, seconds, its ways) each.
         """
         transfer = Transfer()
-        start = lambda: getattr(self.gloo, name)(*arguments)
-        self.waiting.put((name, start, arguments[0], costs, transfer))
+        known = name if hasattr(self.gloo, name) else BEFORE[name]
+        start = lambda: getattr(self.gloo, known)(*arguments)
+        told = SHORT.get(BEFORE.get(name, name), name)
+        self.waiting.put((told, start, arguments[0], costs, transfer))
         return transfer
 
     def barrier(self, opts):
@@ -272,7 +274,19 @@ def ring_collective(name, rounds):
     return method
 
 
-# by the names that torch 2.11 to 2.15 call them, and the rounds of a ring that they take
+# torch's newer names, and the older ones, which gloo alone has for a while (torch 2.13)
+BEFORE = {
+    "all_gather_single": "_allgather_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "all_to_all_single": "alltoall_base",
+}
+# what `carried` has, with each version
+SHORT = {
+    "_allgather_base": "allgather",
+    "_reduce_scatter_base": "reduce_scatter",
+    "alltoall_base": "alltoall",
+}
+# the rounds of a ring that they take
 RINGS = {"allreduce": 2, "allgather": 1, "_allgather_base": 1, "all_gather_single": 1}
 RINGS |= {"reduce_scatter": 1, "_reduce_scatter_base": 1, "reduce_scatter_single": 1}
 for name, rounds in RINGS.items():

@@ -54,10 +54,25 @@ def rank_swatches(ranks):
     return [swatch(color_of(rank), f"rank {rank}") for rank in range(ranks)]
 
 
+def legend_beside(figure, axis):
+    """A legend among the lines where there is room for it, else below."""
+    legend = axis.legend()
+    figure.draw_without_rendering()  # now places are known
+    box = legend.get_window_extent()
+    paths = [
+        line.get_transform().transform_path(line.get_path()) for line in axis.lines
+    ]
+    if any(path.intersects_bbox(box, filled=False) for path in paths):
+        legend.remove()
+        legend_below(figure, axis.get_legend_handles_labels()[0])
+
+
 def legend_below(figure, handles):
-    """A legend under everything else, in one row."""
+    """A legend under everything else, in one row, or in two if that would be too long."""
     options = {"handlelength": 1.2, "columnspacing": 1.4, "borderaxespad": 0.2}
-    place = {"loc": "outside lower left", "ncols": len(handles)}
+    letters = sum(len(handle.get_label()) + 6 for handle in handles)
+    columns = len(handles) if letters < 100 else -(-len(handles) // 2)
+    place = {"loc": "outside lower left", "ncols": columns}
     figure.legend(handles=handles, **place, **options)
 
 

@@ -65,7 +65,7 @@ def curve(xs, lines, xlabel, ylabel, title, marks=None):
     if all(float(x).is_integer() for x in xs):
         axes.whole_steps(axis)
     if len(lines) + len(marks or {}) > 1:
-        axis.legend()
+        axes.legend_beside(figure, axis)
     told = [f"{label}: {first_to_last(values)}" for label, values in lines.items()]
     for label, points in (marks or {}).items():
         pairs = (f"{number(y)} at {number(x)}" for x, y in zip(*points))

@@ -179,7 +179,7 @@ def strip_of_items(micro_batches, parts, top):
     """A strip with a box per item. parts: 2 where an item of that micro-batch is half of
     the strip, 3 where it is a third, and so on.
     """
-    x = 2
+    x = free = 2  # free: where the last name has ended
     for number, (items, part) in enumerate(zip(micro_batches, parts)):
         begin, color = x, [FORWARD, GREY][number % 2]
         for _ in range(items):
@@ -188,8 +188,12 @@ def strip_of_items(micro_batches, parts, top):
             if wide > 30:
                 yield text(x + wide / 2, top + 18, f"1/{part}", color)
             x += wide
-        name = f"micro-batch {number}" if x - begin > 90 else str(number)
-        yield text((begin + x) / 2, top + 50, name)
+        half = 45  # of the width of a name
+        middle = min((begin + x) / 2, WIDE - half)
+        fits = middle - half >= free
+        name = f"micro-batch {number}" if fits else str(number)
+        yield text(middle if fits else (begin + x) / 2, top + 50, name)
+        free = middle + half if fits else x
 
 
 def adapter(inputs, outputs, r):

@@ -111,11 +111,12 @@ def busy(ranks):
     """What a pipeline does, in words: its length, and how long each rank computes."""
     end = end_of(ranks)
     shares = [sum(length for *_, length in spans) / end for spans in ranks]
-    batches = count(len({span[2] for span in ranks[0]}), "micro-batch")
+    n = len({span[2] for span in ranks[0]})
+    takes = "takes" if n == 1 else "take"
     told = listing(f"rank {rank} {share:.0%}" for rank, share in enumerate(shares))
     return (
-        f"{batches} through {count(len(ranks), 'rank')} take {number(end)} slots, of "
-        f"which the ranks compute: {told}"
+        f"{count(n, 'micro-batch')} through {count(len(ranks), 'rank')} {takes} "
+        f"{number(end)} slots, of which the ranks compute: {told}"
     )
 
 
