@@ -860,8 +860,23 @@ def test_measured_points_have_the_colour_of_their_prediction(monkeypatch):
     [axis] = figures[0].axes
     few, many, of_many, of_few, _ = (line.get_color() for line in axis.get_lines())
     assert (of_few, of_many) == (few, many) and few != many
-    texts = [text.get_text() for text in axis.get_legend().get_texts()]
+    [legend] = figures[0].legends or [axis.get_legend()]
+    texts = [text.get_text() for text in legend.get_texts()]
     assert texts == ["few", "many", "measured"]
+
+
+@pytest.mark.parametrize("spikes, below", [(0, False), (1, True)])
+def test_a_legend_is_among_the_lines_only_where_there_is_room(
+    spikes, below, monkeypatch
+):
+    figures = []
+    keep = lambda figure, alternative: figures.append(figure)
+    monkeypatch.setattr(charts, "display_figure", keep)
+    steps = range(60)
+    lines = {name: [1 + 9 * spikes * (step % 2) for step in steps] for name in "ab"}
+    lines["c"] = [10] * 60
+    plots.curve(steps, lines, "step", "ms", "With and without spikes")
+    assert bool(figures[0].legends) == below != bool(figures[0].axes[0].get_legend())
 
 
 @pytest.mark.parametrize("name", ["few steps", "one loss", "attempts"])

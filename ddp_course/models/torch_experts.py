@@ -67,7 +67,8 @@ def clip_gradients(network, max_norm):
 def grouped(experts, rows, counts):
     """What Experts.forward computes, with one operation for all products of a kind.
 
-    In float32, bfloat16 and float16. On a GPU, `counts` need not leave it: offsets may be there.
+    In float32, bfloat16 and float16. On a GPU, `counts` need not leave it: offsets may
+    be there.
     """
     ends = torch.tensor(counts, device=rows.device).cumsum(0).to(torch.int32)
     inner = F.gelu(F.grouped_mm(rows, experts.up, offs=ends))
