@@ -132,10 +132,52 @@ def test_the_texts_of_a_failure_that_lead_to_it_are_counted():
         "CUDA initialization: Unexpected error from cudaGetDeviceCount(). Did you run some "
         "cuda functions before calling NumCudaDevices() that might have already set an "
         "error? Error 304: OS call failed or operation not supported on this OS",
+        "FileNotFoundError: [Errno 2] No such file or directory: 'data/train.json'",
+        "OSError: [Errno 12] Cannot allocate memory",
+        "IndexError: list index out of range",
+        "NameError: name 'loss' is not defined",
+        "ImportError: cannot import name 'AdamW' from 'transformers'",
+        "bash: nvidia-smi: command not found",
     ],
 )
 def test_an_error_with_a_name_of_the_readers_own_finds_no_page(line):
     """What all attribute and key errors have in common says nothing."""
+    assert not alone(line) and not in_a_log(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "wandb: ERROR Run initialization has timed out after 90.0 sec.",
+        "wandb: Network error (ConnectionError), entering retry loop.",
+        "srun: job 4242 queued and waiting for resources",
+        "srun: job 4242 has been allocated resources",
+        "slurmstepd: error: couldn't chdir to `/home/ana': No such file or directory: going "
+        "to /tmp instead",
+        "Job 4242 finished, exit code 0",
+        "Submitted batch job 4242",
+        "conda activate ddp",
+        "#     $ conda activate ddp",
+        "EnvironmentNameNotFound: Could not find conda environment: ddp",
+        "ERROR: No matching distribution found for flash-attn==2.5.8",
+        "WARNING: Running pip as the 'root' user can result in broken permissions",
+        "Successfully installed accelerate-1.2.1 transformers-4.47.1",
+        "100%|##########| 1000/1000 [10:10<00:00, 1.64it/s]",
+        "Loading checkpoint shards: 100%|##########| 4/4 [00:10<00:00,  2.51s/it]",
+        "Some weights of BertForSequenceClassification were not initialized from the model "
+        "checkpoint at bert-base-uncased and are newly initialized: ['classifier.bias']",
+        "FutureWarning: `evaluation_strategy` is deprecated and will be removed in version "
+        "4.46 of Transformers. Use `eval_strategy` instead",
+        "Saving model checkpoint to output/checkpoint-500",
+        "node1:4242:4300 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.4<0>",
+        "node1:4242:4300 [0] NCCL INFO NVLS multicast support is not available on dev 0",
+        "Exception ignored in: <function tqdm.__del__ at 0x7f0a3c1e5ca0>",
+        "Exception ignored in: <_io.TextIOWrapper name='<stdout>' mode='w' encoding='utf-8'>",
+        "PermissionError: [Errno 13] Permission denied: '/scratch/ana'",
+        "Connection to gpu1 closed by remote host.",
+    ],
+)
+def test_a_line_of_any_run_finds_no_page(line):
     assert not alone(line) and not in_a_log(line)
 
 
@@ -285,7 +327,161 @@ MET = {  # as people have met them, page: lines
         "ImportError: libcudart.so.12: cannot open shared object file: No such file or "
         "directory",
     ],
+    "checkpoint-of-a-missing-gpu": [
+        "RuntimeError: Attempting to deserialize object on CUDA device 3 but "
+        "torch.cuda.device_count() is 1. Please use torch.load with map_location to map "
+        "your storages to an existing device."
+    ],
+    "ipv6-that-is-off": [
+        "[W socket.cpp:464] [c10d] The server socket cannot be initialized on [::]:29500 "
+        "(errno: 97 - Address family not supported by protocol).\n"
+        "[W socket.cpp:697] [c10d] The client socket cannot be initialized to connect to "
+        "[localhost]:29500 (errno: 97 - Address family not supported by protocol).",
+        "NOTE: Redirects are currently not supported in Windows or MacOs.\n"
+        "[W socket.cpp:601] [c10d] The client socket has failed to connect to "
+        "[kubernetes.docker.internal]:29500 (system error: 10049 - The requested address is "
+        "not valid in its context.).",
+        "[W socket.cpp:663] [c10d] The client socket has failed to connect to "
+        "[DESKTOP-4QK1]:29500 (system error: 10049 - unknown error).",
+    ],
+    "p2p-of-consumer-gpus": [
+        "torch.distributed.DistBackendError: NCCL error in: "
+        "../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1275, internal error, NCCL "
+        "version 2.14.3\nncclInternalError: Internal check failed.\nLast error:\n"
+        "Cuda failure 'peer access is not supported between these two devices'",
+        "Cuda failure 217 'peer access is not supported between these two devices'",
+        "RuntimeError: CUDA error: peer access is not supported between these two devices",
+        "node03:2143:2561 [1] transport/p2p.cc:238 NCCL WARN failed to open CUDA IPC handle : "
+        "217 peer access is not supported between these two devices",
+    ],
+    "no-socket-interface": [
+        "gpu07:18204:18204 [0] bootstrap.cc:45 NCCL WARN Bootstrap : no socket interface "
+        "found\ntorch.distributed.DistBackendError: NCCL error in: "
+        "../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1691, internal error - please "
+        "report this issue to the NCCL developers, NCCL version 2.19.3\n"
+        "ncclInternalError: Internal check failed.\nLast error:\n"
+        "Bootstrap : no socket interface found"
+    ],
+    "samples-of-different-sizes": [
+        "RuntimeError: Trying to resize storage that is not resizable",
+        "RuntimeError: Caught RuntimeError in DataLoader worker process 0.\n"
+        "Original Traceback (most recent call last):\n"
+        '  File "torch/utils/data/_utils/collate.py", line 162, in collate_tensor_fn\n'
+        "    out = elem.new(storage).resize_(len(batch), *list(elem.size()))\n"
+        "RuntimeError: Trying to resize storage that is not resizable",
+    ],
+    "loader-in-a-forked-process": [
+        "Exception ignored in: <function _MultiProcessingDataLoaderIter.__del__ at 0x7f0a3c>\n"
+        "Traceback (most recent call last):\n"
+        '  File "multiprocessing/process.py", line 160, in is_alive\n'
+        "    assert self._parent_pid == os.getpid(), 'can only test a child process'\n"
+        "AssertionError: can only test a child process"
+    ],
+    "layer-outside-its-fsdp-module": [
+        "RuntimeError: The tensor has a non-zero number of elements, but its data is not "
+        "allocated yet.\nIf you're using torch.compile/export/fx, it is likely that we are "
+        "erroneously tracing into a custom kernel. To fix this, please wrap the custom kernel "
+        "into an opaque custom op."
+    ],
+    "rendezvous-closed": [
+        "torch.distributed.elastic.rendezvous.api.RendezvousClosedError",
+        "torch.distributed.elastic.rendezvous.api.RendezvousClosedError\n"
+        "srun: error: cdr2596: task 1: Exited with exit code 1\n"
+        "srun: Terminating StepId=21941655.1",
+    ],
+    "rendezvous-failed": [
+        "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError"
+    ],
+    "step-bigger-than-its-job": [
+        "+ srun --nodes=2 --ntasks-per-node=8 --cpus-per-task=16 python -u train.py\n"
+        "srun: error: Unable to create step for job 3092817: More processors requested than "
+        "permitted",
+        "srun: error: Unable to create step for job 771: Memory required by task is not "
+        "available",
+    ],
+    "account-that-slurm-does-not-accept": [
+        "sbatch: error: Batch job submission failed: Invalid account or account/partition "
+        "combination specified"
+    ],
+    "gpus-that-slurm-does-not-have": [
+        "sbatch: error: Batch job submission failed: Requested node configuration is not "
+        "available",
+        "srun: error: Unable to create step for job 25393: Invalid generic resource (gres) "
+        "specification",
+    ],
+    "slurm-does-not-answer": [
+        "srun: error: Task launch for StepId=99121.0 failed on node gpu3: Socket timed out on "
+        "send/recv operation",
+        "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation",
+    ],
+    "python-not-found-by-srun": [
+        "slurmstepd: error: execve(): python: No such file or directory",
+        "slurmstepd: error: execve(): /opt/venv/bin/python3: No such file or directory",
+    ],
+    "torchrun-not-found": [
+        "slurmstepd: error: execve(): torchrun: No such file or directory"
+    ],
+    "conda-without-its-shell": ["CondaError: Run 'conda init' before 'conda activate'"],
+    "lightning-without-its-gpus": [
+        "lightning.fabric.utilities.exceptions.MisconfigurationException: You requested gpu: "
+        "[0, 1, 2, 3]\n But your machine only has: [0]\n"
+        "srun: error: gpu-a100-12: tasks 0-3: Exited with exit code 1"
+    ],
+    "lightning-logs-one-rank": [
+        "pytorch_lightning/trainer/connectors/logger_connector/result.py:433: "
+        "PossibleUserWarning: It is recommended to use `self.log('val_loss', ..., "
+        "sync_dist=True)` when logging on epoch level in distributed setting to accumulate "
+        "the metric across devices."
+    ],
+    "output-of-a-cuda-graph": [
+        "[rank3]: RuntimeError: Error: accessing tensor output of CUDAGraphs that has been "
+        'overwritten by a subsequent run. Stack trace: File "/megatron-lm/model/attn.py", '
+        "line 88, in forward\n[rank3]:     q = q * self.freqs_cos. To prevent overwriting, "
+        "clone the tensor outside of torch.compile() or call "
+        "torch.compiler.cudagraph_mark_step_begin() before each model invocation."
+    ],
+    "model-in-part-offloaded": [
+        "RuntimeError: You can't move a model that has some modules offloaded to cpu or disk."
+    ],
+    "safetensors-cut-short": [
+        "safetensors_rust.SafetensorError: Error while deserializing header: "
+        "MetadataIncompleteBuffer"
+    ],
+    "worker-bus-error": [
+        "RuntimeError: unable to allocate shared memory(shm) for file </torch_4321_778_12>: "
+        "Resource temporarily unavailable (11)"
+    ],
+    "half-precision-on-a-cpu": [
+        "RuntimeError: \"LayerNormKernelImpl\" not implemented for 'Half'"
+    ],
+    "lazy-parameters-in-ddp": [
+        "RuntimeError: Modules with uninitialized parameters can't be used with "
+        "`DistributedDataParallel`. Run a dummy forward pass to correctly initialize the "
+        "modules"
+    ],
+    "deepspeed-auto-without-a-hidden-size": [
+        "ValueError: The model's config file has neither `hidden_size` nor `hidden_sizes` "
+        "entry, therefore it's not possible to automatically fill out the following `auto` "
+        "entries in the DeepSpeed config file: ['zero_optimization.reduce_bucket_size']."
+    ],
+    "optimizer-that-is-a-placeholder": [
+        "AttributeError: 'DummyOptim' object has no attribute 'step'"
+    ],
+    "nvlink-sharp-not-ready": [
+        "[2025-04-06 22:31:56] ccw-gpu-128:3485254:3487188 [0] transport/nvls.cc:598 NCCL "
+        "WARN Cuda failure 1 'invalid argument'"
+    ],
+    "nccl-cuda-call": [
+        "node1:1:2 [0] init.cc:88 NCCL WARN Cuda failure 1 'invalid argument'"
+    ],
+    "segmentation-fault": ["Segmentation fault (core dumped)"],
+    "checkpoint-renamed-by-all-ranks": [
+        "FileNotFoundError: [Errno 2] No such file or directory: "
+        "'output/finetune/tmp-checkpoint-500' -> 'output/finetune/checkpoint-500'"
+    ],
     "two-versions-of-nccl": [
+        "ncclInvalidArgument: Invalid value for an argument.\nLast error:\n"
+        "Invalid config blocking attribute value -2147483648",
         "ImportError: libnccl.so.2: cannot open shared object file: No such file or "
         "directory",
     ],
@@ -300,13 +496,35 @@ def test_a_text_that_people_have_met_leads_to_its_page(page, text):
 
 
 @pytest.mark.parametrize(
+    "page, text",
+    [
+        ("gpus-that-slurm-does-not-have", "account-that-slurm-does-not-accept"),
+        ("gpus-that-slurm-does-not-have", "step-bigger-than-its-job"),
+        ("cuda-in-a-forked-process", "lightning-without-its-gpus"),
+        ("torchrun-not-found", "python-not-found-by-srun"),
+        ("no-space-left", "safetensors-cut-short"),
+    ],
+)
+def test_a_page_with_alike_words_is_not_named_for_another_error(page, text):
+    assert page not in diagnosed(MET[text][0])
+
+
+@pytest.mark.parametrize(
     "page, part, words",
     [
         ("modified-by-an-inplace-operation", "fix", "broadcast_buffers=False"),
         ("fsdp-uniform-dtype", "name", "frozen and trained parameters"),
         ("fsdp-uniform-dtype", "cause", "uniform requires_grad"),
         ("fsdp-uniform-dtype", "fix", "use_orig_params=True"),
+        ("fsdp-uniform-dtype", "cause", "those in 4 bits are stored as uint8"),
         ("nccl-not-reached", "fix", "NCCL_SOCKET_IFNAME"),
+        ("host-name-not-found", "cause", "gpu-node[03-04]"),
+        ("host-name-not-found", "fix", "scontrol show hostnames"),
+        ("gpus-that-slurm-does-not-have", "cause", "cores or memory"),
+        ("gpus-that-slurm-does-not-have", "which", 'sinfo -o "%P %G %c %m"'),
+        ("nvlink-sharp-not-ready", "fix", "NCCL_NVLS_ENABLE=0"),
+        ("layer-outside-its-fsdp-module", "fix", "register_fsdp_forward_method"),
+        ("checkpoint-of-a-missing-gpu", "fix", 'map_location="cpu"'),
     ],
 )
 def test_what_is_printed_of_a_page_names_each_of_its_causes(page, part, words):
@@ -400,6 +618,55 @@ def test_of_two_errors_that_of_the_root_cause_comes_first():
     table = "Root Cause (first observed failure):\n  rank      : {} (local_rank: 0)\n"
     firsts = [diagnosed("\n".join([*lines, table.format(rank)]))[0] for rank in (0, 3)]
     assert firsts == ["nothing-to-train", "unscale-fp16-gradients"]
+
+
+NCCL_FAILED = (
+    "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1275, {kind}, "
+    "NCCL version 2.18.1\n{name}\nLast error:"
+)
+HEADINGS = [
+    NCCL_FAILED.format(
+        kind="internal error", name="ncclInternalError: Internal check failed."
+    ),
+    NCCL_FAILED.format(
+        kind="unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+        name="ncclUnhandledCudaError: Call to CUDA function failed.",
+    ),
+    NCCL_FAILED.format(
+        kind="unhandled system error (run with NCCL_DEBUG=INFO for details)",
+        name="ncclSystemError: System call (e.g. socket, malloc) or external library call "
+        "failed or device error.",
+    ),
+    "RuntimeError: Caught RuntimeError in DataLoader worker process 0.\n"
+    "Original Traceback (most recent call last):",
+    "torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:",
+    "torch.distributed.checkpoint.api.CheckpointException: CheckpointException "
+    "ranks:dict_keys([0, 1])",
+    "ProcessRaisedException: -- Process 1 terminated with the following error:",
+]
+
+
+@pytest.mark.parametrize("heading", HEADINGS, ids=lambda heading: heading.split()[0])
+@pytest.mark.parametrize(
+    "page, line",
+    [
+        ("no-socket-interface", "Bootstrap : no socket interface found"),
+        (
+            "duplicate-gpu",
+            "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 81000",
+        ),
+        ("two-versions-of-nccl", "Invalid config blocking attribute value -2147483648"),
+        ("no-space-left", "OSError: [Errno 28] No space left on device"),
+        ("too-many-open-files", "RuntimeError: received 0 items of ancdata"),
+        (
+            "samples-of-different-sizes",
+            "RuntimeError: stack expects each tensor to be equal size, but got [3, 224] at "
+            "entry 0 and [3, 256] at entry 3",
+        ),
+    ],
+)
+def test_the_exact_line_below_a_librarys_general_words_counts_more(heading, page, line):
+    assert diagnosed(f"{heading}\n{line}")[0] == page
 
 
 def run(*arguments, text=None, **options):

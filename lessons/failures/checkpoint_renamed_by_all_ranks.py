@@ -1,7 +1,7 @@
 """A checkpoint that all ranks rename
 
 Run:    torchrun --nproc_per_node 2 lessons/failures/checkpoint_renamed_by_all_ranks.py
-Text:   FileNotFoundError: [Errno 2] No such file or directory: 'tmp-checkpoint-49' -> 'checkpoint-49'
+Text:   No such file or directory: 'tmp-checkpoint-49' -> 'checkpoint-49'
 Text:   FileNotFoundError: [Errno 2] No such file or directory:
         'model/tmp-checkpoint-49/trainer_state.json'
 Text:   OSError: [Errno 39] Directory not empty: 'model/tmp-checkpoint-s0yubqtr' ->

@@ -2,7 +2,6 @@
 
 Run:    torchrun --nproc_per_node 2 lessons/failures/folder_made_by_all_ranks.py
 Text:   FileExistsError: [Errno 17] File exists: '/tmp/run'
-Text:   FileNotFoundError: [Errno 2] No such file or directory: '/tmp/run/checkpoint.pt'
 Text:   RuntimeError: Parent directory runs/1 does not exist.
 Cause:  All ranks run the same lines. Each asks whether the folder exists, none finds it, all make
         it, and all but one fail. Or rank 0 alone makes it, and another rank writes into it before.

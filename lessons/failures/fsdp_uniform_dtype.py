@@ -6,10 +6,9 @@ Text:   ValueError: `FlatParameter` requires uniform dtype but got torch.float16
 Text:   ValueError: Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`
 Text:   ValueError: Cannot flatten integer dtype tensors
 Cause:  FSDP 1 puts all parameters of a wrapped module into one flat tensor, so they must have one
-        type, and all of them are trained or none. `uniform dtype`: a model in bfloat16 got
-        adapters, norms or a new head in float32, or a quantized layer is among them. `uniform
-        requires_grad`: frozen and trained parameters are in one module, as with LoRA or a frozen
-        backbone.
+        type, and all are trained or none. `uniform dtype`: bfloat16 beside adapters, norms or a head
+        in float32. `integer dtype`: quantized weights; those in 4 bits are stored as uint8. `uniform
+        requires_grad`: frozen and trained parameters in one module, as with LoRA.
 Fix:    For `requires_grad`: `use_orig_params=True`, in Accelerate `fsdp_use_orig_params: true`, or
         peft's `fsdp_auto_wrap_policy`, which wraps the adapters alone. For the dtype: one type
         before wrapping, `model.to(torch.float32)` or `.to(torch.bfloat16)`, and FSDP's mixed
@@ -18,6 +17,7 @@ Fix:    For `requires_grad`: `use_orig_params=True`, in Accelerate `fsdp_use_ori
 Lesson: 12
 Source: https://github.com/huggingface/trl/issues/1723
 Source: https://github.com/axolotl-ai-cloud/axolotl/issues/1494
+Source: https://github.com/huggingface/peft/issues/1432
 """
 
 import torch

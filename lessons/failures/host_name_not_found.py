@@ -5,17 +5,18 @@ Text:   [c10d] The IPv6 network addresses of (node1.invalid, 29500) cannot be re
         -2 - Name or service not known).
 Text:   [c10d] The IPv4 network addresses of (node1.invalid, 29500) cannot be retrieved (gai error:
         -2 - Name or service not known).
-Text:   [c10d] The client socket cannot be initialized to connect to [localhost]:29500 (errno: 97 -
-        Address family not supported by protocol).
+Text:   [c10d] The IPv6 network addresses of (gpu-node[03-04], 29500) cannot be retrieved (gai error:
+        -2 - Name or service not known).
 Text:   gai error: 8 - nodename nor servname provided, or not known
 Text:   socket.gaierror: [Errno -2] Name or service not known
 Text:   [c10d] The hostname of the client socket cannot be retrieved. err=-3
 Cause:  This machine cannot resolve the host name in MASTER_ADDR or `--rdzv_endpoint`: a short name
-        without its domain, a name that only the scheduler knows, or a Mac's own `.local` name.
+        without its domain, a name that only the scheduler knows, or a Mac's own `.local` name. Or it is
+        no name: SLURM shortens a list of machines to `gpu-node[03-04]`.
 Which:  A warning, after which the program goes on, is harmless: it looked for an IPv6 address first
-        and then found the IPv4 one ("errno: 97" as well). If the line repeats until a timeout, the
-        name is the cause.
-Fix:    Use an address: `hostname -I | awk '{print $1}'` on the first machine, and test from the
+        and then found the IPv4 one. If the line repeats until a timeout, the name is the cause.
+Fix:    Under SLURM, `MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)`. Or
+        use an address: `hostname -I | awk '{print $1}'` on the first machine, and test from the
         others with `nc -z ADDRESS 29500`. On one machine use `--standalone` or
         `MASTER_ADDR=127.0.0.1`.
 Lesson: 14

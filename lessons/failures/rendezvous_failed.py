@@ -4,7 +4,6 @@ Run:    not here: the time limit is a minute, and lesson 14 shows it between its
 Text:   torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the
         C10d store has failed. See inner exception for details.
 Text:   torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError
-Text:   torch.distributed.elastic.rendezvous.api.RendezvousClosedError
 Text:   [E socket.cpp:860] [c10d] The client socket has timed out after 60s while trying to connect
         to (192.0.0.1, 1234).
 Text:   The node 'node2_3140_0' has failed to shutdown the rendezvous '3045' due to an error of type

@@ -6,6 +6,7 @@ Text:   exitcode  : -11 (pid: 4242)
 Text:   failed (exitcode: -11) local_rank: 0 (pid: 4242) of binary: /usr/bin/python3
 Text:   died with <Signals.SIGSEGV: 11>
 Text:   Fatal Python error: Segmentation fault
+Text:   Segmentation fault (core dumped)
 Text:   RuntimeError: DataLoader worker (pid 4242) is killed by signal: Segmentation fault.
 Text:   exits with return code = -11
 Text:   ProcessExitedException: process 0 terminated with signal SIGSEGV

@@ -9,6 +9,10 @@ Text:   ERROR: Unexpected bus error encountered in worker. This might be caused 
 Text:   RuntimeError: unable to write to file </torch_4242_1>
 Text:   RuntimeError: unable to mmap 1048576 bytes from file <filename not specified>: Cannot
         allocate memory (12)
+Text:   RuntimeError: unable to allocate shared memory(shm) for file </torch_4321_778_12>: Resource
+        temporarily unavailable (11)
+Text:   RuntimeError: unable to allocate shared memory(shm) for file </torch_4321_778_12>: No space left
+        on device (28)
 Text:   OSError: [Errno 28] No space left on device: '/dev/shm'
 Cause:  DataLoader workers hand their batches over in /dev/shm, and it is full. A Docker container
         has 64 MB of it by default. What is needed: batches of all workers of all ranks of the
@@ -21,6 +25,7 @@ Fix:    `docker run --shm-size=16g`, or `--ipc=host`; in Kubernetes, mount an `e
 Lesson: 16
 Source: https://github.com/pytorch/pytorch/issues/5040
 Source: https://github.com/pytorch/pytorch/issues/108861
+Source: https://github.com/pytorch/pytorch/pull/161910
 """
 
 import os

@@ -42,6 +42,13 @@ FOLLOWER = re.compile(
 NOTE = re.compile(
     r"OMP_NUM_THREADS|destroy_process_group|NOT been destroyed|perform barrier"
     r"|asynchronously reported|TORCH_USE_CUDA_DSA|Redirects are"
+    r"|errno: 97|system error: 10049|can only (test|join) a child process|sync_dist=True"
+)
+# What a library says in front of the line that has the cause.
+HEADING = re.compile(
+    r"NCCL error in:|nccl(Internal|Invalid|System|UnhandledCuda)\w+:"
+    r"|Caught \w+ in DataLoader worker|BackendCompilerFailed: backend="
+    r"|CheckpointException ranks|terminated with the following error"
 )
 
 
@@ -121,10 +128,12 @@ def findings(lines, index):
 
 
 def factor_of(line):
-    """What a line counts: half if it follows from another error, less if it is a note."""
+    """What a line counts: half if it follows from another error, or says only that there
+    is one; less if it is a note.
+    """
     if NOTE.search(line):
         return 0.2
-    return 0.5 if FOLLOWER.search(line) else 1
+    return 0.5 if FOLLOWER.search(line) or HEADING.search(line) else 1
 
 
 def ranked(best, root):

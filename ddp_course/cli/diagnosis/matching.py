@@ -38,6 +38,37 @@ RULES = [
         " no_device_count ",
     ),
     (r"Did you run some cuda functions before calling NumCudaDevices\(\)[^?]*\?", " "),
+    (
+        r"(\[Errno \d+\] )?No such file or directory: "
+        r"'([^']*\/)?(tmp-checkpoint|torchrun|\.metadata)[^']*'",
+        " no_file_$3 ",
+    ),
+    (r"(FileNotFoundError: )?\[Errno \d+\] No such file or directory", " "),
+    (r"OSError: \[Errno \d+\] Cannot allocate memory", " "),
+    (
+        r"execve\(\): (\S*\/)?([\w.-]+): No such file( or( directory)?)?",
+        " no_program no_program_$2 ",
+    ),
+    (r"([\w-]+): command not found", " no_command_$1 "),
+    (r"cannot import name '(\w+)' from '([\w.]+)'", " no_name_$1 $2 "),
+    (r"name '(\w+)' is not defined", " no_global_$1 "),
+    (r"\b(list|string|tuple) index out of range", " "),
+    (r"system error: 10049\b[^)]*", " error_10049 "),
+    # lines of any run, and what is in many of them
+    (r"^\s*wandb: .*", " "),
+    (r"is deprecated and will be removed in( a)?( future)?( version)?", " "),
+    (r"job \d+ (queued and waiting for|has been allocated) resources", " "),
+    (r"^[\s#$+]*conda activate \S+\s*$", " "),
+    (r"\bexit code 0\b", " "),
+    (r"Exception ignored in: <(_io\.\w+|function \S+)", " "),
+    (r"Connection to \S+ closed by remote host", " "),
+    # SLURM's beginnings of lines, whose end says what it is
+    (
+        r"Batch job submission failed:|Unable to create step for job \d+:"
+        r"|Unable to allocate resources:",
+        " ",
+    ),
+    (r"transport\/nvls\.cc\b", " multicast_of_nvls "),
     (r"[A-Za-z]:\\[^\s'\",:;()\[\]]+", " "),  # paths
     (r"(^|[\s'\"(\[=:@])[~.…]{0,2}\/[^\s'\",;()\[\]]+", "$1 "),
     (r"\b[\w.-]+(\/[\w.-]+){2,}", " "),
