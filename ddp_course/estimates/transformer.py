@@ -158,10 +158,9 @@ def kept_by_stage(model, run, stage):
         moment = 12.0 * tokens * model.vocabulary
     if run.recompute != "none":
         moment = max(moment, 2.0 * tokens * kept_per_token(model, "none"))
-    if run.stage >= 3:  # two blocks, and what is outside of blocks, in bf16
-        outside = dense + experts
-        inside = (dense + experts) / layers * min(2.0, layers)
-        moment = moment + 2.0 * min(outside, inside)
+    if run.stage >= 3:  # two gathered blocks in bf16: a share of all parameters
+        whole = dense + experts
+        moment = moment + 2.0 * min(whole, whole / layers * min(2.0, layers))
     return Kept(*kept, flying * layers * block, moment)
 
 

@@ -55,12 +55,12 @@ def memory_bars(parameters, precision, ranks, gpu):
     """The memory per rank, a bar for each stage: alternative text, and SVG in bytes."""
     kept = {stage: states(parameters, ranks, stage, precision) for stage in STAGES}
     most = max(gpu, sum(states(parameters, 1, 0, precision)))
-    bottom = 30 + ROW * len(kept)
+    bottom, line = 30 + ROW * len(kept), LEFT + BAR * gpu / most
     title = f"Memory per rank, {count(ranks, 'rank')} (without activations)"
     pieces = [text(0, 12, title, anchor="start", weight=700)]
     for place, (stage, state) in enumerate(kept.items()):
-        pieces += bar(30 + ROW * place, STAGES[stage].split(":")[0], state, most)
-    line = LEFT + BAR * gpu / most
+        name = STAGES[stage].split(":")[0]
+        pieces += bar(30 + ROW * place, name, state, most, line)
     pieces.append(rectangle(line, 26, 2, bottom - 26, RED))
     pieces.append(text(line, bottom + 8, f"a GPU's {number(gpu / 1e9)} GB", color=RED))
     pieces.append(legend(LEFT, bottom + 32, COLORS))
@@ -78,8 +78,10 @@ def memory_bars(parameters, precision, ranks, gpu):
     return alt, document(WIDE, bottom + 46, pieces, alt)
 
 
-def bar(top, name, state, most):
-    """The pieces of one bar. state: bytes by part; most: what the whole width is."""
+def bar(top, name, state, most, line):
+    """The pieces of one bar. state: bytes by part; most: what the whole width is; line:
+    the x of a line that its number is not to touch.
+    """
     yield text(LEFT - 8, top + HIGH / 2, name, anchor="end")
     x = LEFT
     for part, size in state._asdict().items():
@@ -87,6 +89,8 @@ def bar(top, name, state, most):
         yield box(x, top, max(long, 0.5), HIGH, COLORS[part], "")
         x += long
     label = f"{number(sum(state) / 1e9)} GB"
+    if x <= line < x + 12 + 8 * len(label):
+        x = line
     yield text(x + 6, top + HIGH / 2, label, anchor="start", color=NOTE)
 
 
@@ -112,7 +116,7 @@ def pipeline_panels(micro_batches, pipelines):
     scale = STAGE_WIDE / max(map(end_of, pipelines.values()))
     for title, ranks in pipelines.items():
         work = sum(length for spans in ranks for *_, length in spans)
-        idle, slots = 1 - work / (end_of(ranks) * len(ranks)), number(end_of(ranks))
+        idle, slots = 1 - work / (end_of(ranks) * len(ranks)), f"{end_of(ranks):g}"
         label = f"{title}: {slots} slots, bubble {idle:.0%}"
         told.append(f"{title}, {slots} slots, of which {idle:.0%} are the bubble")
         pieces.append(text(0, top + 10, label, anchor="start", weight=700))

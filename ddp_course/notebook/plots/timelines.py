@@ -116,7 +116,7 @@ def busy(ranks):
     told = listing(f"rank {rank} {share:.0%}" for rank, share in enumerate(shares))
     return (
         f"{count(n, 'micro-batch')} through {count(len(ranks), 'rank')} {takes} "
-        f"{number(end)} slots, of which the ranks compute: {told}"
+        f"{end:g} slots, of which the ranks compute: {told}"
     )
 
 
