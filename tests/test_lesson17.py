@@ -302,6 +302,25 @@ def test_updates_with_adamw_and_clipping_equal_one_process(way, sizes):
             torch.testing.assert_close(whole[name], value, rtol=1e-9, atol=1e-9)
 
 
+def kinds_of_gradients(add_up):
+    """Where sequence parallelism leaves the gradients of norms: their placements."""
+    with process_group():
+        mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
+        parallel = lesson17.WithTorch(a_gpt(FOR_TORCH), mesh, sequence=True)
+        if not add_up:
+            lesson17.dtensors.sum_gradients = lambda network: None
+        tokens, targets = texts(FOR_TORCH, 1)[0]
+        parallel.backward(parallel.loss(tokens, targets))
+        values = parallel.network.parameters()
+        return {str(value.grad.placements) for value in values}
+
+
+def test_the_programs_gradients_are_added_up_before_they_are_clipped():
+    """torch 2.11 does not clip those of which each rank has a part."""
+    assert not any("Partial" in kind for kind in launch(kinds_of_gradients, True)[0])
+    assert any("Partial" in kind for kind in launch(kinds_of_gradients, False)[0])
+
+
 def norms_three_ways():
     with process_group():
         *_, gradients = in_one_process(SHAPE)

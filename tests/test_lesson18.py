@@ -330,6 +330,19 @@ def by_torch(names, m):
         return found
 
 
+def strides_of_the_logits():
+    with process_group():
+        network, (tokens, _) = whole(), batch_of(2)
+        as_they_were = network(tokens).is_contiguous()
+        torch_pipelines.stages_of({0: network}, 1, CPU)
+        return as_they_were, network(tokens).is_contiguous()
+
+
+def test_a_stage_of_torch_gives_the_strides_that_it_announces():
+    """A padded head's logits are a view, which torch 2.11 refuses."""
+    assert launch(strides_of_the_logits, nproc=1) == [(False, True)]
+
+
 # before, a rank with two neighbouring stages sent itself a message, which gloo refuses
 V_ON_CPUS = torch.__version__ >= "2.13"
 

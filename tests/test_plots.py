@@ -43,6 +43,7 @@ from ddp_course.notebook.plots import (
     drawing,
     experts_film,
     film,
+    knobs,
     pipeline_film,
     style,
 )
@@ -846,6 +847,24 @@ def test_a_log_axis_of_less_than_a_decade_has_numbers_too():
     [bundle] = outputs_of(lambda: plots.cost_line(SIZES, seconds, 6e-4, 1e-11, SIZES))
     [svg] = svgs_of(bundle)
     assert len([label for label in labels_of_axis(svg, 2) if label]) >= 3
+
+
+@pytest.mark.parametrize("precision", ["master", "autocast"])
+def test_no_number_of_the_memory_slider_is_under_its_line(precision):
+    touched = 0
+    for ranks in knobs.RANKS:
+        _, svg = knobs.memory_bars(7.5e9, precision, ranks, 80e9)
+        line = knobs.LEFT + knobs.BAR * 80e9 / 120e9
+        for x, label in re.findall(r'x="([\d.]+)"[^>]*>([\d.]+ GB)<', svg.decode()):
+            touched += float(x) - 6 == line
+            assert not float(x) <= line <= float(x) + 7 * len(label)
+    assert touched  # in some place, a number went to the right of it
+
+
+def test_half_a_slot_is_said_however_long_the_step_is():
+    steps = {"interleaved": schedule("interleaved", 4, 32)}
+    alternative, _ = knobs.pipeline_panels(32, steps)
+    assert "interleaved, 100.5 slots" in alternative
 
 
 def test_measured_points_have_the_colour_of_their_prediction(monkeypatch):

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddp_course import UsageError
+from ddp_course.ranks import pretend_network
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import CannotLaunch, launch
 from ddp_course.ranks.links import Link, Network, as_text, from_text
@@ -57,6 +58,41 @@ def test_collectives_give_what_gloo_gives(nproc):
         assert objects == expected_objects
         for tensor, other in zip(tensors, expected, strict=True):
             assert torch.equal(tensor, other)
+
+
+class OlderGloo:
+    """The real gloo, by the names alone that it has with torch 2.13."""
+
+    def __init__(self, gloo):
+        self.gloo = gloo
+
+    def __getattr__(self, name):
+        if name in pretend_network.BEFORE:
+            raise AttributeError(name)
+        return getattr(self.gloo, name)
+
+
+def numbers_and_names(older):
+    with process_group() as (rank, n):
+        group = dist.group.WORLD
+        if older:
+            group.gloo = OlderGloo(group.gloo)
+        gathered, shard, exchanged = torch.empty(2 * n), torch.empty(2), torch.empty(n)
+        dist.all_gather_into_tensor(gathered, torch.full((2,), 1.0 + rank))
+        dist.reduce_scatter_tensor(shard, torch.arange(2.0 * n) + rank)
+        dist.all_to_all_single(exchanged, torch.arange(1.0 * n) + 10 * rank)
+        names = [name for name, *_ in carried()["inside"]]
+        return gathered.tolist(), shard.tolist(), exchanged.tolist(), names
+
+
+def test_collectives_are_found_and_told_by_one_name_with_older_versions_too():
+    network = (1e-5, 1e9)
+    today, before = (
+        launch(numbers_and_names, older, nproc=2, network=network)
+        for older in (False, True)
+    )
+    assert today == before
+    assert [*dict.fromkeys(today[0][3])] == ["allgather", "reduce_scatter", "alltoall"]
 
 
 def numbers_of_all_messages():

@@ -159,8 +159,7 @@ def kept_by_stage(model, run, stage):
     if run.recompute != "none":
         moment = max(moment, 2.0 * tokens * kept_per_token(model, "none"))
     if run.stage >= 3:  # two gathered blocks in bf16: a share of all parameters
-        whole = dense + experts
-        moment = moment + 2.0 * min(whole, whole / layers * min(2.0, layers))
+        moment = moment + 2.0 * (dense + experts) / layers * min(2.0, layers)
     return Kept(*kept, flying * layers * block, moment)
 
 

@@ -212,8 +212,7 @@ function kept_by_stage(model, run, stage) {
     moment = Math.max(moment, 2.0 * tokens * kept_per_token(model, "none"));
   }
   if (run.stage >= 3) {
-    var whole = dense + experts;
-    moment = moment + 2.0 * Math.min(whole, whole / layers * Math.min(2.0, layers));
+    moment = moment + 2.0 * (dense + experts) / layers * Math.min(2.0, layers);
   }
   return {
     weights: kept[0], gradients: kept[1], optimizer: kept[2],
