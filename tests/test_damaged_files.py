@@ -3,6 +3,7 @@ nothing in it is run.
 """
 
 import hashlib
+import io
 import json
 import os
 import pickle
@@ -463,6 +464,30 @@ def test_a_value_of_a_sharded_checkpoint_is_no_code(tmp_path):
     with pytest.raises(UsageError, match="holds more than tensors and numbers"):
         sharded_checkpoints.begin(Arguments(tmp_path), *parts().values())
     assert damages.CANARY not in os.environ
+
+
+class ByGetattr:
+    """Pickled as Python 3.11.2 pickles a member of an Enum."""
+
+    def __init__(self, kind, name):
+        self.pair = kind, name
+
+    def __reduce__(self):
+        return getattr, self.pair
+
+
+def test_a_checkpoint_of_an_older_python_is_read_and_getattr_finds_nothing_else():
+    formats = sharded_checkpoints.metadata._MEM_FORMAT_ENCODING
+    read = lambda value: sharded_checkpoints.MetadataUnpickler(
+        io.BytesIO(pickle.dumps(value))
+    ).load()
+    kind = formats.TORCH_CONTIGUOUS_FORMAT
+    assert read(ByGetattr(formats, kind.name)) is kind
+    for other in ("__class__", "mro", "__reduce__"):
+        with pytest.raises(pickle.UnpicklingError, match="it names builtins.getattr"):
+            read(ByGetattr(formats, other))
+    with pytest.raises(pickle.UnpicklingError, match="it names builtins.getattr"):
+        read(ByGetattr(torch.Size, "index"))
 
 
 def test_deepspeeds_own_classes_are_all_that_its_files_may_hold(tmp_path):
