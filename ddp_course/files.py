@@ -30,7 +30,7 @@ def remove_unfinished(folder):
     """Delete what write_atomically has left behind in runs that were killed."""
     for path in folder.glob(f".*{UNFINISHED}"):
         if path.is_file():
-            path.unlink()
+            path.unlink(missing_ok=True)  # its run may have renamed it in this moment
 
 
 def empty_folder(folder):
@@ -53,6 +53,17 @@ def write_atomically(path, content):
     UsageError where that fails, on a full disk for example; an older file stays.
     """
     path = Path(path)
+    for attempt in range(1, 4):
+        try:
+            return _written_and_renamed(path, content)
+        except OSError as error:
+            # a run that begins in this folder takes it for a leftover: once more then
+            if not isinstance(error, FileNotFoundError) or attempt == 3:
+                raise cannot_write(path, error) from None
+
+
+def _written_and_renamed(path, content):
+    """Write a file once; nothing of it is left behind where that fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
     try:
         with temporary.open("wb") as file:
@@ -61,10 +72,10 @@ def write_atomically(path, content):
             os.fsync(file.fileno())
         os.replace(temporary, path)
         flush_names(path.parent)
-    except OSError as error:
+    except OSError:
         with suppress(OSError):
             temporary.unlink()
-        raise cannot_write(path, error) from None
+        raise
 
 
 def flush_names(folder):
