@@ -27,10 +27,18 @@ UNFINISHED = ".unfinished"  # how the names of files end that are being written
 
 
 def remove_unfinished(folder):
-    """Delete what write_atomically has left behind in runs that were killed."""
+    """Delete what write_atomically has left behind in runs that were killed.
+
+    What a living process writes stays: another run may be at work in the same folder.
+    """
+    import psutil  # not above: the command ddp-course starts without it
+
     for path in folder.glob(f".*{UNFINISHED}"):
+        writer = path.name.removesuffix(UNFINISHED).rpartition(".")[2]
+        if writer.isdigit() and psutil.pid_exists(int(writer)):
+            continue
         if path.is_file():
-            path.unlink(missing_ok=True)  # its run may have renamed it in this moment
+            path.unlink(missing_ok=True)
 
 
 def empty_folder(folder):
@@ -53,17 +61,6 @@ def write_atomically(path, content):
     UsageError where that fails, on a full disk for example; an older file stays.
     """
     path = Path(path)
-    for attempt in range(1, 4):
-        try:
-            return _written_and_renamed(path, content)
-        except OSError as error:
-            # a run that begins in this folder takes it for a leftover: once more then
-            if not isinstance(error, FileNotFoundError) or attempt == 3:
-                raise cannot_write(path, error) from None
-
-
-def _written_and_renamed(path, content):
-    """Write a file once; nothing of it is left behind where that fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
     try:
         with temporary.open("wb") as file:
@@ -72,10 +69,10 @@ def _written_and_renamed(path, content):
             os.fsync(file.fileno())
         os.replace(temporary, path)
         flush_names(path.parent)
-    except OSError:
+    except OSError as error:
         with suppress(OSError):
             temporary.unlink()
-        raise
+        raise cannot_write(path, error) from None
 
 
 def flush_names(folder):

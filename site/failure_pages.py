@@ -14,7 +14,7 @@ from markup import described, error_line, escaped, fenced
 from notebook_pages import anchor_above, heading_above
 
 from ddp_course.cli.diagnosis import from_lessons, from_programs, matching
-from ddp_course.cli.diagnosis.index import known, texts_of_all
+from ddp_course.cli.diagnosis.index import general, known, texts_of_all
 
 HERE = Path(__file__).parent
 
@@ -166,5 +166,5 @@ def write(course, folder):
 def searching():
     """search.js, and what it needs to know of the failures."""
     pages = [failure.page for failure in known()]
-    data = matching.exported(texts_of_all(), pages)
+    data = matching.exported(texts_of_all(), pages, general())
     return f"const Failures = {json.dumps(data)};\n{(HERE / 'search.js').read_text()}"

@@ -4,10 +4,11 @@
 // same. The pages that fit come first. If none does, and no page has all words, this
 // finds the pages that have most of the rare ones.
 class Matcher {
-  constructor({ rules, word, signal, noise, limits, pages }) {
+  constructor({ rules, word, signal, noise, general, limits, pages }) {
     this.rules = rules.map(([from, to]) => [new RegExp(from, "g"), to]);
     this.word = new RegExp(word, "g");
     this.noise = new Set(noise);
+    this.general = new Set(general);
     this.limits = limits;
     this.pages = pages.map(({ page }) => page);
     this.owned = pages.map(({ owned }) => owned);
@@ -23,6 +24,9 @@ class Matcher {
     this.weights = new Map();
     for (const [part, many] of known)
       this.weights.set(part, this.rareness(part, (pages.length + 1) / many));
+    this.saidOfAny = new Set(
+      general.flatMap((number) => this.texts[number].flatMap((text) => [...text])),
+    );
   }
 
   rareness(part, rare) {
@@ -65,10 +69,25 @@ class Matcher {
   // The pages that a line fits, best first: [page, score].
   matches(line) {
     const parts = this.parts(line), own = this.weight(parts);
-    return this.pages
-      .map((page, number) => [page, this.score(parts, own, number)])
+    const found = this.pages
+      .map((_, number) => [number, this.score(parts, own, number)])
       .filter(([, score]) => score > 0)
       .sort(([, one], [, other]) => other - one);
+    return this.generalLast(found, parts).map(([number, score]) => [
+      this.pages[number], score,
+    ]);
+  }
+
+  // Where a general page is first, the first page that also fits without the words of
+  // the general ones comes before it.
+  generalLast(found, parts) {
+    if (!found.length || !this.general.has(found[0][0])) return found;
+    const rest = new Set([...parts].filter((part) => !this.saidOfAny.has(part)));
+    const own = this.weight(rest);
+    const first = found.find(
+      ([number]) => !this.general.has(number) && this.score(rest, own, number) > 0,
+    );
+    return first ? [first, ...found.filter((each) => each !== first)] : found;
   }
 }
 

@@ -14,7 +14,7 @@ import pytest
 from conftest import COURSE, python
 
 from ddp_course.cli.diagnosis import from_programs, log, matching, report, store
-from ddp_course.cli.diagnosis.index import index, known, texts_of_all
+from ddp_course.cli.diagnosis.index import general, index, known, texts_of_all
 from ddp_course.cli.diagnosis.log import findings, lines_of
 
 KNOWN = known()
@@ -272,6 +272,10 @@ def test_the_table_of_a_killed_rank_leads_to_its_signal():
 
 
 CONNECT = "node5:240:1201 [6] misc/socket.cc:483 NCCL WARN "
+MIXED = (
+    "RuntimeError: {} got mixed torch.Tensor and DTensor, need to convert all torch.Tensor "
+    "to DTensor before calling distributed operators!"
+)
 MET = {  # as people have met them, page: lines
     "nccl-not-reached": [
         CONNECT + "socketStartConnect: Connect to 172.17.0.1<17943> failed : Software "
@@ -307,6 +311,30 @@ MET = {  # as people have met them, page: lines
         "srun: error: gpu-node07: task 0: Exited with exit code 1",
         "RuntimeError: You set `--ntasks=8` in your SLURM bash script, but this variable "
         "is not supported. HINT: Use `--ntasks-per-node=8` instead.",
+        "GPU available: True, used: True\n"
+        "initializing ddp: GLOBAL_RANK: 1, MEMBER: 2/8\n"
+        "initializing ddp: GLOBAL_RANK: 3, MEMBER: 4/8",
+    ],
+    "no-space-left": [
+        "RuntimeError: [enforce fail at inline_container.cc:445] . PytorchStreamWriter "
+        "failed writing file data/271: file write failed\n\n"
+        "During handling of the above exception, another exception occurred:\n",
+        "RuntimeError: File my_out/checkpoints/checkpoint_0.pt cannot be opened.",
+    ],
+    "12-a-method-that-is-not-forward": [
+        MIXED.format("aten.mm.default:"),
+        MIXED.format("aten.addmm.default"),
+    ],
+    "fsdp-with-ordinary-parameters": [
+        MIXED.format("aten._foreach_addcdiv_.ScalarList"),
+        MIXED.format("aten.stack.default:"),
+        MIXED.format("aten.mul.Tensor"),
+    ],
+    "dcp-of-another-shape": [
+        "ValueError: Size mismatch between saved torch.Size([257152, 2048]) and current: "
+        "torch.Size([131661824]) for model.language_model.embed_tokens.weight",
+        "ValueError: Size mismatch between saved torch.Size([2322]) and current: "
+        "torch.Size([4]) for model.layers.0._extra_state",
     ],
     "quantized-and-moved": [
         "ValueError: `.to` is not supported for `4-bit` or `8-bit` bitsandbytes models. "
@@ -669,6 +697,95 @@ def test_the_exact_line_below_a_librarys_general_words_counts_more(heading, page
     assert diagnosed(f"{heading}\n{line}")[0] == page
 
 
+CHAINING = (
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+)
+
+
+@pytest.mark.parametrize("sentence", CHAINING)
+def test_what_python_says_between_two_exceptions_is_about_no_page(sentence):
+    assert not alone(sentence)
+    for failure in KNOWN[::20]:
+        text = failure.title
+        assert diagnosed(f"{text}\n\n{sentence}\n")[0] == diagnosed(text)[0], text
+        assert alone(f"{text} {sentence}") == alone(text), text
+
+
+TORCHRUN = """\
+ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 0 (pid: 825) of binary: /usr/bin/python3
+W1128 15:52:21.168 142 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 14325 closing signal SIGTERM
+E1128 15:52:21.343 142 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 0 (pid: 825) of binary: /usr/bin/python3
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Root Cause (first observed failure):
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 825)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+"""
+
+
+def test_an_error_above_torchruns_lines_finds_its_page_first():
+    """A note, which comes with any run, does not say why a rank failed. What srun says of
+    any failure is no more than what torchrun says.
+    """
+    texts = [
+        text
+        for failure in KNOWN
+        for text in failure.texts[: failure.owned]
+        if failure.page != "srun-task-exited" and not log.NOTE.search(text)
+    ]
+    missed = [
+        text
+        for text in texts
+        if diagnosed(f"{text}\n{TORCHRUN}")[0] != diagnosed(text)[0]
+    ]
+    assert len(texts) > 600 and missed == []
+
+
+@pytest.mark.parametrize(
+    "page, text",
+    [
+        (
+            "attribute-of-the-wrapper",
+            "AttributeError: 'DistributedDataParallel' object has no attribute 'dtype'",
+        ),
+        ("started-without-torchrun", "KeyError: 'LOCAL_RANK'"),
+        ("cuda-out-of-memory", "RuntimeError: CUDA error: out of memory"),
+        ("rendezvous-failed", "RuntimeError: Socket Timeout"),
+    ],
+)
+def test_a_short_error_comes_before_the_long_lines_of_launchers(page, text):
+    """Also where a log is pasted into the site's search, as one line."""
+    srun = "srun: error: gpu-node07: task 0: Exited with exit code 1"
+    general = {"only-torchruns-table", "srun-task-exited"}
+    for lines in (
+        f"{text}\n{TORCHRUN}",
+        f"{text}\n{srun}",
+        f"{srun}\n{text}\n{TORCHRUN}",
+    ):
+        first, second, *_ = diagnosed(lines)
+        assert first == page and second in general
+    assert KNOWN[alone(f"{text} {TORCHRUN.splitlines()[0]}")[0][1]].page == page
+
+
+def test_a_short_error_above_a_long_line_brings_no_page_that_hardly_fits():
+    text = f"KeyError: 'LOCAL_RANK'\nepoch 1 loss 2.3\n{TORCHRUN}"
+    pages = [
+        line for line in report.diagnosis(io.BytesIO(text.encode())) if "more:" in line
+    ]
+    assert [re.search(r"failures/([\w-]+)\.html", page)[1] for page in pages] == [
+        "started-without-torchrun",
+        "only-torchruns-table",
+    ]
+
+
+def test_a_line_that_lightning_prints_in_any_run_does_not_hide_the_error():
+    line = "Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/4"
+    error = "RuntimeError: CUDA error: out of memory"
+    assert diagnosed(f"{line}\n{error}")[0] == "cuda-out-of-memory"
+
+
 def run(*arguments, text=None, **options):
     """`ddp-course diagnose` in a process of its own."""
     command = ["-m", "ddp_course.cli.command", "diagnose", *map(str, arguments)]
@@ -761,7 +878,8 @@ def test_a_zero_byte_in_a_text_does_not_matter():
 
 def in_javascript(lines, tmp_path):
     """What site/search.js finds for lines: a list of [page, score] for each."""
-    data = matching.exported(texts_of_all(), [failure.page for failure in KNOWN])
+    pages = [failure.page for failure in KNOWN]
+    data = matching.exported(texts_of_all(), pages, general())
     script = (
         f"const Failures = {json.dumps(data)};\n"
         f"{(COURSE / 'site' / 'search.js').read_text()}\n"
@@ -780,6 +898,7 @@ def in_javascript(lines, tmp_path):
 def test_the_sites_search_finds_the_same_pages_with_the_same_scores(tmp_path):
     lines = [garble(f.title) for f in KNOWN for garble in (stranger, cut, prefixed)]
     lines += [told(form, code) for form in NAMED for code in (-6, -9, -15)]
+    lines += [f"{failure.title} {TORCHRUN.splitlines()[0]}" for failure in KNOWN[::5]]
     for line, found in zip(lines, in_javascript(lines, tmp_path)):
         ours = [
             (KNOWN[match.failure].page, match.score) for match in index().matches(line)

@@ -2,8 +2,6 @@
 
 Run:    torchrun --nproc_per_node 2 lessons/failures/storage_of_a_dtensor.py
 Text:   RuntimeError: Attempted to access the data pointer on an invalid python storage.
-Text:   RuntimeError: Attempted to access the data pointer on an invalid python storage. During handling
-        of the above exception, another exception occurred
 Cause:  The state dict holds DTensors, as `fully_shard` and `parallelize_module` make them, or tensors of
         a TPU. A DTensor has no memory of its own: only its local part has. safetensors, `save_pretrained`
         and others ask for the address.

@@ -10,6 +10,8 @@ from ddp_course import folders
 from ddp_course.cli.diagnosis import from_lessons, from_programs
 from ddp_course.cli.diagnosis.matching import Index
 
+# The pages about what launchers say after any failure.
+GENERAL = {"only-torchruns-table", "srun-task-exited"}
 FIX = re.compile(r"\*\*(The )?[Ff]ix[^*]*\*\* *")
 
 
@@ -45,10 +47,15 @@ def texts_of_all():
     return [(failure.texts, failure.owned) for failure in known()]
 
 
+def general():
+    """The places of the general pages among all failures."""
+    return {n for n, failure in enumerate(known()) if failure.page in GENERAL}
+
+
 @cache
 def index():
     """The texts of all failures, ready to be searched."""
-    return Index(texts_of_all())
+    return Index(texts_of_all(), general())
 
 
 def of_program(failure):

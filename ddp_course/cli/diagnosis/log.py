@@ -3,13 +3,16 @@
 The log is read once, line by line, in bounded memory. A line that has been seen, but for
 its numbers, is not looked at again. Of the lines that fit a failure, those count most
 that are not a consequence of another rank's error, and those of the rank that torchrun
-names as the root cause.
+names as the root cause. torchrun's and srun's own lines follow almost every error, so
+the general pages about them come after the page that fits another line best.
 """
 
 import re
+from itertools import takewhile
 from typing import NamedTuple
 
 from ddp_course import UsageError
+from ddp_course.cli.diagnosis.matching import general_last
 
 LONGEST = 4_000  # characters of a line that are looked at
 PIECE = 1 << 16  # bytes that are read at once of a line without an end
@@ -43,6 +46,7 @@ NOTE = re.compile(
     r"OMP_NUM_THREADS|destroy_process_group|NOT been destroyed|perform barrier"
     r"|asynchronously reported|TORCH_USE_CUDA_DSA|Redirects are"
     r"|errno: 97|system error: 10049|can only (test|join) a child process|sync_dist=True"
+    r"|GLOBAL_RANK: \d+, MEMBER: \d+"
 )
 # What a library says in front of the line that has the cause.
 HEADING = re.compile(
@@ -106,6 +110,7 @@ def without_prefix(line):
 def findings(lines, index):
     """The failures that the lines of a log fit, best first, a Finding each."""
     best, seen, root, asked = {}, set(), None, False
+    particular = set()  # the failures that a line fits better than a general page
     for number, rank, line in without_frames(lines):
         if ROOT.search(line):
             asked = True
@@ -117,14 +122,23 @@ def findings(lines, index):
             seen.add(key)
         matches = index.matches(line)
         factor = factor_of(line)
+        if not NOTE.search(line):
+            particular.update(better_than_general(matches, index.general))
+        highest = max((match.score for match in matches), default=0)
         for match in matches[:15]:
-            near = match.score / matches[0].score
+            near = match.score / highest
             weight = min(match.score, STRONG) * (1 if near >= NEAR else near) * factor
             finding = Finding(match.failure, line, number, weight)
             entry = best.setdefault((match.failure, rank), finding)
             if finding.weight > entry.weight:
                 best[match.failure, rank] = finding
-    return ranked(best, root)
+    return general_last(ranked(best, root), index.general, particular)
+
+
+def better_than_general(matches, general):
+    """The failures that a line fits better than any general page."""
+    failures = (match.failure for match in matches)
+    return takewhile(lambda failure: failure not in general, failures)
 
 
 def factor_of(line):

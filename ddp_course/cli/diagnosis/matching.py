@@ -50,11 +50,17 @@ RULES = [
         " no_program no_program_$2 ",
     ),
     (r"([\w-]+): command not found", " no_command_$1 "),
+    (r"\bFile \S+ cannot be opened", " file_cannot_be_opened "),
     (r"cannot import name '(\w+)' from '([\w.]+)'", " no_name_$1 $2 "),
     (r"name '(\w+)' is not defined", " no_global_$1 "),
     (r"\b(list|string|tuple) index out of range", " "),
     (r"system error: 10049\b[^)]*", " error_10049 "),
     # lines of any run, and what is in many of them
+    (
+        r"(During handling of the above exception, another exception occurred"
+        r"|The above exception was the direct cause of the following exception):?",
+        " ",
+    ),
     (r"^\s*wandb: .*", " "),
     (r"is deprecated and will be removed in( a)?( future)?( version)?", " "),
     (r"job \d+ (queued and waiting for|has been allocated) resources", " "),
@@ -81,6 +87,13 @@ RULES = [
         r"|DeepSpeedEngine|OptimizedModule)' object has no attribute '([^']*)'",
         " attribute_of_a_wrapper $2 ",
     ),
+    # operations of a layer are in a forward, and all others in an optimizer or a norm
+    (
+        r"aten\.(addmm|baddbmm|bmm|convolution|embedding|linear|matmul|mm)\b\S*"
+        r" got mixed",
+        " layer_got_mixed ",
+    ),
+    (r"aten\.\w+(\.\w+)?:? got mixed", " update_got_mixed "),
     # elsewhere the words that all such lines have in common say nothing
     (r"'(\w+)' object has no attribute '([^']*)'", " no_attribute_of_$1 $2 "),
     (r"module '([\w.]+)' has no attribute '([^']*)'", " no_attribute_in_$1 $2 "),
@@ -134,10 +147,12 @@ def signals_in(parts):
 
 class Index:
     """The texts of all failures. failures: (texts, how many of them are its own) each;
-    the others are lines that come beside them.
+    the others are lines that come beside them. general: the places of the pages about
+    lines that follow almost any failure.
     """
 
-    def __init__(self, failures):
+    def __init__(self, failures, general=frozenset()):
+        self.general = general
         self.failures = [[parts_of(text) for text in texts] for texts, _ in failures]
         self.signals = [[signals_in(text) for text in texts] for texts in self.failures]
         self.owned = [owned for _, owned in failures]
@@ -153,6 +168,9 @@ class Index:
         self.wholes = [
             [self.weight_of(text) for text in texts] for texts in self.failures
         ]
+        self.said_of_any = set().union(
+            *(text for number in general for text in self.failures[number])
+        )
 
     def weight_of(self, parts):
         """The weight of a line's or a text's parts."""
@@ -162,14 +180,21 @@ class Index:
 
     def matches(self, line):
         """The failures that a line fits, best first; those that fit equally well in the
-        index's order.
+        index's order. A page that also fits without the words of the general pages comes
+        before these: in the site's search, a whole log is one line.
         """
         parts = parts_of(line)
         own = self.weight_of(parts)
         near = set().union(*(self.having.get(part, ()) for part in parts))
         found = [Match(self.score(parts, own, number), number) for number in near]
         found = [match for match in found if match.score > 0]
-        return sorted(found, key=lambda match: (-match.score, match.failure))
+        found = sorted(found, key=lambda match: (-match.score, match.failure))
+        rest = parts - self.said_of_any
+        own = self.weight_of(rest)
+        particular = (
+            match.failure for match in found if self.score(rest, own, match.failure)
+        )
+        return general_last(found, self.general, particular)
 
     def score(self, parts, own, number):
         """How well a line's parts fit one of a failure's texts; 0 if they do not."""
@@ -189,20 +214,32 @@ class Index:
         return round(best, 6)
 
 
+def general_last(found, general, particular):
+    """Matches or findings; but where a general page is first, the first of the particular
+    failures comes before it.
+    """
+    if not found or found[0].failure not in general:
+        return found
+    particular = set(particular) - general
+    first = [each for each in found if each.failure in particular][:1]
+    return first + [each for each in found if each not in first]
+
+
 def weight(part, rareness):
     """What a part counts that one failure in so many has."""
     return math.log(rareness) * (PAIR if " " in part else 1)
 
 
-def exported(failures, pages):
+def exported(failures, pages, general):
     """What site/search.js needs: the rules, the limits, and the texts of each page.
-    failures: as for Index.
+    failures, general: as for Index.
     """
     return {
         "rules": RULES,
         "word": WORD,
         "signal": SIGNAL,
         "noise": sorted(NOISE),
+        "general": sorted(general),
         "limits": {
             "strange": STRANGE,
             "pair": PAIR,

@@ -9,7 +9,7 @@ from ddp_course.cli.diagnosis.index import index, known
 from ddp_course.cli.diagnosis.log import findings, lines_of
 
 PAGES = 3  # at most
-CLOSE = 0.4  # of the best page's weight, for the others
+CLOSE = 0.4  # of the greatest weight, for all pages but the first
 LENGTH = 420  # characters of a cause or a fix
 UNKNOWN = (
     "No failure that the course knows fits this text. Look for the first error of the "
@@ -20,7 +20,8 @@ UNKNOWN = (
 def diagnosis(stream):
     """The pages that fit a log or an error, best first, as lines; [] if none does."""
     found = findings(lines_of(stream), index())
-    found = [each for each in found if each.weight >= CLOSE * found[0].weight]
+    least = CLOSE * max((each.weight for each in found), default=0)
+    found = found[:1] + [each for each in found[1:] if each.weight >= least]
     blocks = [block(finding, known()[finding.failure]) for finding in found[:PAGES]]
     return [line for lines in blocks for line in [*lines, ""]]
 
