@@ -484,7 +484,9 @@ def kept_on_2_by_2():
                 for parameter in network.blocks.parameters():
                     parameter.grad = torch.zeros_like(parameter)
                 stage = mesh.get_local_rank("pipeline")
-                kept.append(run_1f1b(network.blocks, stage, how))
+                # twice: on a busy machine, gloo's threads let go of a message late
+                runs = [run_1f1b(network.blocks, stage, how) for _ in range(2)]
+                kept.append(min(runs))
             found[how] = kept[1] - kept[0]
     return found
 

@@ -17,7 +17,7 @@ class StragglerDetector:
     its last `every` steps takes at least `factor` times the median of the other ranks',
     and a millisecond more, and it waits less than half as long as the rank that waits
     most. Waiting before the last gradient, as with BatchNorm's buffers in DDP, is a
-    rank's own time: a straggler may be missed, and if more than half are slow, all are.
+    rank's own time: a straggler may be missed. If most of the others are slow, all are.
     report: is called with a line about the slowest rank. group: a gloo group of ranks
     with the same work: a pipeline's stage, or a mesh's data dimension, where all tensor
     ranks of a slow replica are named.
