@@ -82,9 +82,9 @@ def without(spans, holes):
 
 
 @styled
-def ratios(found, title, times="times as fast"):
+def ratios(found, title):
     """How many times as fast something is, with its interval. found: {label: (low,
-    median, high)}; right of the line at 1 it is faster. times: of what.
+    median, high)}; right of the line at 1 it is faster.
     """
     figure, axis = axes.chart(0.85 + 0.34 * len(found))
     for place, (low, middle, high) in enumerate(found.values()):
@@ -99,12 +99,12 @@ def ratios(found, title, times="times as fast"):
     lowest = min(min(of) for of in found.values())
     room = 0.14 * (max(highest, 1) - min(lowest, 1))
     limits = min(lowest, 1) - room / 2, max(highest, 1) + room
-    axis.set(xlabel=times, title=title, xlim=limits)
+    axis.set(xlabel="times as fast", title=title, xlim=limits)
     told = [
         f"{label}: {number(middle)} ({number(low)} to {number(high)})"
         for label, (low, middle, high) in found.items()
     ]
-    what = f"{times.capitalize()}, median and interval"
+    what = "Times as fast, median and interval"
     display_figure(figure, f"{title}. {what}. {'; '.join(told)}.")
 
 
