@@ -715,7 +715,8 @@ def test_what_python_says_between_two_exceptions_is_about_no_page(sentence):
 TORCHRUN = """\
 ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 0 (pid: 825) of binary: /usr/bin/python3
 W1128 15:52:21.168 142 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 14325 closing signal SIGTERM
-E1128 15:52:21.343 142 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 0 (pid: 825) of binary: /usr/bin/python3
+E1128 15:52:21.343 142 torch/distributed/elastic/multiprocessing/api.py:1002] \
+failed (exitcode: 1) local_rank: 0 (pid: 825) of binary: /usr/bin/python3
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 Root Cause (first observed failure):
   rank      : 0 (local_rank: 0)
