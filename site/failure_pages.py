@@ -10,7 +10,7 @@ from pathlib import Path
 import failure_programs
 from course import read, title_of
 from links import relinked
-from markup import described, error_line, escaped, fenced
+from markup import OUT_OF_THE_LIST, described, error_line, escaped, fenced
 from notebook_pages import anchor_above, heading_above
 
 from ddp_course.cli.diagnosis import from_lessons, from_programs, matching
@@ -31,7 +31,7 @@ def page_of_failure(failure, course, others=""):
         for text in (failure.how, failure.why)
     )
     about = f"{failure.title}: what it looks like, why it happens, and what to do."
-    return f"""{described(about)}
+    return f"""{described(about, OUT_OF_THE_LIST)}
 # {heading_of(failure)}
 
 Reproduced in [lesson {title_of(notebook)}]({address}), section [{section}]({address}#{anchor}).
@@ -132,10 +132,10 @@ def index(failures, course):
             title = error_line(failure.title)
             lines.append(f"- [{title}](failures/{failure.slug}.md)\\")
             lines.append(f"  {escaped(failure.name)}")
-    entries = [f"{failure.name} <failures/{failure.slug}>" for failure in failures]
-    return "\n".join([*lines, "", "```{toctree}", ":hidden:", "", *entries, "```", ""])
+    return "\n".join([*lines, ""])
 
 
+ALL = "\n[All error messages](../failures.md)\n"
 ABOUT = """Error messages of distributed PyTorch training, each reproduced: what it looks like, why it happens, and
 what to do."""
 INTRODUCTION = """# Error messages
@@ -158,7 +158,7 @@ def write(course, folder):
     for failure in failures:
         make = page_of_failure if failure in shown else failure_programs.page_of_program
         page = make(failure, course, other_causes(alike(failure, failures)))
-        (folder / "failures" / f"{failure.slug}.md").write_text(page)
+        (folder / "failures" / f"{failure.slug}.md").write_text(page + ALL)
     (folder / "failures.md").write_text(index(failures, course))
     (folder / "search.js").write_text(searching())
 

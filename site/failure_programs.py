@@ -3,7 +3,7 @@ ddp_course/cli/diagnosis/from_programs.py.
 """
 
 from course import read, title_of
-from markup import described, error_line, escaped, fenced
+from markup import OUT_OF_THE_LIST, described, error_line, escaped, fenced
 
 
 def page_of_program(failure, course, others=""):
@@ -11,7 +11,7 @@ def page_of_program(failure, course, others=""):
     lesson = course.notebooks("lessons")[failure.lesson]
     about = f"{failure.title}: why it happens, and what to do."
     which = f"**Is it this one?** {failure.which}" if failure.which else ""
-    return f"""{described(about)}
+    return f"""{described(about, OUT_OF_THE_LIST)}
 # {error_line(failure.title)} ({escaped(failure.name)})
 
 [Lesson {title_of(read(lesson))}](../lessons/{lesson.name}) is about this.

@@ -26,10 +26,16 @@ def error_line(text):
     )
 
 
-def described(about):
-    """What comes before the title of a page: what it is about, for search engines."""
+# not in the list of pages that Sphinx writes into every page: hundreds would be
+OUT_OF_THE_LIST = "orphan: true\n"
+
+
+def described(about, beside=""):
+    """What comes before the title of a page: what it is about, for search engines.
+    beside: other lines for Sphinx.
+    """
     text = quoted(" ".join(about.split()))
-    return f"---\nmyst:\n  html_meta:\n    description: {text}\n---"
+    return f"---\n{beside}myst:\n  html_meta:\n    description: {text}\n---"
 
 
 def quoted(text):
