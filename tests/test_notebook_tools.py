@@ -161,6 +161,14 @@ def test_fails_shows_the_error_that_was_expected(capsys):
     )
 
 
+def test_of_a_line_that_fills_pages_fails_shows_the_beginning(capsys):
+    with notebook.fails("last word"):
+        raise ValueError(f"short\n{'long ' * 400}last word")
+    short, long = capsys.readouterr().out.splitlines()
+    assert short == "ValueError: short"
+    assert len(long) < 400 and long.endswith(" … (2,009 characters)")
+
+
 def test_fails_complains_where_nothing_fails_or_something_else_does():
     with (
         pytest.raises(AssertionError, match="this was to fail, but it worked"),

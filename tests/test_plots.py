@@ -334,10 +334,16 @@ ALONE = {
         "One switch at a time, 2 ranks",
     ),
     "ratios, all slower": lambda: plots.ratios({"FSDP": (0.4, 0.5, 0.7)}, "Sharding"),
+    "ratios of samples": lambda: plots.ratios(
+        {"64 per rank": (9, 11, 12)}, "Samples per second", "times those of 1 per rank"
+    ),
     "predictions": lambda: plots.predictions(
         {f"model {i}": [(30 * i + 1, 33 * i), (20, 21)] for i in range(1, 5)},
         "ms per step",
         "Bucket sizes, models, numbers of ranks",
+    ),
+    "predictions over two decades": lambda: plots.predictions(
+        {"sleeping": [(9, 10), (80, 95), (1000, 1100)]}, "ms", "Bucket sizes"
     ),
     "roofline": lambda: plots.roofline(
         {"ReLU": [(0.125, 3e9)], "products": [(0.5, 8e9), (28, 1.6e11)]},
@@ -507,6 +513,8 @@ def test_alternative_texts_of_speed_say_what_is_exposed_and_how_much_faster():
     assert "hidden 33 ms and exposed 12 ms, in a step of 90 ms" in second
     alt = images_of(output_of("ratios")["text/html"])[0][1]
     assert "bf16, layers of 32: 0.52 (0.41 to 0.6)" in alt
+    alt = images_of(output_of("ratios of samples")["text/html"])[0][1]
+    assert "Times those of 1 per rank, median and interval. 64 per rank: 11" in alt
     alt = images_of(output_of("predictions")["text/html"])[0][1]
     assert "model 2: 61 and 66 and 20 and 21" in alt
     alt = images_of(output_of("roofline")["text/html"])[0][1]

@@ -30,9 +30,14 @@ def fails(*patterns):
             raise AssertionError(
                 f"this was to fail with {missing}, but failed with\n{text}"
             ) from None
-        print(text)
+        print("\n".join(map(readable, text.splitlines())))
         return
     raise AssertionError("this was to fail, but it worked")
+
+
+def readable(line):
+    """A line of an error; of one that fills pages, its beginning."""
+    return line if len(line) < 1000 else f"{line[:300]} … ({len(line):,} characters)"
 
 
 def fresh_kernel(*cells, timeout=60):

@@ -35,7 +35,7 @@ def exposed(steps, title):
                 joined(of), place, facecolors=TIME_COLORS[what], linewidth=0
             )
         axes.rows_down(axis, ["computes", "communicates"])
-        axis.set(title=label, xlim=(0, longest))
+        axis.set(title=f"{title}: {label}", xlim=(0, longest))
         sums = {what: sum(length for _, length in of) for what, of in lanes.items()}
         parts = listing(f"{what} {number(sums[what])} ms" for what in TIME_COLORS)
         told.append(f"{label}: {parts}, in a step of {number(spans['step'][1])} ms")
@@ -82,9 +82,9 @@ def without(spans, holes):
 
 
 @styled
-def ratios(found, title):
+def ratios(found, title, unit="times as fast"):
     """How many times as fast something is, with its interval. found: {label: (low,
-    median, high)}; right of the line at 1 it is faster.
+    median, high)}; right of the line at 1 it is faster. unit: what is written below.
     """
     figure, axis = axes.chart(0.85 + 0.34 * len(found))
     for place, (low, middle, high) in enumerate(found.values()):
@@ -99,27 +99,31 @@ def ratios(found, title):
     lowest = min(min(of) for of in found.values())
     room = 0.14 * (max(highest, 1) - min(lowest, 1))
     limits = min(lowest, 1) - room / 2, max(highest, 1) + room
-    axis.set(xlabel="times as fast", title=title, xlim=limits)
+    axis.set(xlabel=unit, title=title, xlim=limits)
     told = [
         f"{label}: {number(middle)} ({number(low)} to {number(high)})"
         for label, (low, middle, high) in found.items()
     ]
-    what = "Times as fast, median and interval"
+    what = f"{unit.capitalize()}, median and interval"
     display_figure(figure, f"{title}. {what}. {'; '.join(told)}.")
 
 
 @styled
 def predictions(pairs, unit, title):
     """Predicted beside measured values. pairs: {label: [(predicted, measured)]}; on the
-    line, a prediction is right.
+    line, a prediction is right. The axes are logarithmic where values differ twentyfold.
     """
     figure, axis = axes.chart(3.6, width=5.6)
-    highest = 1.08 * max(max(pair) for of in pairs.values() for pair in of)
-    axis.plot([0, highest], [0, highest], color=LINE, linewidth=1.2, zorder=0)
+    values = [value for of in pairs.values() for pair in of for value in pair]
+    lowest, highest, scale = 0, 1.08 * max(values), "linear"
+    if 0 < 20 * min(values) < max(values):
+        lowest, highest, scale = min(values) / 1.2, 1.2 * max(values), "log"
+    axis.plot([lowest, highest], [lowest, highest], color=LINE, linewidth=1.2, zorder=0)
     for marker, (label, of) in zip("osD^vP*X", pairs.items()):
         axis.plot(*zip(*of), marker, label=label, markersize=6)
     axis.set(xlabel=f"predicted ({unit})", ylabel=f"measured ({unit})", title=title)
-    axis.set(xlim=(0, highest), ylim=(0, highest))
+    axis.set(xscale=scale, yscale=scale)
+    axis.set(xlim=(lowest, highest), ylim=(lowest, highest))
     axis.legend()
     told = [f"{label}: {pairs_in_words(of)}" for label, of in pairs.items()]
     display_figure(

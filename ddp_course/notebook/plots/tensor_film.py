@@ -17,10 +17,10 @@ ROWS = (
     ("queries, keys,\nvalues", "columns", "columns"),
     ("attention", "columns", None),
     ("output layer", "part", "rows"),
-    ("sum + x", "sum", None),
+    ("h = sum + x", "sum", None),
     ("MLP, inner\nnumbers", "columns", "columns"),
     ("MLP, second\nlayer", "part", "rows"),
-    ("sum", "sum", None),
+    ("sum + h", "sum", None),
 )
 CAPTIONS = {
     "tokens": "each rank has all of x",

@@ -96,8 +96,8 @@ def pipelines(schedules):
         axis.set(title=title, xlim=(0, max(map(end_of, every))))
     panels[-1].set_xlabel("slots: a forward of a whole rank takes 1")
     legend = [axes.swatch(color, name) for name, color in colors_of(every).items()]
-    words = CHUNKS if has_chunks(every) else "numbers: micro-batches"
-    axes.legend_below(figure, [*legend, axes.mark(PAPER, words)])
+    words = ["numbers: micro-batches", *([CHUNKS] if has_chunks(every) else [])]
+    axes.legend_below(figure, [*legend, *(axes.mark(PAPER, word) for word in words)])
     told = [f"{title}: {busy(ranks)}" for title, ranks in schedules.items()]
     display_figure(figure, f"Pipelines in time. {'; '.join(told)}.")
 
