@@ -521,6 +521,19 @@ def test_alternative_texts_of_speed_say_what_is_exposed_and_how_much_faster():
     assert "30 GB/s, 170 GFLOP/s; ReLU: 3 at 0.125; products: 8 at 0.5 and 160" in alt
 
 
+def test_predictions_over_two_decades_are_on_logarithmic_axes_and_others_are_not():
+    [svg] = svgs_of(output_of("predictions over two decades"))
+    at = {
+        content: x
+        for content, x, *_ in Sheet(svg).texts
+        if content in {"10", "100", "1000"}
+    }
+    assert at["100"] - at["10"] == pytest.approx(at["1000"] - at["100"], abs=1)
+    [svg] = svgs_of(output_of("predictions"))
+    at = {content: x for content, x, *_ in Sheet(svg).texts}
+    assert at["100"] - at["20"] == pytest.approx(at["80"] - at["0"], abs=1)
+
+
 def test_a_figure_of_very_many_shapes_is_a_small_png_in_double_resolution():
     noise = torch.randn(4, 3000, generator=torch.manual_seed(0)).cumsum(1).tolist()
     curves = {f"rank {rank}": losses for rank, losses in enumerate(noise)}

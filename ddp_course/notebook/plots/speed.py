@@ -115,14 +115,14 @@ def predictions(pairs, unit, title):
     """
     figure, axis = axes.chart(3.6, width=5.6)
     values = [value for of in pairs.values() for pair in of for value in pair]
-    lowest, highest, scale = 0, 1.08 * max(values), "linear"
+    lowest, highest = 0, 1.08 * max(values)
     if 0 < 20 * min(values) < max(values):
-        lowest, highest, scale = min(values) / 1.2, 1.2 * max(values), "log"
+        lowest, highest = min(values) / 1.2, 1.2 * max(values)
+        logarithmic(axis)
     axis.plot([lowest, highest], [lowest, highest], color=LINE, linewidth=1.2, zorder=0)
     for marker, (label, of) in zip("osD^vP*X", pairs.items()):
         axis.plot(*zip(*of), marker, label=label, markersize=6)
     axis.set(xlabel=f"predicted ({unit})", ylabel=f"measured ({unit})", title=title)
-    axis.set(xscale=scale, yscale=scale)
     axis.set(xlim=(lowest, highest), ylim=(lowest, highest))
     axis.legend()
     told = [f"{label}: {pairs_in_words(of)}" for label, of in pairs.items()]
@@ -139,6 +139,14 @@ def pairs_in_words(pairs, most=20):
     lowest, highest = min(m for _, m in pairs), max(m for _, m in pairs)
     between = f"measured between {number(lowest)} and {number(highest)}"
     return f"{len(pairs)} pairs, {between}, half of them less than {off:.0%} apart"
+
+
+def logarithmic(axis):
+    """Make both axes logarithmic, with plain numbers at the powers of ten."""
+    axis.set(xscale="log", yscale="log")
+    for each in (axis.xaxis, axis.yaxis):
+        each.set_major_formatter("{x:g}")
+        each.set_minor_formatter(NullFormatter())
 
 
 @styled
@@ -158,11 +166,8 @@ def roofline(points, bandwidth, peak, title):
         rates = [rate / 1e9 for _, rate in of]
         look = {"marker": marker, "markersize": 7, "linewidth": 1.2, "label": label}
         axis.plot([x for x, _ in of], rates, linestyle="--", **look)
-    axis.set(xscale="log", yscale="log", title=title)
-    axis.set(xlabel="FLOPs per byte", ylabel="GFLOP/s")
-    for each in (axis.xaxis, axis.yaxis):
-        each.set_major_formatter("{x:g}")
-        each.set_minor_formatter(NullFormatter())
+    logarithmic(axis)
+    axis.set(xlabel="FLOPs per byte", ylabel="GFLOP/s", title=title)
     axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     told = [name] + [
         f"{label}: {listing(f'{number(y / 1e9)} at {number(x)}' for x, y in of)}"
