@@ -433,6 +433,20 @@ def without_tags(page):
     return html.unescape(re.sub(r"<[^>]+>", "", page)).replace("\0", "<h>")
 
 
+def test_pages_of_failures_are_listed_on_one_page_only_and_lead_back_to_it(site):
+    html = site / "html"
+    slugs = {path.name for path in (html / "failures").glob("*.html")}
+    link = r'href="(?:\.\./)?failures/([^"#]+)"'
+    assert {*re.findall(link, (html / "failures.html").read_text())} == slugs
+    assert not re.search(link, (html / "index.html").read_text())
+    for name in slugs:
+        page = (html / "failures" / name).read_text()
+        assert 'href="../failures.html">All error messages' in re.sub(
+            "<span[^>]*>", "", page
+        )
+        assert len(re.findall('class="toctree-l1', page)) > 20, name  # the lessons are
+
+
 def test_each_failure_leads_to_its_section_of_the_lesson(site):
     for failure in from_lessons.failures_in(COURSE / "lessons"):
         slug = failure.slug
