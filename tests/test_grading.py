@@ -301,6 +301,21 @@ def test_a_report_that_has_no_folder_is_refused_before_anything_is_graded(
     assert done.stderr == "ddp-course: there is no folder nowhere for x.json\n"
 
 
+def test_a_report_is_in_the_order_of_the_questions_whichever_ends_first(
+    course,  # noqa: F811
+    monkeypatch,
+):
+    submit(course / "a", {}, without_ids)
+
+    def last_first(job, *_, **__):
+        time.sleep(0.5 - 0.1 * QUESTIONS.index(job.task.name))
+        return {"status": job.written.cell}
+
+    monkeypatch.setattr(run, "grade_one", last_first)
+    *_, report = run.grade(jobs_in("a"), rules.Rules(workers=5))
+    assert list(report["submissions"]["a"]["03"]) == QUESTIONS
+
+
 def test_answers_without_cell_ids_are_graded(course, monkeypatch):  # noqa: F811
     submit(course / "a", {"bucketed": "mine = 1"}, without_ids)
     monkeypatch.setattr(

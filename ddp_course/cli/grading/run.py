@@ -166,11 +166,23 @@ def grade(jobs, rules, earlier=None, tell=lambda job, result: None):
     with workplace() as folder, inheriting_orphans():
         for job, result in graded(waiting, folder, rules):
             result = valued(job, result, rules)
-            report["submissions"][job.submission][job.number][job.task.name] = result
+            exercises = report["submissions"][job.submission]
+            exercises[job.number][job.task.name] = result
+            exercises[job.number] = in_order(exercises[job.number], job, jobs)
             tell(job, result)
             yield with_totals(report, jobs, rules)
     report["complete"] = True
     yield with_totals(report, jobs, rules)
+
+
+def in_order(results, of, jobs):
+    """The results of the exercise of a job, in the order of its questions: answers are
+    graded side by side, and may end in any order.
+    """
+    questions = [
+        job.task.name for job in jobs[of.submission] if job.number == of.number
+    ]
+    return {name: results[name] for name in questions if name in results}
 
 
 def graded(jobs, folder, rules):
