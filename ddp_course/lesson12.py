@@ -1,12 +1,13 @@
 """One GPT with less and less memory per rank: DDP, ZeRO-1 and 2, FSDP, HSDP.
 
 torchrun --nproc_per_node 2 ddp_course/lesson12.py --train-samples 256
-torchrun --nproc_per_node 3 ddp_course/lesson12.py --epochs 2 --resume
+torchrun --nproc_per_node 3 ddp_course/lesson12.py --train-samples 256 --resume --epochs 2
 torchrun --nproc_per_node 2 ddp_course/lesson12.py --sharding fsdp-by-hand
 torchrun --nproc_per_node 2 ddp_course/lesson12.py --recipe --recompute selective
 python ddp_course/lesson12.py --sharding ddp --train-samples 64
 """
 
+import itertools
 import time
 from contextlib import nullcontext
 from functools import partial
@@ -20,11 +21,12 @@ from torch.distributed.fsdp import (
     FSDPModule,
     MixedPrecisionPolicy,
 )
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
-from ddp_course import runs
+from ddp_course import UsageError, runs
 from ddp_course.checkpoints import sharded as sharded_checkpoints
 from ddp_course.checkpoints.export import export
+from ddp_course.data.order import ResumableSampler
 from ddp_course.data.text import load_windows
 from ddp_course.lesson06 import PRECISIONS, grouped
 from ddp_course.models.gpt import GPT, SHAPES
@@ -74,11 +76,14 @@ def update(model, micro_batches, optimizer, recipe, device):
     return mean
 
 
-def train_one_epoch(model, loader, optimizer, device, recipe=PLAIN):
-    """The loop of all ways. Return the mean loss over the ranks of each update."""
+def train_one_epoch(model, batches, optimizer, device, recipe=PLAIN):
+    """The loop of all ways, for an epoch or the part of it that `batches` has.
+
+    Return the mean loss over the ranks of each update.
+    """
     losses = [
         update(model, micro_batches, optimizer, recipe, device)
-        for micro_batches in grouped(loader, recipe.accumulate)
+        for micro_batches in grouped(batches, recipe.accumulate)
     ]
     losses = torch.stack(losses)
     runs.check_finite(losses)
@@ -113,6 +118,7 @@ def arguments(argv=()):
     flag("--weight-decay", type=number, default=0.1, help="of matrices (0.1)")
     flag("--max-norm", type=number, default=1.0, help="clip longer gradients (1)")
     flag("--eval-windows", **count, default=32, help="of held-out text (32)")
+    flag("--save-every", **count, default=100, help="updates per checkpoint (100)")
     flag("--resume", action="store_true", help="ddp, fsdp, hsdp: from a checkpoint")
     args = parser.parse_args(argv)
     if args.sharding.endswith("by-hand"):
@@ -193,36 +199,55 @@ def prepare(args, rank, world_size, device):
         args.data, args.tokenizer, args.vocabulary, context, args.train_samples, most
     )
     runs.check_batch_size(args.batch_size * args.accumulate, len(train_set), world_size)
-    sampler = DistributedSampler(
+    sampler = ResumableSampler(
         train_set, world_size, rank, seed=args.seed, drop_last=True
     )
     loader = DataLoader(train_set, args.batch_size, sampler=sampler)
     per_epoch = -(-len(loader) // args.accumulate)  # updates
+    per_update = args.batch_size * args.accumulate * world_size  # windows
     # each rank evaluates as many windows: with shards, a forward pass takes all ranks
     windows = min(args.eval_windows, len(held_out)) // world_size * world_size
 
     torch.manual_seed(args.seed)
     network = new_network(args, tokenizer).to(device)
     model, optimizer, parameters_of_all = arrange(network, args, device)
-    first = sharded_checkpoints.begin(args, model, optimizer)
+    epoch, seen = sharded_checkpoints.begin(args, model, optimizer)
+    # other ranks, or batches, may have stopped in the middle of an update of these
+    first = epoch * per_epoch + min(seen // per_update, per_epoch)
+    if first >= args.epochs * per_epoch:
+        problem = f"the checkpoint in {args.out} is of epoch {epoch + (seen > 0)}"
+        raise UsageError(f"{problem}: --epochs {args.epochs} leaves nothing to do")
     return SimpleNamespace(
         args=args, log=log, device=device, train_set=train_set, loader=loader,
         held_out=held_out.some(windows or world_size), tokenizer=tokenizer, model=model,
-        optimizer=optimizer, parameters_of_all=parameters_of_all, first=first,
-        recipe=recipe_for(args, first * per_epoch, args.epochs * per_epoch),
+        optimizer=optimizer, parameters_of_all=parameters_of_all,
+        first=first, per_epoch=per_epoch, per_update=per_update,
+        recipe=recipe_for(args, first, args.epochs * per_epoch),
         losses=[], validation_loss=0.0, seconds=0.0,
     )  # fmt: skip
 
 
 def train(run):
+    """Train to the end; write checkpoints on the way, and evaluate after each epoch."""
     args, model, optimizer = run.args, run.model, run.optimizer
-    for epoch in range(run.first, args.epochs):
+    number = run.first  # of updates done
+    for epoch in range(number // run.per_epoch, args.epochs):
+        begins, ends = epoch * run.per_epoch, (epoch + 1) * run.per_epoch
         run.loader.sampler.set_epoch(epoch)
-        begin = time.perf_counter()
-        run.losses += train_one_epoch(
-            model, run.loader, optimizer, run.device, run.recipe
-        )
-        run.seconds += time.perf_counter() - begin
+        run.loader.sampler.start = (number - begins) * args.accumulate * args.batch_size
+        batches = iter(run.loader)
+        while number < ends:
+            some = min(ends - number, args.save_every - number % args.save_every)
+            part = itertools.islice(batches, some * args.accumulate)
+            begin = time.perf_counter()
+            run.losses += train_one_epoch(
+                model, part, optimizer, run.device, run.recipe
+            )
+            run.seconds += time.perf_counter() - begin
+            number += some
+            if number < ends:
+                seen = (number - begins) * run.per_update
+                sharded_checkpoints.save(args, model, optimizer, epoch, seen)
         run.validation_loss, error = evaluate(
             model, run.held_out, run.recipe.autocast, run.device
         )
@@ -237,8 +262,9 @@ def report(run):
     network, kept = new_network(args, run.tokenizer), held(run.model, run.optimizer)
     whole = run.parameters_of_all()  # tied ones come once
     network.load_state_dict(whole, strict=False)
+    epoch, before = divmod(run.first, run.per_epoch)
     per_epoch = len(run.loader.sampler) * dist.get_world_size()
-    trained = (args.epochs - run.first) * per_epoch
+    trained = (args.epochs - epoch) * per_epoch - before * run.per_update
     more = {
         "sharding": args.sharding,
         "parameters": sum(value.numel() for value in network.parameters()),

@@ -128,13 +128,13 @@ class ShardedCheckpoint:
 
     def make(self, folder):
         made = stepped()
-        sharded_checkpoints.save(Arguments(folder), *made.values(), 1)
+        sharded_checkpoints.save(Arguments(folder), *made.values(), 1, 8)
 
     def read(self, folder):
         return sharded_checkpoints.begin(Arguments(folder), *parts().values())
 
-    def is_whole(self, epoch):
-        assert type(epoch) is int
+    def is_whole(self, found):
+        assert [type(number) for number in found] == [int, int]
 
 
 class Trace:

@@ -2,10 +2,12 @@
 sends.
 """
 
+import itertools
 import json
 import os
 import re
 import resource
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -425,6 +427,68 @@ def test_a_resumed_run_ends_as_an_undisturbed_one_with_fsdp_and_with_ddp(tmp_pat
     assert ddp["losses"] == pytest.approx(fsdp["losses"], rel=1e-5)
     for way in ("fsdp", "ddp"):
         assert os.listdir(tmp_path / way / "checkpoints") == ["epoch-0003"]
+
+
+def interrupted(folder, last):
+    """An undisturbed run of ten updates, and runs that stop after update `last`, as fsdp
+    and as ddp, which fsdp resumes. The results, and the checkpoints that were there.
+    """
+    flags = ["--epochs", "2", "--save-every", "3", "--recipe", "--warmup", "4"]
+    resumed, found = [*flags, "--resume"], {}
+    with process_group():
+        found["undisturbed"] = program(folder / "undisturbed", *flags)
+        for way in ("fsdp", "ddp"):
+            with stopping_after(last), pytest.raises(KeyboardInterrupt):
+                program(folder / way, *flags, "--sharding", way)
+            there = sorted(os.listdir(folder / way / "checkpoints"))
+            dist.barrier()
+            found[way] = there, program(folder / way, *resumed)
+    return found
+
+
+@contextmanager
+def stopping_after(number):
+    """Within: the program stops before it does more than this number of updates."""
+    original, count = lesson12.update, itertools.count()
+
+    def update(*args):
+        if next(count) == number:
+            raise KeyboardInterrupt
+        return original(*args)
+
+    lesson12.update = update
+    try:
+        yield
+    finally:
+        lesson12.update = original
+
+
+def test_a_run_that_stops_in_the_middle_of_an_epoch_is_resumed_exactly(tmp_path):
+    found = launch(interrupted, tmp_path, 8, timeout=100)[0]
+    undisturbed = found["undisturbed"]
+    there, fsdp = found["fsdp"]
+    # of update 6: two ranks, batches of 4
+    assert there == ["epoch-0001-samples-00000008"]
+    assert fsdp["params_sha256"] == undisturbed["params_sha256"]
+    assert fsdp["losses"] == undisturbed["losses"][6:]
+    assert len(undisturbed["losses"]) == 10
+    assert found["ddp"][1]["losses"] == pytest.approx(fsdp["losses"], rel=1e-5)
+    for way in ("fsdp", "ddp"):
+        assert os.listdir(tmp_path / way / "checkpoints") == ["epoch-0002"]
+
+
+def stopped(folder, last):
+    with process_group(), stopping_after(last), pytest.raises(KeyboardInterrupt):
+        program(folder, "--save-every", "4")
+
+
+def test_another_number_of_ranks_resumes_at_its_last_whole_update(tmp_path):
+    """32 of 40 samples are seen: of three ranks' updates of 12, two are whole."""
+    launch(stopped, tmp_path, 4)
+    assert os.listdir(tmp_path / "checkpoints") == ["epoch-0000-samples-00000032"]
+    resume = [(tmp_path, ["--resume"])]
+    for [after] in launch(programs, resume, nproc=3):
+        assert len(after["losses"]) == 2  # of 4, the last with one sample per rank
 
 
 def test_any_number_of_ranks_resumes(tmp_path):

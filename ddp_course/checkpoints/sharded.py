@@ -1,8 +1,9 @@
 """Checkpoints of which each rank writes and reads its shards: torch's DCP.
 
-A checkpoint is a folder, `epoch-0003`. It gets this name when all ranks have written, so
-one that was interrupted is never read. Any number of ranks can resume from it, with DDP
-or `fully_shard`, no matter which of them wrote it.
+A checkpoint is a folder: `epoch-0003` after three epochs, `epoch-0003-samples-00000640`
+after 640 samples more, counted over all ranks. It gets this name when all ranks have
+written, so one that was interrupted is never read. Any number of ranks can resume from it,
+with DDP or `fully_shard`, no matter which of them wrote it.
 """
 
 import io
@@ -39,39 +40,40 @@ SAVED = (
 
 
 def begin(args, model, optimizer):
-    """Return the epoch to begin with: 0, or where the newest checkpoint has ended.
+    """Return whole epochs, and samples of the next one, that the newest checkpoint has
+    seen: 0 and 0 without --resume.
 
-    args: with out, resume, sharding, shape and epochs. Raises UsageError where the run
-    cannot be resumed.
+    args: with out, resume, sharding and shape. Raises UsageError where the run cannot be
+    resumed.
     """
-    first = 0
     if args.resume:
-        first = resume(args, model, optimizer)
-    elif dist.get_rank() == 0:
+        return resume(args, model, optimizer)
+    if dist.get_rank() == 0:
         shutil.rmtree(args.out / "checkpoints", ignore_errors=True)
-    if first >= args.epochs:
-        problem = f"the checkpoint in {args.out} is of epoch {first}"
-        raise UsageError(f"{problem}: --epochs {args.epochs} leaves nothing to do")
-    return first
+    return 0, 0
 
 
 def resume(args, model, optimizer):
-    """Read the newest checkpoint into a model and its optimizer; return its epoch."""
+    """Read the newest checkpoint into a model and its optimizer; return what it has seen."""
     if args.sharding not in SAVED:
         raise UsageError("--resume needs --sharding ddp, fsdp or hsdp")
     there = found_in(args.out / "checkpoints")
     if not there:
         raise UsageError(f"no checkpoint in {args.out}: start without --resume")
     weights, averages = get_state_dict(model, optimizer)
-    state = {"weights": weights, "averages": averages, "epoch": 0, "shape": ""}
+    progress = {"epoch": 0, "samples": 0, "shape": ""}
+    state = {"weights": weights, "averages": averages, **progress}
     reader = reader_of(there[-1])
     try:  # into the tensors that are there
         dcp.load(state, storage_reader=reader, planner=Planner())
-        check_alike([state["epoch"], state["shape"]], [0, ""], "epoch and shape")
+        found = {name: state[name] for name in progress}
+        check_alike(found, progress, "epoch, samples and shape")
     except (CheckpointException, Unusable) as error:
         raise UsageError(f"{there[-1]} cannot be used: {cause_of(error)}") from None
-    if state["epoch"] < 0:
-        raise UsageError(f"{there[-1]} cannot be used: its epoch is {state['epoch']}")
+    for name in ("epoch", "samples"):
+        if state[name] < 0:
+            problem = f"its number of {name} is {state[name]}"
+            raise UsageError(f"{there[-1]} cannot be used: {problem}")
     if state["shape"] != args.shape:
         raise UsageError(f"{there[-1]} is of --shape {state['shape']}")
     weights, averages = state["weights"], state["averages"]
@@ -83,7 +85,7 @@ def resume(args, model, optimizer):
     set_state_dict(
         model, optimizer, model_state_dict=weights, optim_state_dict=averages
     )
-    return state["epoch"]
+    return state["epoch"], state["samples"]
 
 
 # ---- without running what is in the files ----
@@ -201,14 +203,17 @@ def found_in(folder):
     return sorted(folder.glob("epoch-*"))
 
 
-def save(args, model, optimizer, epoch):
-    """Write a checkpoint after this many epochs, in place of the older ones."""
+def save(args, model, optimizer, epoch, samples=0):
+    """Write a checkpoint after this many epochs, and samples of the next one over all
+    ranks, in place of the older ones.
+    """
     if args.sharding not in SAVED:
         return
     weights, averages = get_state_dict(model, optimizer)
     state = {"weights": weights, "averages": averages}
-    state |= {"epoch": epoch, "shape": args.shape}
+    state |= {"epoch": epoch, "samples": samples, "shape": args.shape}
     folder = args.out / "checkpoints"
+    name = f"epoch-{epoch:04}" + (f"-samples-{samples:08}" if samples else "")
     if dist.get_rank() == 0:  # what a killed run has left
         shutil.rmtree(folder / "unfinished", ignore_errors=True)
     dist.barrier()
@@ -218,7 +223,7 @@ def save(args, model, optimizer, epoch):
         raise UsageError(f"cannot write to {folder}: {cause_of(error)}") from None
     if dist.get_rank() == 0:  # all ranks have written
         older = found_in(folder)
-        (folder / "unfinished").rename(folder / f"epoch-{epoch:04}")
+        (folder / "unfinished").rename(folder / name)
         for checkpoint in older:
             shutil.rmtree(checkpoint)
     dist.barrier()
