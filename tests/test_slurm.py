@@ -71,9 +71,9 @@ def check_that_it_went_on(slurm, job, folder, undisturbed):
 @needs_slurm
 def test_slurm_starts_a_task_on_each_machine_and_tells_it_its_place(cluster):
     _, slurm = cluster
-    assert sorted(slurm.run("srun -N2 hostname").split()) == ["node0", "node1"]
+    assert sorted(slurm.run("srun -Q -N2 hostname").split()) == ["node0", "node1"]
     names = "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_NNODES".split()
-    told = slurm.run(f"srun -N2 sh -c 'echo {' '.join('$' + n for n in names)}'")
+    told = slurm.run(f"srun -Q -N2 sh -c 'echo {' '.join('$' + n for n in names)}'")
     assert sorted(told.splitlines()) == ["0 0 0 2 2", "1 0 1 2 2"]
     listed = slurm.run("scontrol show hostnames 'node[0-1]'")
     assert listed.split() == ["node0", "node1"]
