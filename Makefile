@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: lab setup lessons quick test rest mutants thorough grade exercises bench doctor engines site browser
+.PHONY: lab setup lessons quick test rest mutants tries thorough grade exercises bench doctor engines site browser
 
 lab: setup
 	@$(BIN)/ddp-course lab
@@ -41,6 +41,10 @@ rest: setup
 # all answers to an exercise that the tests know, in one process: EX=03, MORE="bucketed --made"
 mutants: setup
 	@PYTHONPATH=tests $(BIN)/python tests/judge_mutants.py $(EX) $(MORE)
+
+# what a lesson asks to try, run as it says: LESSON=04, MORE="98bf8781" for one text of it
+tries: setup
+	@PYTHONPATH=tests $(BIN)/python -m tries $(LESSON) $(MORE)
 
 thorough: setup
 	@DDP_COURSE_THOROUGH=1 $(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1 --timeout=900

@@ -770,6 +770,25 @@ def test_a_short_error_comes_before_the_long_lines_of_launchers(page, text):
     assert KNOWN[alone(f"{text} {TORCHRUN.splitlines()[0]}")[0][1]].page == page
 
 
+@pytest.mark.parametrize(
+    "page, text",
+    [
+        ("started-without-torchrun", "KeyError: 'LOCAL_RANK'"),
+        ("cuda-out-of-memory", "torch.OutOfMemoryError: CUDA out of memory."),
+    ],
+)
+def test_a_short_error_comes_before_what_the_other_ranks_say_of_it(page, text):
+    left = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:547] "
+    left += "Connection closed by peer [10.0.0.4]:40123"
+    for lines in (
+        f"[rank0]: {text}\n[rank1]: {left}",
+        f"[rank1]: {left}\n[rank0]: {text}",
+        f"[rank0]: {text}\n[rank1]: {left}\n{TORCHRUN}",
+    ):
+        assert diagnosed(lines)[0] == page
+    assert diagnosed(f"loss: 2.3\n[rank1]: {left}")[0] == "connection-closed-by-peer"
+
+
 def test_a_short_error_above_a_long_line_brings_no_page_that_hardly_fits():
     text = f"KeyError: 'LOCAL_RANK'\nepoch 1 loss 2.3\n{TORCHRUN}"
     pages = [

@@ -4,7 +4,8 @@ The log is read once, line by line, in bounded memory. A line that has been seen
 its numbers, is not looked at again. Of the lines that fit a failure, those count most
 that are not a consequence of another rank's error, and those of the rank that torchrun
 names as the root cause. torchrun's and srun's own lines follow almost every error, so
-the general pages about them come after the page that fits another line best.
+the general pages about them come after the page that fits another line best. So does what
+a rank says when another one has left, however short that one's own error is.
 """
 
 import re
@@ -41,6 +42,8 @@ FOLLOWER = re.compile(
     r"|Last error:|returned non-zero exit status|srun: (error|Terminating)"
     r"|terminate called after"
 )
+# The last line of a traceback, or of an error from C++.
+ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception|Interrupt)\b")
 # What comes with any run, or with the end of any run.
 NOTE = re.compile(
     r"OMP_NUM_THREADS|destroy_process_group|NOT been destroyed|perform barrier"
@@ -111,6 +114,7 @@ def findings(lines, index):
     """The failures that the lines of a log fit, best first, a Finding each."""
     best, seen, root, asked = {}, set(), None, False
     particular = set()  # the failures that a line fits better than a general page
+    errors = set()  # those that an error fits best which follows from no other
     for number, rank, line in without_frames(lines):
         if ROOT.search(line):
             asked = True
@@ -124,6 +128,8 @@ def findings(lines, index):
         factor = factor_of(line)
         if not NOTE.search(line):
             particular.update(better_than_general(matches, index.general))
+        if factor == 1 and ERROR.match(line):
+            errors.update(better_than_general(matches[:1], index.general))
         highest = max((match.score for match in matches), default=0)
         for match in matches[:15]:
             near = match.score / highest
@@ -132,7 +138,11 @@ def findings(lines, index):
             entry = best.setdefault((match.failure, rank), finding)
             if finding.weight > entry.weight:
                 best[match.failure, rank] = finding
-    return general_last(ranked(best, root), index.general, particular)
+    found = general_last(ranked(best, root), index.general, particular)
+    if found and FOLLOWER.search(found[0].line):
+        first = [each for each in found if each.failure in errors][:1]
+        found = first + [each for each in found if each not in first]
+    return found
 
 
 def better_than_general(matches, general):
