@@ -6,8 +6,10 @@ import json
 import os
 import pickle
 import shutil
+import socket
 import stat
 import sys
+import time
 import warnings
 from contextlib import suppress
 from pathlib import Path
@@ -24,21 +26,32 @@ def cannot_write(path, error):
 
 
 UNFINISHED = ".unfinished"  # how the names of files end that are being written
+ABANDONED = 3600  # seconds without a change: what another machine wrote is a leftover
+
+
+def temporary_name(name, machine=None, process=None):
+    """Of a file that is being written: it names the machine and the process."""
+    machine, process = machine or socket.gethostname(), process or os.getpid()
+    return f".{name}.{machine}.{process}{UNFINISHED}"
 
 
 def remove_unfinished(folder):
     """Delete what write_atomically has left behind in runs that were killed.
 
-    What a living process writes stays: another run may be at work in the same folder.
+    What a living process writes stays: another run may be at work in the same folder,
+    also on another machine, whose processes cannot be seen from here.
     """
     import psutil  # not above: the command ddp-course starts without it
 
     for path in folder.glob(f".*{UNFINISHED}"):
-        writer = path.name.removesuffix(UNFINISHED).rpartition(".")[2]
-        if writer.isdigit() and psutil.pid_exists(int(writer)):
-            continue
-        if path.is_file():
-            path.unlink(missing_ok=True)
+        rest, _, process = path.name.removesuffix(UNFINISHED).rpartition(".")
+        with suppress(FileNotFoundError):  # it has just been renamed
+            if process.isdigit() and rest.endswith(f".{socket.gethostname()}"):
+                lives = psutil.pid_exists(int(process))
+            else:
+                lives = time.time() - path.stat().st_mtime < ABANDONED
+            if path.is_file() and not lives:
+                path.unlink()
 
 
 def empty_folder(folder):
@@ -61,7 +74,7 @@ def write_atomically(path, content):
     UsageError where that fails, on a full disk for example; an older file stays.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
+    temporary = path.with_name(temporary_name(path.name))
     try:
         with temporary.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)

@@ -10,6 +10,7 @@ import re
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -873,17 +874,24 @@ def test_the_content_and_then_the_name_reach_the_disk_before_it_returns(
     )
     runs.write_atomically(tmp_path / "file", b"content")
     assert [Path(entry).name for entry in seen] == [
-        f".file.{os.getpid()}.unfinished",
+        f".file.{socket.gethostname()}.{os.getpid()}.unfinished",
         "renamed",
         tmp_path.name,
     ]
 
 
 def test_a_run_that_begins_leaves_alone_what_another_is_writing(tmp_path, monkeypatch):
-    """And deletes what a process has left behind that is no more."""
+    """And deletes what a process has left behind that is no more, and what another
+    machine has not touched for an hour.
+    """
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    (tmp_path / f".old.{ended.pid}.unfinished").touch()
+    name = files.temporary_name
+    (tmp_path / name("old", process=ended.pid)).touch()
+    there, abandoned = (name(of, "elsewhere", ended.pid) for of in ("new", "old"))
+    (tmp_path / there).touch()
+    (tmp_path / abandoned).touch()
+    os.utime(tmp_path / abandoned, (0, time.time() - 3700))
     fsync = os.fsync
 
     def flushed(descriptor):
@@ -893,7 +901,7 @@ def test_a_run_that_begins_leaves_alone_what_another_is_writing(tmp_path, monkey
     monkeypatch.setattr(os, "fsync", flushed)
     runs.write_atomically(tmp_path / "file", b"content")
     assert (tmp_path / "file").read_bytes() == b"content"
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert {path.name for path in tmp_path.iterdir()} == {"file", there}
 
 
 # ---- how often ----

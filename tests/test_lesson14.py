@@ -11,6 +11,7 @@ from conftest import THOROUGH
 from test_machines import needs_namespaces
 
 from ddp_course import lesson14
+from ddp_course.files import temporary_name
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, launch
 from ddp_course.ranks.machines.machines import Machines
@@ -94,7 +95,7 @@ def test_what_changes_the_numbers_must_be_the_same_at_a_resume(flags, said, tmp_
 def test_what_a_killed_run_has_left_unfinished_is_removed_by_the_next(tmp_path):
     """And nothing else that begins with a dot."""
     nobody = 2**30  # no system has so many processes
-    left = (f".model.pt.{nobody}.unfinished", f".job.{nobody}.unfinished")
+    left = [temporary_name(name, process=nobody) for name in ("model.pt", "job")]
     for name in (*left, ".mine", ".a.7"):
         (tmp_path / name).touch()
     launch(run, tmp_path, nproc=1)
