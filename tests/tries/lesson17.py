@@ -2,6 +2,12 @@ from tries import new, run
 
 PART = "part = F.gelu(x @ columns) @ rows\n        dist.all_reduce(part)"
 MOVED = "dist.all_reduce(part)\n        part = F.gelu(part) @ second"
+FEWER = """
+for name, links in rows.items():
+    shorter = sum(links.values()) / sum(before[name].values())
+    assert abs(shorter - 1) < 0.01 if name == "4 data ranks" else 0.52 < shorter < 0.9
+    print(name, shorter)
+"""
 TRIES = {
     "bfde8ffb": [
         run(
@@ -22,6 +28,6 @@ TRIES = {
         new("before = rows"),
         run("032f7287", ("(16, 128)", "(8, 128)")),
         run("261baf73"),
-        new("print(before, rows)"),
+        new(FEWER),
     ],
 }

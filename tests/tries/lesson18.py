@@ -26,6 +26,6 @@ TRIES = {
             (GPIPE, '"--schedule", "gpipe", "--accumulate", "8"]'),
             fails="AssertionError",
         ),
-        new(SIZES),
+        new(SIZES, says=r"^16 32$"),
     ],
 }
