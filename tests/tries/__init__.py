@@ -115,9 +115,11 @@ def with_tries(notebook, tries, only=()):
 
 
 def tried_in(text):
-    """The paragraphs with a Try it."""
-    paragraphs = text.split("\n\n")
-    return "\n".join(part for part in paragraphs if part.startswith("**Try it"))
+    """The paragraphs with a Try it, each with what is folded below it."""
+    found = re.findall(
+        r"(?ms)^\*\*Try it.*?(?:$|\Z)(?:\s*<details>.*?</details>)?", text
+    )
+    return "\n".join(found)
 
 
 def problems(notebook, tries, only=(), folder=LESSONS, timeout=600):

@@ -45,7 +45,7 @@ TRIES = {
         run("9cfabbcb"),
         run("bb0f9676"),
         run("bd502baa"),
-        new("assert attempts[0][0] == 1"),,  # from the start
+        new("assert attempts[0][0] == 1"),  # from the start
     ],
     "c9e203c0": [new(LEFT)],
     "d7befbae": [new("lesson09.settings_of??")],

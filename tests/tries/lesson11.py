@@ -1,5 +1,3 @@
-import re
-
 from tries import new, run
 
 OTHER_TEMPLATE = (

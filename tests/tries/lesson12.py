@@ -1,5 +1,3 @@
-import re
-
 from tries import new, run
 
 FIRST_BELOW = """\
