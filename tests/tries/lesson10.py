@@ -1,7 +1,7 @@
 from tries import new, run
 
 GERMAN = """\
-other = "Wo man singet, da lass dich ruhig nieder, böse Menschen haben keine Lieder.\\n"
+other = "Wo man singet, da lass dich nieder, böse Menschen haben keine Lieder.\\n"
 average = len(other.encode()) / len(bpe.encode(other.encode()))
 of_python = len(line.encode()) / len(bpe.encode(line.encode()))
 print(average, of_python)
@@ -30,14 +30,13 @@ BAD_LINE = """\
 with gzip.open(corpus / "2.jsonl.gz", "at") as file:
     file.write('{"body": "no text"}\\n')
 command = [sys.executable, "-m", "ddp_course.data.text", *options, "--out"]
-done = subprocess.run([*command, f"{folder.name}/other"], capture_output=True, text=True)
+command.append(f"{folder.name}/other")
+done = subprocess.run(command, capture_output=True, text=True)
 print(done.returncode, done.stderr)
 """
-WITH_FLAGS = """\
-done = subprocess.run(
-    [*command, f"{folder.name}/other", "--skip-bad-lines"],
-    capture_output=True, text=True,
-)
+WITH_FLAG = """\
+command.append("--skip-bad-lines")
+done = subprocess.run(command, capture_output=True, text=True)
 print(done.returncode, done.stderr)
 """
 TRIES = {
@@ -61,7 +60,7 @@ TRIES = {
             BAD_LINE,
             says=r"(?m)^text.py: .*2\.jsonl\.gz, line.*--key.*--skip-bad-lines",
         ),
-        new(WITH_FLAGS, says="0 (?s:.*)left out: .*2.jsonl.gz"),
+        new(WITH_FLAG, says="0 (?s:.*)left out: .*2.jsonl.gz"),
     ],
     "2a757a5c": [
         run(

@@ -6,7 +6,8 @@ OTHER_TEMPLATE = (
 )
 ROWS = 'table([{"merged into": "the original weights", **agreement(original)},'
 BASE = """
-       {"merged into": "no adapter", **agreement(AutoModelForCausalLM.from_pretrained(base))},"""
+       {"merged into": "no adapter",
+        **agreement(AutoModelForCausalLM.from_pretrained(base))},"""
 ASSERTIONS = (
     (
         'assert of["Llama 2 7B, QLoRA"] < 5 < 7.8'
@@ -32,13 +33,16 @@ TRIES = {
     "874c9e88": [
         new("before = lines['α / r']"),
         run("b2277fe3", ("moved(r, 16 / r)", "moved(r, 32 / r)")),
-        new("print([now / then for now, then in zip(lines['α / r'], before)])"),
+        new(
+            "for now, then in zip(lines['α / r'], before):\n"
+            "    assert 1.5 < now / then < 2.1"
+        ),
     ],
     "80c9f1a5": [
         new(OTHER_TEMPLATE),
-        run("14c5e309"),
+        run("14c5e309", says=r"tokens are learnt\ndef\|.*\|<\|end\|>\n"),
         run("1965425e"),
-        run("14c5e309"),
+        run("14c5e309", says=r"tokens are learnt\n def\|"),
     ],
     "1c44b0df": [
         run(
@@ -58,7 +62,6 @@ TRIES = {
     "78dc9ab6": [
         run("1a6c0da5", (OTHER_ANSWER, 'methods[-1][1]["content"]')),
         run("57accd10"),
-        new("print(margin.mean(), (margin > 0).sum())"),
     ],
     "e38f30a1": [
         run("719bd95a", ("vocab_size=128256", "vocab_size=32000"), *ASSERTIONS),
