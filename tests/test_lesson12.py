@@ -7,6 +7,7 @@ import json
 import os
 import re
 import resource
+import shutil
 from contextlib import contextmanager
 from functools import partial
 
@@ -486,9 +487,14 @@ def test_another_number_of_ranks_resumes_at_its_last_whole_update(tmp_path):
     """32 of 40 samples are seen: of three ranks' updates of 12, two are whole."""
     launch(stopped, tmp_path, 4)
     assert os.listdir(tmp_path / "checkpoints") == ["epoch-0000-samples-00000032"]
+    shutil.copytree(tmp_path, copy := tmp_path / "copy")
     resume = [(tmp_path, ["--resume"])]
     for [after] in launch(programs, resume, nproc=3):
         assert len(after["losses"]) == 2  # of 4, the last with one sample per rank
+    # with fewer samples than were seen, an epoch is over
+    fewer = [(copy, ["--resume", "--train-samples", "16", "--epochs", "2"])]
+    for [after] in launch(programs, fewer, nproc=2):
+        assert len(after["losses"]) == 2
 
 
 def test_any_number_of_ranks_resumes(tmp_path):
