@@ -153,9 +153,7 @@ def test_a_changed_page_and_a_new_answer_name_what_is_to_be_judged(monkeypatch):
 # of the checks' random choices: the same in each run of `make test`, so that the suite
 # is green or red for the same code; `make thorough` draws them
 CHOICES = None if THOROUGH else 1
-SECONDS = (
-    20 if "PYTEST_XDIST_WORKER" in os.environ else 10
-)  # there, other tests use the cores as well
+SECONDS = 10  # for a verdict, on a quiet machine
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -198,8 +196,9 @@ def test_a_wrong_answer_is_rejected_for_the_right_cause(candidate):
     assert re.fullmatch(candidate.status, verdict.status), str(verdict)
     assert re.search(candidate.pattern, str(verdict)), str(verdict)
     # a program that torchrun starts gets 30 seconds, because it imports torch anew
-    limit = 40 if verdict.status == "timed out" else SECONDS
-    assert seconds < limit, f"{seconds:.1f} s\n{verdict}"
+    limit = 3 * SECONDS if verdict.status == "timed out" else SECONDS
+    programs = 1 + os.getloadavg()[0] / os.cpu_count()  # that share a core, about
+    assert seconds < limit * programs, f"{seconds:.1f} s\n{verdict}"
 
 
 @pytest.mark.parametrize(

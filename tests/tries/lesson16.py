@@ -14,7 +14,13 @@ AGAIN = "from ddp_course.detectors.traces import time_use"
 SLOW_NETWORK = "assert lesson16.times_as_fast(times, len(FIXES), 0)[0] > 3"
 NONE = '**options | {"network": None})[0]'
 TRIES = {
-    "f0e62824": [run("f582f0d3", ("read_trace(paths[0])", "read_trace(paths[1])"))],
+    "f0e62824": [
+        run(
+            "f582f0d3",
+            ("read_trace(paths[0])", "read_trace(paths[1])"),
+            ("A step of rank 0", "A step of rank 1"),
+        )
+    ],
     "4d58af3f": [
         new(BROKEN.format("    edges.sort()\n", "")),
         run("42616b0e", fails=r"AssertionError: \('half hidden'"),
