@@ -69,6 +69,7 @@ def load_model(args, device):
         task_type="CAUSAL_LM",
         r=args.r,
         lora_alpha=args.alpha,
+        use_rslora=args.rslora,
         lora_dropout=args.dropout,
         target_modules=TARGETS[args.targets],
     )
@@ -123,12 +124,15 @@ def arguments(argv=()):
     flag("--precision", choices=["fp32", "bf16"], help="bf16 on GPUs and for qlora")
     flag("--r", **number, default=8, help="rank of the adapters' matrices (8)")
     flag("--alpha", **number, default=32, help="their scale is alpha / r (32)")
+    flag("--rslora", action="store_true", help="scale by alpha / sqrt(r)")
     flag("--targets", choices=TARGETS, default="all-linear", help="layers (all-linear)")
     alias = {"dest": "targets", "action": "store_const", "const": "all-linear"}
     flag("--all-linear", **alias, help="the same as --targets all-linear")
     flag("--dropout", type=runs.share, default=0.05, help="in the adapters (0.05)")
     flag("--longest", **number, default=256, help="tokens; the rest is cut off (256)")
     flag("--all-tokens", action="store_true", help="learn the questions, too")
+    pack = "put a micro-batch into one row, instead of padding it"
+    flag("--pack", action="store_true", help=pack)
     flag("--accumulate", **number, default=2, help="micro-batches per update (2)")
     less = "recompute them in backward: less memory, more work"
     flag("--checkpoint-activations", action="store_true", help=less)
@@ -157,7 +161,7 @@ def training_arguments(args, device):
         bf16=args.precision == "bf16",
         optim="paged_adamw_8bit" if device.type == "cuda" else "adamw_torch",
         activation_checkpointing=args.checkpoint_activations,
-        per_device_eval_batch_size=16,
+        per_device_eval_batch_size=1 if args.pack else 16,
         # never trainer.evaluate() before train(): that would train without DDP
         eval_on_start=True,
         load_best_model_at_end=args.patience is not None,
@@ -201,6 +205,7 @@ def prepare(args, settings):
 
     torch.manual_seed(args.seed)
     model = load_model(args, settings.device)
+    pads = transformers.DataCollatorForSeq2Seq(tokenizer)  # with -100
     stop = [transformers.EarlyStoppingCallback(args.patience)] if args.patience else []
     trainer = transformers.Trainer(
         model,
@@ -208,7 +213,7 @@ def prepare(args, settings):
         train_dataset=train_set,
         eval_dataset=test_set,
         processing_class=tokenizer,
-        data_collator=transformers.DataCollatorForSeq2Seq(tokenizer),  # pads with -100
+        data_collator=transformers.DataCollatorWithFlattening() if args.pack else pads,
         compute_metrics=mean_loss,
         preprocess_logits_for_metrics=token_losses,
         callbacks=[progress(log, model), *stop],

@@ -4,6 +4,7 @@ are learnt, and n ranks train as one.
 
 import contextlib
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -333,6 +334,28 @@ def test_n_ranks_train_as_one(method, nproc, batch_size, base, question_file, tm
     assert len({result["params_sha256"] for result in results}) == 1
 
 
+def keep_a_cache():
+    """The fault of a loop of one's own: transformers then does not see what is packed."""
+    arguments = lesson11.training_arguments
+    lesson11.training_arguments = lambda *given: dataclasses.replace(
+        arguments(*given), use_cache=True
+    )
+
+
+def test_packed_it_trains_as_padded_unless_the_model_keeps_a_cache(
+    base, question_file, tmp_path
+):
+    [padded, _], losses = run(base, question_file, tmp_path / "padded", *EXACT)
+    options = [*EXACT, "--pack"]
+    [packed, _], same = run(base, question_file, tmp_path / "packed", *options)
+    torch.testing.assert_close(same, losses, rtol=1e-4, atol=1e-4)
+    assert packed["loss_after"] == pytest.approx(padded["loss_after"], abs=1e-4)
+    faulty = tmp_path / "faulty"
+    _, others = run(base, question_file, faulty, *options, plant=keep_a_cache)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(others, losses, rtol=1e-4, atol=1e-4)
+
+
 def test_in_4_bits_it_trains_as_on_the_same_weights_unpacked(
     base, question_file, tmp_path
 ):
@@ -451,7 +474,8 @@ def test_checkpointing_computes_activations_twice_and_ends_with_the_same_bits(
 
 
 def test_alpha_over_r_is_the_scale_of_the_adapters(base):
-    for flags, scale in ((["--r", "8"], 4), (["--r", "4", "--alpha", "8"], 2)):
+    four = ["--r", "4", "--alpha", "8"]
+    for flags, scale in ((["--r", "8"], 4), (four, 2), ([*four, "--rslora"], 4)):
         model = lesson11.load_model(arguments(base, *flags), torch.device("cpu"))
         scales = [
             m.scaling["default"]
@@ -523,6 +547,15 @@ def test_merged_equals_unmerged(method, base, question_file, tmp_path):
     torch.testing.assert_close(merged, trained, rtol=1e-4, atol=1e-4)
     original = AutoModelForCausalLM.from_pretrained(base)
     assert (trained - logits_of(original, tokens)).abs().max() > 0.05
+    if method == "lora":
+        half = ["--merge-precision", "bf16"]
+        args = arguments(base, *options, *half)
+        lesson11.merge(args, tmp_path / "adapter", tmp_path / "half")
+        short = AutoModelForCausalLM.from_pretrained(tmp_path / "half", dtype="auto")
+        assert short.dtype == torch.bfloat16
+        torch.testing.assert_close(
+            logits_of(short, tokens), merged, rtol=0.05, atol=0.05
+        )
     away = (trained - adapted(original)).abs().max()
     assert away > 0.01 if method == "qlora" else away < 1e-4
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")

@@ -12,10 +12,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed._local_tensor import LocalTensorMode
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.nn.functional import all_reduce
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -525,6 +527,61 @@ def test_rank_0_of_512_sends_and_keeps_what_the_formulas_say(tensor):
     assert [parameters] == memory.parameters_on(mesh, **SHAPE | {"heads": 8})
     found, _ = launch(as_rank_0_of, 512, tensor, True, nproc=1)[0]
     assert found["allgather"] == found["reduce_scatter"] == passages
+
+
+def a_layer():
+    """An input of an MLP, and its two matrices."""
+    torch.manual_seed(0)
+    return torch.randn(5, 8), torch.randn(8, 192), torch.randn(192, 8)
+
+
+def in_a_step(ranks, parts):
+    """The bytes that a step of an MLP cut for all ranks hands to collectives; its output
+    and the gradient of its input, each as a list: of the ranks that are here.
+    """
+    mesh, found = init_device_mesh("cpu", (ranks,)), []
+    places = [Replicate()], [Shard(1)], [Shard(0)]
+    cut = [
+        distribute_tensor(part, mesh, place).requires_grad_()
+        for part, place in zip(parts, places)
+    ]
+
+    def step():
+        output = (F.gelu(cut[0] @ cut[1]) @ cut[2]).redistribute(placements=places[0])
+        output.pow(2).sum().backward()
+        gradient = cut[0].grad.redistribute(placements=places[0])
+        found.extend((output.detach(), gradient))
+
+    counted = watch.count_bytes(step)
+    here = [each.to_local() for each in found]
+    return counted, [
+        list(getattr(each, "_local_tensors", {0: each}).values()) for each in here
+    ]
+
+
+def as_all_of_64():
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=64)
+    parts = a_layer()
+    with LocalTensorMode(64):
+        return in_a_step(64, parts)
+
+
+def on_real_ranks():
+    with process_group() as (_, ranks):
+        return in_a_step(ranks, a_layer())
+
+
+def test_64_ranks_in_one_process_send_and_compute_what_4_real_ones_do():
+    [(sent, of_64)] = launch(as_all_of_64, nproc=1)
+    real, of_one = launch(on_real_ranks, nproc=4)[0]
+    assert sent == real == {"allreduce": 2 * 5 * 8 * 4}  # forward's, and backward's
+    x, first, second = a_layer()
+    whole = F.gelu(x.requires_grad_() @ first) @ second
+    whole.pow(2).sum().backward()
+    for many, [one], expected in zip(of_64, of_one, (whole.detach(), x.grad)):
+        assert len(many) == 64
+        for each in (one, *many):
+            torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-2)
 
 
 def busy(sizes, names):

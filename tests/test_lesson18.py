@@ -562,6 +562,51 @@ def test_without_the_sum_only_the_tied_matrix_is_wrong_and_nothing_says_so():
     torch.testing.assert_close(first + last, others, rtol=1e-12, atol=1e-14)
 
 
+def not_divided(m):
+    """This rank's gradients by place in the whole, of losses that nobody divides by m."""
+    with process_group() as (rank, ranks):
+        plan = plans.one_f_one_b(ranks, m)
+        owners = pipeline.owners_of(plan)
+        parts = pipeline.place(whole(), owners)
+        pipe = pipeline.Pipeline(
+            parts, owners, SHAPE["width"], loss=lambda *of: m * token_loss(*of)
+        )
+        pipe.run(plan[rank], *[part.chunk(m) for part in batch_of(2 * m)])
+        pipeline.Shared(parts, owners).gradients()
+        return gradients_in_a_whole(parts, owners, dist.group.WORLD)
+
+
+def test_losses_that_are_not_divided_make_all_gradients_m_times_too_large():
+    right = in_one_piece(8)[1]
+    for found in launch(not_divided, 4, nproc=2):
+        torch.testing.assert_close(found, [4 * gradient for gradient in right])
+
+
+def longer_texts():
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    with process_group(timeout=10) as (rank, ranks):
+        stage = PipelineStage(nn.Linear(4, 4), rank, ranks, CPU)
+        schedule = ScheduleGPipe(stage, 2, loss_fn=nn.functional.mse_loss)
+        for tokens in (5, 6):
+            x = torch.randn(4, tokens, 4)
+            schedule.step(x) if rank == 0 else schedule.step(target=x)
+
+
+@pytest.mark.parametrize(
+    "level, said",
+    [
+        ("DETAIL", "Stage 0 forward inputs.*shape"),
+        ("OFF", "Received data size doesn't"),
+    ],
+)
+def test_torch_refuses_a_batch_of_another_shape_only_where_it_is_asked_to_look(
+    level, said
+):
+    with pytest.raises(RankError, match=said):
+        launch(longer_texts, nproc=2, env={"TORCH_DISTRIBUTED_DEBUG": level})
+
+
 def head_on(numbers):
     with process_group(timeout=2) as (rank, _):
         dist.send(torch.zeros(numbers), 1 - rank)
