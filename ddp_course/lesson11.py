@@ -161,7 +161,7 @@ def training_arguments(args, device):
         bf16=args.precision == "bf16",
         optim="paged_adamw_8bit" if device.type == "cuda" else "adamw_torch",
         activation_checkpointing=args.checkpoint_activations,
-        per_device_eval_batch_size=1 if args.pack else 16,
+        per_device_eval_batch_size=1 if args.pack else 16,  # a row counts as one
         # never trainer.evaluate() before train(): that would train without DDP
         eval_on_start=True,
         load_best_model_at_end=args.patience is not None,

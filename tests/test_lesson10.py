@@ -22,6 +22,7 @@ from conftest import COURSE, THOROUGH, python, wait_until
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
+from torch.profiler import profile
 
 from ddp_course import UsageError, lesson09, lesson10
 from ddp_course.checkpoints import whole as checkpoints
@@ -1006,6 +1007,23 @@ def test_a_chunked_loss_is_the_loss_with_a_fraction_of_the_bytes(precision):
     for whole, in_chunks in zip(found[False][:2], found[True][:2]):
         assert (whole - in_chunks).norm() < near * whole.norm()
     assert found[True][2] < found[False][2] / 10
+
+
+@pytest.mark.skipif(
+    not hasattr(nn, "LinearCrossEntropyOptions"), reason="needs torch 2.15"
+)
+def test_a_chunked_loss_takes_four_products_of_the_head_where_the_whole_takes_three():
+    """Forward, two in backward, and the logits once more."""
+    head, features = gpt.Head(64, 2048, bias=False), torch.randn(1, 1024, 64)
+    features.requires_grad_()
+    targets, products = torch.randint(2048, (1, 1024)), {}
+    for chunked in (False, True):
+        head.chunked = chunked
+        with profile(with_flops=True) as profiled:
+            head(features, targets).backward()
+        done = sum(event.flops for event in profiled.events())
+        products[chunked] = done / (2 * 1024 * 64 * 2048)
+    assert products == pytest.approx({False: 3, True: 4}, rel=0.02)
 
 
 def test_the_program_takes_the_chunked_loss_where_torch_has_it(monkeypatch):

@@ -479,6 +479,29 @@ def test_micro_batches_of_several_sizes_are_refused(samples, chunks):
         pipeline.check_alike(actions, inputs)
 
 
+def two_lengths():
+    """The losses of two batches, the second one with shorter texts."""
+    with process_group() as (rank, ranks):
+        plan, found = plans.one_f_one_b(ranks, 4), []
+        owners = pipeline.owners_of(plan)
+        pipe = pipeline.Pipeline(
+            pipeline.place(whole(), owners), owners, SHAPE["width"]
+        )
+        for tokens in (6, 4):
+            texts = [part[:, :tokens].chunk(4) for part in batch_of(8)]
+            found.append(sum(pipe.run(plan[rank], *texts)))
+        return [float(loss) / 4 for loss in found]
+
+
+def test_a_batch_may_have_another_shape_than_the_one_before():
+    network, (inputs, targets) = whole(), batch_of(8)
+    right = [
+        token_loss(network(inputs[:, :tokens]), targets[:, :tokens]).item()
+        for tokens in (6, 4)
+    ]
+    assert launch(two_lengths, nproc=2)[1] == pytest.approx(right, rel=1e-12)
+
+
 def with_a_frozen_block(name):
     with process_group() as (rank, ranks):
         network, plan = whole(), plans.PLANS[name](ranks, 4)
