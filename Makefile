@@ -47,7 +47,7 @@ tries: setup
 	@PYTHONPATH=tests $(BIN)/python -m tries $(LESSON) $(MORE)
 
 thorough: setup
-	@DDP_COURSE_THOROUGH=1 $(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1 --timeout=900
+	@DDP_COURSE_THOROUGH=1 $(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1
 
 # in a browser: every lesson in JupyterLab, or LESSONS=01,03,12, and every page of the site
 browser: setup

@@ -17,7 +17,7 @@ from ddp_course.data import images
 
 
 def course(*arguments, **options):
-    return python("-m", "ddp_course.cli.command", *arguments, timeout=150, **options)
+    return python("-m", "ddp_course.cli.command", *arguments, timeout=600, **options)
 
 
 def test_without_a_command_it_says_where_you_are_and_what_is_next():

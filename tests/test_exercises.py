@@ -154,7 +154,7 @@ def test_a_cell_that_shows_a_question_keeps_its_output_which_is_todays():
 def nbval(path, *options):
     options = [
         "--nbval-current-env",
-        "--nbval-cell-timeout=90",
+        "--nbval-cell-timeout=600",
         "-q",
         "-n",
         "0",
@@ -162,7 +162,7 @@ def nbval(path, *options):
         "no:cacheprovider",
         *options,
     ]
-    return python("-m", "pytest", "--nbval", *options, path, timeout=400)
+    return python("-m", "pytest", "--nbval", *options, path, timeout=600)
 
 
 @each_exercise

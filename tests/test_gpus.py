@@ -29,7 +29,7 @@ def imported(names):
     return sorted(set(names) & set(sys.modules))
 
 start_server(*sys.argv[1:])
-print(*launch(imported, sys.argv[1:], nproc=1, timeout=120)[0])
+print(*launch(imported, sys.argv[1:], nproc=1, timeout=600)[0])
 """
 
 

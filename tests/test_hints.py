@@ -211,7 +211,7 @@ def kernel(tmp_path_factory):
     def run(cell, reader=False):
         messages = []
         client.execute_interactive(
-            cell, allow_stdin=reader, output_hook=messages.append, timeout=90
+            cell, allow_stdin=reader, output_hook=messages.append, timeout=600
         )
         contents = [message["content"] for message in messages]
         shown = [content["data"] for content in contents if "data" in content]

@@ -45,7 +45,7 @@ def test_no_program_takes_the_kernels_own_command_line_for_its_flags(folder, cap
     """argparse reads sys.argv where it is given nothing: there it is `-f kernel.json`."""
     cells = [f"from ddp_course import {', '.join(f'lesson{n}' for n in NUMBERS)}"]
     cells += [f"print(lesson{n}.arguments().lesson)" for n in NUMBERS]
-    fresh_kernel(*cells, timeout=120)
+    fresh_kernel(*cells, timeout=600)
     assert capsys.readouterr().out.split() == NUMBERS
     with pytest.raises(RuntimeError, match="unrecognized arguments: -f"):
         fresh_kernel("from ddp_course import lesson04; lesson04.arguments(None)")

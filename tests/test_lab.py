@@ -218,10 +218,10 @@ def test_its_kernels_find_the_command_and_write_into_the_course_folder(
         "!command -v ddp-course\nimport ddp_course; print(ddp_course.project_folder())"
     )
     try:
-        client.wait_for_ready(timeout=60)
+        client.wait_for_ready(timeout=600)
         client.execute_interactive(
             program,
-            timeout=60,
+            timeout=600,
             output_hook=lambda message: printed.append(message["content"].get("text")),
         )
     finally:
@@ -296,7 +296,7 @@ def test_elsewhere_it_asks_for_a_folder_on_a_terminal(tmp_path):
     ours, theirs = pty.openpty()
     try:
         os.write(ours, b"\n")
-        done = python("-c", program, cwd=tmp_path, stdin=theirs, timeout=60)
+        done = python("-c", program, cwd=tmp_path, stdin=theirs, timeout=600)
     finally:
         os.close(ours)
         os.close(theirs)
@@ -307,7 +307,7 @@ def test_elsewhere_it_asks_for_a_folder_on_a_terminal(tmp_path):
 
 
 def test_elsewhere_without_a_terminal_it_names_the_command_in_one_line(tmp_path):
-    done = python(*LAB[1:], cwd=tmp_path, stdin=subprocess.DEVNULL, timeout=60)
+    done = python(*LAB[1:], cwd=tmp_path, stdin=subprocess.DEVNULL, timeout=600)
     assert done.returncode == 2 and done.stdout == "" and not list(tmp_path.iterdir())
     assert done.stderr == (
         "ddp-course: there is no course folder here: "
@@ -318,7 +318,7 @@ def test_elsewhere_without_a_terminal_it_names_the_command_in_one_line(tmp_path)
 def test_a_lesson_that_is_gone_is_told_with_its_fix(tmp_path):
     start.start(tmp_path)
     (tmp_path / "lessons" / "04_ddp.ipynb").unlink()
-    done = python(*LAB[1:], "4", cwd=tmp_path, timeout=60)
+    done = python(*LAB[1:], "4", cwd=tmp_path, timeout=600)
     assert done.returncode == 2 and done.stderr == (
         "ddp-course: lessons/04_ddp.ipynb is not there: "
         "`ddp-course start .` brings it back\n"

@@ -875,7 +875,7 @@ def test_a_lesson_started_many_times_at_once_does_not_clash(tmp_path):
         from ddp_course import lesson04
         from ddp_course.ranks.launch import launch
         with ThreadPoolExecutor({times}) as pool:
-            runs = [pool.submit(launch, lesson04.main, {arguments!r}, timeout=250) for _ in range({times})]
+            runs = [pool.submit(launch, lesson04.main, {arguments!r}, timeout=600) for _ in range({times})]
         print([run.result()[1]["params_sha256"] for run in runs], file=open(__file__ + __import__("sys").argv[1], "w"))
         """)
     )
@@ -885,7 +885,7 @@ def test_a_lesson_started_many_times_at_once_does_not_clash(tmp_path):
         )
         for name in "ab"
     ]
-    assert [process.wait(timeout=280) for process in processes] == [0, 0]
+    assert [process.wait(timeout=600) for process in processes] == [0, 0]
     results = [eval((tmp_path / f"run.py{name}").read_text()) for name in "ab"]
     assert len(results[0]) == len(results[1]) == times
     assert len(set(results[0] + results[1])) == 1

@@ -200,7 +200,7 @@ def test_all_of_mnists_test_set_is_counted_once(nproc, mnist, tmp_path):
         "--out",
         str(tmp_path),
     ]
-    results = launch(lesson04.main, options, nproc=nproc, timeout=120)
+    results = launch(lesson04.main, options, nproc=nproc, timeout=600)
     assert [result["test_samples"] for result in results] == [10_000] * nproc
     assert json.loads((tmp_path / "result.json").read_text()) == results[0]
 

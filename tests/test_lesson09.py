@@ -1009,7 +1009,7 @@ def counting_restarts_of_one(restarted):
 def test_it_is_enough_if_one_rank_was_restarted(restarted, tmp_path):
     """Where one machine has been replaced. Otherwise some rank would wait for others."""
     launched(tmp_path, "--epochs", "1")
-    launched(tmp_path, before=counting_restarts_of_one(restarted), timeout=60)
+    launched(tmp_path, before=counting_restarts_of_one(restarted), timeout=600)
     assert steps_of(tmp_path) == ALL_UPDATES
 
 

@@ -66,7 +66,7 @@ def main(flags, before=lambda: None):
 def run(text, out, *options, nproc=2, **more):
     flags = f"--data {text} --train-samples 96 --batch-size 4 --warmup 3 --out {out}"
     flags = [*flags.split(), "--sample-tokens", "40", *options]
-    results = launch(main, flags, nproc=nproc, timeout=200, **more)
+    results = launch(main, flags, nproc=nproc, timeout=600, **more)
     return results, [
         json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()
     ]
@@ -540,7 +540,7 @@ def norms_of_warm_up(flags):
 def test_the_program_clips_in_the_warm_up_too(text, tmp_path):
     flags = f"--data {text} --train-samples 32 --batch-size 4 --max-norm 0.5".split()
     flags += ["--warmup", "6", "--out", str(tmp_path / "out"), "--sample-tokens", "1"]
-    history, norms = launch(norms_of_warm_up, flags, nproc=1, timeout=200)[0]
+    history, norms = launch(norms_of_warm_up, flags, nproc=1, timeout=600)[0]
     assert len(norms) == 8 and max(norms) < 0.5001
     assert all(row["gradient_norm"] > 0.5 for row in history[:6])
 
@@ -722,7 +722,7 @@ def seeds_of_workers(flags):
 def test_workers_of_all_ranks_and_epochs_are_seeded_differently(text, tmp_path):
     flags = f"--data {text} --train-samples 16 --batch-size 4 --epochs 3".split()
     flags += ["--out", str(tmp_path / "out"), "--sample-tokens", "1"]
-    seeds = launch(seeds_of_workers, flags, nproc=2, timeout=200)
+    seeds = launch(seeds_of_workers, flags, nproc=2, timeout=600)
     assert [len(of_rank) for of_rank in seeds] == [3, 3]
     assert len({seed for of_rank in seeds for seed in of_rank}) == 6
 
@@ -913,7 +913,7 @@ def test_what_is_wrong_on_all_ranks_is_said_once_with_exit_code_2(text):
         text,
         "--batch-size",
         9999,
-        timeout=100,
+        timeout=600,
     )
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 1 and done.stderr.startswith(

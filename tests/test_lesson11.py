@@ -123,7 +123,7 @@ def run(base, question_file, out, *options, nproc=2, plant=lambda: None):
     """Run the program on ranks; the results and the losses."""
     flags = ["--model", str(base), "--data", str(question_file), "--out", str(out)]
     flags += ["--epochs", "1", "--train-samples", "48", *options]
-    results = launch(train, plant, flags, nproc=nproc, timeout=200)
+    results = launch(train, plant, flags, nproc=nproc, timeout=600)
     lines = (out / "metrics.jsonl").read_text().splitlines()
     return results, [json.loads(line)["loss"] for line in lines]
 

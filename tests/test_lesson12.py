@@ -109,7 +109,7 @@ def train_alone(world_size, dtype):
 def test_all_six_ways_train_as_one_process_with_the_joined_batch_does(nproc):
     losses, expected = train_alone(nproc, torch.float64)
     for rank, results in enumerate(
-        launch(train_in_all_ways, torch.float64, nproc=nproc, timeout=100)
+        launch(train_in_all_ways, torch.float64, nproc=nproc, timeout=600)
     ):
         assert results.keys() == STAGES.keys()
         for way, (of_ranks, parameters) in results.items():
@@ -155,7 +155,7 @@ def observe_ways():
 @pytest.mark.parametrize("n", [2, 4] if THOROUGH else [4])
 def test_what_a_rank_keeps_and_sends_is_what_the_formulas_say(n):
     """All of it from one run, which takes its time."""
-    of_ranks = launch(observe_ways, nproc=n, timeout=200)
+    of_ranks = launch(observe_ways, nproc=n, timeout=600)
     keeps_its_share(n, of_ranks)
     peaks_a_few_blocks_higher(n, of_ranks)
     sends_as_the_paper_says(n, of_ranks)
@@ -397,7 +397,7 @@ def programs(runs):
 def test_the_program_tells_what_it_kept_and_all_ways_end_alike(tmp_path):
     ways = ["ddp", "zero2-by-hand", "fsdp"]
     runs = [(tmp_path / way, ["--sharding", way]) for way in ways]
-    on_rank_0, on_rank_1 = launch(programs, runs, timeout=100)
+    on_rank_0, on_rank_1 = launch(programs, runs, timeout=600)
     for way, result, other in zip(ways, on_rank_0, on_rank_1):
         stored = json.loads((tmp_path / way / "result.json").read_text())
         assert stored == {
@@ -422,7 +422,7 @@ def test_a_resumed_run_ends_as_an_undisturbed_one_with_fsdp_and_with_ddp(tmp_pat
         (tmp_path / "ddp", begun),
         (tmp_path / "ddp", [*resumed, "--sharding", "ddp"]),
     ]
-    undisturbed, _, fsdp, _, ddp = launch(programs, runs, timeout=100)[0]
+    undisturbed, _, fsdp, _, ddp = launch(programs, runs, timeout=600)[0]
     assert fsdp["params_sha256"] == undisturbed["params_sha256"]
     assert fsdp["losses"] == undisturbed["losses"][-5:]
     assert ddp["losses"] == pytest.approx(fsdp["losses"], rel=1e-5)
@@ -465,7 +465,7 @@ def stopping_after(number):
 
 
 def test_a_run_that_stops_in_the_middle_of_an_epoch_is_resumed_exactly(tmp_path):
-    found = launch(interrupted, tmp_path, 8, timeout=100)[0]
+    found = launch(interrupted, tmp_path, 8, timeout=600)[0]
     undisturbed = found["undisturbed"]
     there, fsdp = found["fsdp"]
     # of update 6: two ranks, batches of 4
@@ -601,7 +601,7 @@ def train_alike(found):
 
 def test_the_whole_recipe_trains_alike_in_every_way(tmp_path):
     names = combinations(["fp32", "bf16"], [1, 2] if THOROUGH else [2])
-    found = launch(whole_recipe, tmp_path, names, nproc=4, timeout=550)[0]
+    found = launch(whole_recipe, tmp_path, names, nproc=4, timeout=600)[0]
     assert len(found) == len(names)
     train_alike(found)
 
@@ -614,7 +614,7 @@ def test_compiled_blocks_train_alike_in_every_way(tmp_path):
         for name in names
         if "none --sharding ddp" in name
     ]
-    found = launch(whole_recipe, tmp_path, names, nproc=4, timeout=550)[0]
+    found = launch(whole_recipe, tmp_path, names, nproc=4, timeout=600)[0]
     train_alike(found)
 
 
@@ -626,7 +626,7 @@ def test_a_few_of_the_ways_with_the_whole_recipe_train_alike(tmp_path):
         f"{fp32} full --sharding fsdp --offload",
         f"{fp32} selective --sharding hsdp {' '.join(CHUNKED)}",
     ]
-    found = launch(whole_recipe, tmp_path, names, nproc=4, timeout=200)[0]
+    found = launch(whole_recipe, tmp_path, names, nproc=4, timeout=600)[0]
     train_alike(found)
     from transformers import AutoModelForCausalLM
 
@@ -760,7 +760,7 @@ def observe_flags(folder):
 
 
 def test_each_flag_of_the_whole_recipe_does_what_it_says(tmp_path):
-    found = launch(observe_flags, str(tmp_path), nproc=4, timeout=200)[0]
+    found = launch(observe_flags, str(tmp_path), nproc=4, timeout=600)[0]
     assert found["full"] < 0.7 * found["selective"] < 0.7 * found["none"]
     assert found["offload"] == "CPUOffloadPolicy"
     assert (found["computed in"], found["autocast"]) == (
@@ -889,7 +889,7 @@ def use_fully_shard():
 
 @pytest.fixture(scope="module")
 def used():
-    return launch(use_fully_shard, nproc=4, timeout=200)[0]
+    return launch(use_fully_shard, nproc=4, timeout=600)[0]
 
 
 def test_hybrid_sharding_cuts_for_two_of_four_ranks_and_trains_alike(used):

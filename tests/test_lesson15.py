@@ -405,7 +405,7 @@ def test_the_debug_server_shows_all_ranks_stacks_and_listens_everywhere():
     with Machines(1, quiet=True) as machine:
         job = a_rank_without_data_and_a_debug_server
         running = threading.Thread(
-            target=lambda: found.extend(machine.launch(job, timeout=90))
+            target=lambda: found.extend(machine.launch(job, timeout=600))
         )
         running.start()
         outside = []
@@ -603,7 +603,7 @@ def test_a_straggler_is_named_within_ten_steps(capfd):
     """
     first = []
     for _ in range(3):
-        launch(run_patient, "straggler", all_tools, nproc=3, timeout=120)
+        launch(run_patient, "straggler", all_tools, nproc=3, timeout=600)
         said = capfd.readouterr().out
         named = re.findall(r"straggler in step (\d+): rank (\d)", said)
         assert {rank for _, rank in named} == {"2"}
@@ -908,7 +908,7 @@ def said_on_a_mesh():
 
 def test_on_a_mesh_each_detector_compares_the_ranks_that_should_be_alike():
     """Without a group, what tensor ranks have of their own is taken for a fault."""
-    of_ranks = launch(said_on_a_mesh, nproc=4, timeout=120)
+    of_ranks = launch(said_on_a_mesh, nproc=4, timeout=600)
     healthy, cut, norm, call, nan, *without, slow = zip(*of_ranks)
     assert healthy == ([],) * 4
     same = lambda said: {line for [line] in said}
@@ -1061,7 +1061,7 @@ READ = {
 
 def test_what_the_ranks_read_is_told_to_all_of_them_and_a_healthy_run_is_silent():
     """With no_sync() in some steps, and Join where a rank has more batches."""
-    said = launch(reading, list(READ), timeout=120)
+    said = launch(reading, list(READ), timeout=600)
     assert said[0] == said[1], "all ranks learn it"
     for line, (case, wanted) in zip(said[0], READ.items()):
         assert line == wanted if wanted is None else wanted in line, (case, line)

@@ -592,7 +592,7 @@ def test_a_step_that_the_run_does_not_reach_cannot_be_traced(tmp_path):
 @pytest.mark.skipif(not THOROUGH, reason="compiles for a minute: make thorough")
 def test_a_compiled_run_computes_the_same_and_saves_the_same_names(plain, tmp_path):
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-    launch(run, tmp_path, "--compile", timeout=500, env=cache)
+    launch(run, tmp_path, "--compile", timeout=600, env=cache)
     assert (parameters(tmp_path) - plain).norm() < 2e-3 * plain.norm()
     names = torch.load(tmp_path / "model.pt", weights_only=True)
     assert list(names) == list(ConvNet().state_dict())
@@ -624,7 +624,7 @@ def graphs_of(order, bucket_mb=None):
 
 def test_compiling_ddp_around_a_sequential_compiles_nothing(capfd):
     counts = {
-        order: launch(graphs_of, order, timeout=120)
+        order: launch(graphs_of, order, timeout=600)
         for order in ("compile(DDP(Sequential))", "DDP(compile(Sequential))", "other")
     }
     whole = int(torch.__version__ >= "2.15")  # before, nothing here either

@@ -496,10 +496,10 @@ def resumed(path, sizes, load):
 
 def test_a_checkpoint_of_2_x_2_ranks_resumes_on_1_2_and_3(tmp_path):
     path = str(tmp_path / "checkpoint")
-    *_, third, fourth = launch(resumed, path, (2, 2), False, nproc=4, timeout=120)[0]
+    *_, third, fourth = launch(resumed, path, (2, 2), False, nproc=4, timeout=600)[0]
     for sizes in ((1, 1), (1, 2), (1, 3), (2, 1)):
         ranks = sizes[0] * sizes[1]
-        found = launch(resumed, path, sizes, True, nproc=ranks, timeout=120)[0]
+        found = launch(resumed, path, sizes, True, nproc=ranks, timeout=600)[0]
         assert found == pytest.approx([third, fourth], rel=1e-12)
 
 
@@ -607,7 +607,7 @@ def busy(sizes, names):
 
 def test_tensor_ranks_belong_inside_a_machine():
     two_machines = Network(Link(1e-5, 1e9), Link(1e-4, 1e8), 2)
-    job = partial(launch, busy, nproc=4, network=two_machines, timeout=100)
+    job = partial(launch, busy, nproc=4, network=two_machines, timeout=600)
     inside = job((2, 2), ("data", "tensor"))[0]
     across = job((2, 2), ("tensor", "data"))[0]
     assert sum(inside) < 0.75 * sum(across)
@@ -626,7 +626,7 @@ def program(folder, *flags, nproc, lesson=lesson17):
     flags = ["--train-samples", "32", "--batch-size", "4", "--epochs", "2", *flags]
     flags += ["--max-norm", "0.5", "--warmup", "2", "--eval-windows", "3"]
     flags += ["--device", "cpu", "--out", str(folder)]
-    return launch(lesson.main, flags, nproc=nproc, timeout=200)[0]
+    return launch(lesson.main, flags, nproc=nproc, timeout=600)[0]
 
 
 def assert_exported_alike(*folders):
@@ -688,7 +688,7 @@ def as_prepared(folder, flags):
 
 
 def test_each_flag_of_the_program_does_what_it_says(tmp_path):
-    job = partial(launch, as_prepared, str(tmp_path), nproc=4, timeout=100)
+    job = partial(launch, as_prepared, str(tmp_path), nproc=4, timeout=600)
     for rank, (mesh, positions, sharded, clip, norm) in enumerate(
         job(["--tensor", "2", "--sequence"])
     ):

@@ -301,7 +301,7 @@ def test_stages_of_tensor_ranks_are_the_network_in_one_piece(name):
     loss = token_loss(alone(tokens), targets)
     loss.backward()
     expected = {name: value.grad for name, value in alone.named_parameters()}
-    of_ranks = launch(with_tensor_ranks, name, 4, nproc=4, timeout=100)
+    of_ranks = launch(with_tensor_ranks, name, 4, nproc=4, timeout=600)
     assert sum(found for found, _ in of_ranks) / 2 == pytest.approx(
         loss.item(), rel=1e-12
     )
@@ -461,7 +461,7 @@ def kept_in_an_update(folder, names):
 
 def test_each_flag_of_the_program_does_what_it_says(tmp_path):
     names = ["gpipe", "1f1b", "zb-h1"]
-    of_ranks = launch(kept_in_an_update, str(tmp_path), names, nproc=4, timeout=200)
+    of_ranks = launch(kept_in_an_update, str(tmp_path), names, nproc=4, timeout=600)
     for found in of_ranks:
         for most, expected, when_evaluating, rate, width in found:
             assert (most, when_evaluating) == (expected, 0)

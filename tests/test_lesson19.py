@@ -497,7 +497,7 @@ def with_torch(by_name, rotation=None, allowed=True):
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_torchs_context_parallel_equals_one_process_with_a_handler_for_cpus(ranks):
-    job = partial(launch, nproc=ranks, timeout=120)
+    job = partial(launch, nproc=ranks, timeout=600)
     off, calls, own = job(with_torch, False)[0]
     assert off < 1e-13 and own == TOKENS // ranks
     assert calls == {"all_gather_into_tensor": 2, "all_to_all_single": ranks}
@@ -506,14 +506,14 @@ def test_torchs_context_parallel_equals_one_process_with_a_handler_for_cpus(rank
 
 
 def test_a_function_that_was_imported_by_name_attends_to_its_own_shard_in_silence():
-    off, calls, own = launch(with_torch, True, nproc=2, timeout=120)[0]
+    off, calls, own = launch(with_torch, True, nproc=2, timeout=600)[0]
     assert own == TOKENS // 2 and off > 0.5 and not calls
 
 
 def test_without_the_handler_torch_names_the_kernel_of_the_cpu():
     problem = "_scaled_dot_product_flash_attention_for_cpu.default does not have a "
     with pytest.raises(Exception, match=problem):
-        launch(with_torch, False, None, False, nproc=2, timeout=120)
+        launch(with_torch, False, None, False, nproc=2, timeout=600)
 
 
 # ---- the program ----
@@ -525,7 +525,7 @@ def program(folder, *flags, nproc, lesson=lesson19):
     flags += ["--max-norm", "0.5", "--warmup", "2", "--eval-windows", "3"]
     flags += ["--seed", "3", "--learning-rate", "1e-3", "--weight-decay", "0.3"]
     flags += ["--device", "cpu", "--out", str(folder)]
-    return launch(lesson.main, flags, nproc=nproc, timeout=200)[0]
+    return launch(lesson.main, flags, nproc=nproc, timeout=600)[0]
 
 
 def assert_exported_alike(*folders):
@@ -586,7 +586,7 @@ def as_prepared(folder, flags):
 
 
 def test_each_flag_of_the_program_does_what_it_says(tmp_path):
-    job = partial(launch, as_prepared, str(tmp_path), nproc=4, timeout=100)
+    job = partial(launch, as_prepared, str(tmp_path), nproc=4, timeout=600)
     for rank, found in enumerate(job(["--context-ranks", "2"])):
         assert found == {
             "mesh": [rank // 2 * 2, rank // 2 * 2 + 1],  # neighbours share a text

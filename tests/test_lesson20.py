@@ -489,7 +489,7 @@ def carried(sizes, names):
 
 def test_with_expert_ranks_inside_a_machine_no_token_leaves_it():
     two_machines = Network(Link(1e-6, 1e9), Link(1e-5, 1e8), 2)
-    job = partial(launch, carried, nproc=4, network=two_machines, timeout=100)
+    job = partial(launch, carried, nproc=4, network=two_machines, timeout=600)
     inside = job((2, 2), ("data", "expert"))[0]
     across = job((2, 2), ("expert", "data"))[0]
     of_experts = 2 * EXPERTS * 2 * 16 * 64
@@ -662,7 +662,7 @@ def program(folder, *flags, nproc, lesson=lesson20):
     flags = ["--train-samples", "24", "--batch-size", "6", "--epochs", "2", *flags]
     flags += ["--max-norm", "0.5", "--warmup", "2", "--eval-windows", "3"]
     flags += ["--device", "cpu", "--out", str(folder)]
-    return launch(lesson.main, flags, nproc=nproc, timeout=200)[0]
+    return launch(lesson.main, flags, nproc=nproc, timeout=600)[0]
 
 
 def model_of(folder):
@@ -783,7 +783,7 @@ def as_prepared(folder, flags):
 
 
 def test_each_flag_of_the_program_does_what_it_says(tmp_path):
-    job = partial(launch, as_prepared, str(tmp_path), timeout=100)
+    job = partial(launch, as_prepared, str(tmp_path), timeout=600)
     of_ranks = job(["--expert-ranks", "2", "--top", "3", "--max-norm", "0.1"], nproc=4)
     for rank, found in enumerate(of_ranks):
         assert found["mesh"] == [rank // 2 * 2, rank // 2 * 2 + 1]  # neighbours
@@ -855,7 +855,7 @@ def frozen(way):
 
 @pytest.mark.parametrize("way", [expert_parallel.share, torch_experts.shard])
 def test_frozen_experts_stay_frozen_when_ranks_share_them(way):
-    assert launch(frozen, way, nproc=2, timeout=100) == [(4, False)] * 2
+    assert launch(frozen, way, nproc=2, timeout=600) == [(4, False)] * 2
 
 
 @pytest.mark.parametrize("capacity, kept", [(1.07, 7), (1.0, 6), (0.1, 6), (2.5, 8)])
@@ -899,14 +899,14 @@ def gradients_with_torch(divide, expert_ranks=2, dtype=torch.float64):
 def test_torchs_fsdp_and_experts_equal_one_process(ranks, expert_ranks, bits):
     dtype, most = {64: (torch.float64, 1e-12), 32: (torch.float32, 1e-5)}[bits]
     job = partial(gradients_with_torch, True, expert_ranks, dtype)
-    off, _, norm, left = launch(job, nproc=ranks, timeout=120)[0]
+    off, _, norm, left = launch(job, nproc=ranks, timeout=600)[0]
     assert len(off) == 26 and max(off.values()) < most
     assert norm == pytest.approx(1, rel=most) and left == pytest.approx(1e-3, rel=1e-2)
 
 
 def test_without_the_divide_factor_experts_are_twice_too_large():
     off, (placements, names), *_ = launch(
-        gradients_with_torch, False, nproc=4, timeout=120
+        gradients_with_torch, False, nproc=4, timeout=600
     )[0]
     wrong = {name: value for name, value in off.items() if value > 1e-12}
     assert len(wrong) == 4 and all("experts" in name for name in wrong)
@@ -923,7 +923,7 @@ def clip_over_two_meshes():
 
 def test_torchs_clipping_refuses_two_meshes():
     with pytest.raises(Exception, match="must have the same mesh"):
-        launch(clip_over_two_meshes, nproc=4, timeout=120)
+        launch(clip_over_two_meshes, nproc=4, timeout=600)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

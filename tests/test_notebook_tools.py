@@ -448,9 +448,8 @@ def test_a_kernel_answers_signals_as_before_after_notebook_launcher(
     extension, kept, capsys
 ):
     path = f"import sys; sys.path[:0] = {sys.path!r}"
-    fresh_kernel(
-        path, extension, LAUNCHES, "print(signal.getsignal(signal.SIGTERM) == before)"
-    )
+    as_before = "print(signal.getsignal(signal.SIGTERM) == before)"
+    fresh_kernel(path, extension, LAUNCHES, as_before, timeout=600)
     assert capsys.readouterr().out.splitlines()[-1] == str(kept)
 
 
@@ -554,7 +553,7 @@ def page_of(messages):
 def run_in(lab, cell, reader=True, **options):
     messages = []
     lab.execute_interactive(
-        cell, allow_stdin=reader, output_hook=messages.append, timeout=60, **options
+        cell, allow_stdin=reader, output_hook=messages.append, timeout=600, **options
     )
     return page_of(messages)
 

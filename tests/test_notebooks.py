@@ -32,7 +32,7 @@ SHORT = [
     "--epochs",
     "1",
 ]  # MNIST and many ranks, but not for long
-PATIENCE = 800 if THOROUGH else 250  # seconds, for three notebooks at once on two cores
+PATIENCE = 800  # seconds, for three notebooks at once on two cores
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
@@ -332,7 +332,7 @@ if THOROUGH:  # make lessons runs them as they are stored, with papermill
         options = [
             "--nbval-lax",
             "--nbval-current-env",
-            "--nbval-cell-timeout=120",
+            "--nbval-cell-timeout=600",
             "-p",
             "no:cacheprovider",
             "-q",

@@ -1162,8 +1162,9 @@ def photograph(browser, tmp_path):
         pictures = []
         for pause in seconds:
             await asyncio.sleep(pause)
-            shot = (await tell("Page.captureScreenshot"))["data"]
-            picture = Image.open(io.BytesIO(base64.b64decode(shot)))
+            while "data" not in (shot := await tell("Page.captureScreenshot")):
+                await asyncio.sleep(0.2)  # a browser that is busy takes none
+            picture = Image.open(io.BytesIO(base64.b64decode(shot["data"])))
             pictures.append(picture.convert("RGB"))
         await tell("Page.close")
         return pictures

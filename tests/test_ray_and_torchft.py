@@ -141,7 +141,7 @@ def on_ray(program, folder, out, look=lambda process: None):
     for _ in range(3):
         with subprocess.Popen(list(map(str, command)), env=env, **pipes) as running:
             wait_until(lambda: look(running.pid) or running.poll() is not None, 800)
-            printed, errors = running.communicate(timeout=60)
+            printed, errors = running.communicate(timeout=600)
         # Ray gives its processes 15 seconds to start, and no setting changes that
         if "too busy" not in errors and "Ray runtime started" not in errors:
             break

@@ -214,7 +214,7 @@ def test_where_the_hub_answers_the_model_comes_from_there(tmp_path):
         }
         done = python(
             "-m", "ddp_course.cli.command", "fetch", "smollm2", "--out", "model",
-            cwd=tmp_path, env=os.environ | where | home, timeout=100,
+            cwd=tmp_path, env=os.environ | where | home, timeout=600,
         )  # fmt: skip
         server.shutdown()
     assert "SmolLM2-135M-Instruct from the hub, in bf16" in done.stdout, done.stderr

@@ -414,7 +414,7 @@ shards.write_tokens(
 
 def test_a_killed_command_leaves_no_process_behind(corpus, tmp_path, tokenizer_file):
     (tmp_path / "tokens").mkdir()
-    done = python("-c", KILLED, tokenizer_file, timeout=60)
+    done = python("-c", KILLED, tokenizer_file, timeout=600)
     pids = list(map(int, done.stdout.split()))
     assert done.returncode == -signal.SIGKILL and pids, done.stderr
     assert wait_until(lambda: not any(map(psutil.pid_exists, pids)))

@@ -44,7 +44,7 @@ def site(tmp_path_factory):
         folder = folder.parent
     with FileLock(folder / "site.lock"):
         if not (folder / "site" / "html" / "index.html").exists():
-            made = python(COURSE / "site" / "make.py", folder / "site", timeout=280)
+            made = python(COURSE / "site" / "make.py", folder / "site", timeout=600)
             (folder / "site" / "printed.txt").write_text(made.stdout + made.stderr)
             (folder / "site" / "code.txt").write_text(str(made.returncode))
     return folder / "site"
@@ -214,7 +214,7 @@ def test_a_wrong_link_in_a_lesson_stops_the_site(wrong, tmp_path):
     (source / "a.md").write_text(f"---\norphan: true\n---\n# A\n\n## Here\n\n{wrong}\n")
     (source / "index.md").write_text("# Index\n\n[A](a.md#here)\n")
     options = ["-q", "-W", "-c", COURSE / "site", "-d", tmp_path / "trees"]
-    made = python("-m", "sphinx", *options, source, tmp_path / "html", timeout=120)
+    made = python("-m", "sphinx", *options, source, tmp_path / "html", timeout=600)
     assert (made.returncode == 0) == (not wrong), made.stderr
     assert not wrong or "not found" in made.stderr
 

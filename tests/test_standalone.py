@@ -59,7 +59,7 @@ if THOROUGH:
 
 @pytest.mark.parametrize("name, nproc", CASES)
 def test_a_script_trains_to_the_bits_of_its_lesson(name, nproc, digits):
-    launch(run_script, name, nproc=nproc, timeout=120)
+    launch(run_script, name, nproc=nproc, timeout=600)
     options = [
         "--data",
         "digits",
@@ -68,17 +68,17 @@ def test_a_script_trains_to_the_bits_of_its_lesson(name, nproc, digits):
         "--out",
         str(digits),
     ]
-    result = launch(PAIRS[name].main, options, nproc=nproc, timeout=120)[0]
+    result = launch(PAIRS[name].main, options, nproc=nproc, timeout=600)[0]
     assert fingerprint_of_script(digits) == result["params_sha256"]
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_script_runs_without_torchrun_as_a_world_of_one(name, digits):
     """As people start it who have copied it."""
-    launch(run_script, name, alone=True, nproc=1, timeout=120)
+    launch(run_script, name, alone=True, nproc=1, timeout=600)
     alone = fingerprint_of_script(digits)
     if name == "train_ddp":  # the others do not use DDP then
-        launch(run_script, name, nproc=1, timeout=120)
+        launch(run_script, name, nproc=1, timeout=600)
         assert alone == fingerprint_of_script(digits)
 
 

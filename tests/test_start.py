@@ -366,7 +366,7 @@ def test_where_nothing_can_be_signed_the_copies_are_made_all_the_same(tmp_path):
         *["-m", "ddp_course.cli.command", "start", "mine"],
         cwd=tmp_path,
         env=environment,
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode == 0 and done.stderr == "", done.stderr
     assert (tmp_path / "mine" / LESSON).is_file()
@@ -546,7 +546,7 @@ def what_cells_print(cells, bare, folder):
         cwd=folder.parent,
         env=bare.environment,
         check=True,
-        timeout=200,
+        timeout=600,
     )
     cells = exercises.read(folder.parent / "b.ipynb").cells
     return ["".join(output.text for output in cell.outputs) for cell in cells]
@@ -593,7 +593,7 @@ def test_the_notebook_tools_work_with_colabs_old_ipython(wheel, content, tmp_pat
         env=os.environ | {"PIP_IGNORE_INSTALLED": "1"},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
     )
     if "No matching distribution" in done.stderr:
         pytest.skip("no package index here")

@@ -59,7 +59,7 @@ def fresh_kernel(*cells, timeout=60):
     client = manager.client()
     try:
         client.start_channels()
-        client.wait_for_ready(timeout=60)
+        client.wait_for_ready(timeout=300)  # a busy machine's
         for number, cell in enumerate(cells, 1):
             limit = timeout if number == len(cells) else max(timeout, 60)
             try:
