@@ -2,6 +2,7 @@
 
 import json
 
+import datasets
 import pytest
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -121,20 +122,26 @@ def test_a_conversation_that_the_template_refuses_is_told_in_one_line():
         questions.encode(TURNS, tokenizer, 999)
 
 
-def test_what_is_cut_off_is_not_learnt_and_the_card_counts_it():
+def test_what_is_cut_off_is_not_learnt():
     tokenizer = tokenizer_of("chatml")
     whole = questions.encode(TURNS, tokenizer, 999)
-    short = questions.encode(TURNS, tokenizer, 90)
-    assert short["labels"] == whole["labels"][:90]
-    rows = {name: [whole[name], short[name]] for name in whole}
+    assert questions.encode(TURNS, tokenizer, 90)["labels"] == whole["labels"][:90]
 
-    class Rows(dict):
-        __len__ = lambda _: 2
 
-    said = questions.card(Rows(rows), 90)
-    tokens = len(whole["input_ids"]) + 90
+@pytest.mark.parametrize("less, cut", [(0, 0), (1, 1)])
+def test_the_card_counts_what_is_cut_and_not_what_just_fits(less, cut):
+    tokenizer = tokenizer_of("chatml")
+    longest = len(questions.encode(TURNS, tokenizer, 999)["input_ids"]) - less
+    short = questions.conversation("Why?", "Because.")
+    rows = datasets.Dataset.from_dict({"messages": [TURNS, short]}).map(
+        questions.encode_and_say_whether_cut,
+        input_columns=["messages"],
+        fn_kwargs={"tokenizer": tokenizer, "longest": longest, "all_tokens": False},
+    )
+    said = questions.card(rows, longest)
+    tokens = longest + len(questions.encode(short, tokenizer, 999)["input_ids"])
     assert said.startswith(f"2 conversations, {tokens} tokens, ")
-    assert said.endswith("2 as long as --longest 90, or cut there")
+    assert said.endswith(f"; {cut} cut at --longest {longest}")
 
 
 PAIRS = [questions.conversation(f"q{n}", f"a{n}") for n in range(2)]

@@ -26,9 +26,9 @@ from ddp_course.checkpoints.deepspeed_configurations import BATCH, check_batch
 from ddp_course.checks import ex13
 from ddp_course.data.tokenizers import Bytes
 from ddp_course.detectors.flight_record import flight_record
-from ddp_course.models import six_ways
+from ddp_course.models import gpt, six_ways
 from ddp_course.models.gpt import GPT, SHAPES
-from ddp_course.models.stages import layers_of_gpt, token_loss
+from ddp_course.models.pipeline import token_loss
 from ddp_course.ranks import watch
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, launch
@@ -231,6 +231,45 @@ def test_in_fp16_overflowing_steps_are_skipped_and_stage_0_is_refused():
         assert "does not scale the loss in stage 0: take stage 1" in seen["refused"]
         # if this fails, DeepSpeed scales the loss in stage 0: it need not be refused then
         assert seen["moved", 0] < seen["moved", 1] / 1000
+
+
+def train_in_fp16_with_a_scale_that_fits():
+    """The losses of eight updates in fp32; and of updates in fp16, with the scale after
+    each, which may double every second time: with a first scale that fits, and with one
+    that is too large. Nothing where the processor cannot compute in fp16.
+    """
+    found = {}
+    with process_group():
+        deepspeed = lesson13.load_deepspeed(CPU)
+        if not deepspeed.get_accelerator().is_fp16_supported():
+            return found
+        moving = {"enabled": True, "loss_scale_window": 2, "hysteresis": 1}
+        for stage in (1, 3):
+            engine = engine_for("--stage", stage)
+            losses = lesson13.train_one_epoch(engine, [*batches()] * 2, CPU)
+            for power in (6, 20):
+                scale = moving | {"initial_scale_power": power}
+                engine = engine_for("--stage", stage, "--precision", "fp16", fp16=scale)
+                rows = []
+                for batch in [*batches()] * (2 if power == 6 else 3):
+                    [loss] = lesson13.train_one_epoch(engine, [batch], CPU)
+                    rows.append((loss, engine.optimizer.loss_scale))
+                found[stage, power] = losses, rows, engine.skipped_steps
+    return found
+
+
+def test_in_fp16_a_scale_that_moves_trains_as_fp32_does():
+    for (_, power), (losses, rows, skipped) in launch(
+        train_in_fp16_with_a_scale_that_fits, nproc=2
+    )[0].items():
+        in_fp16, scales = zip(*rows)
+        if power == 6:
+            assert skipped == 0 and in_fp16[:5] == pytest.approx(losses[:5], rel=2e-3)
+            assert list(scales) == sorted(scales) and scales[-1] == 2**6 * 2**3
+        else:  # it falls until the gradients fit; then the model trains, and it rises
+            assert scales[:5] == (2**19, 2**18, 2**17, 2**16, 2**16) and skipped >= 4
+            assert in_fp16[4:9] == pytest.approx(losses[:5], rel=2e-3)
+            assert max(scales[5:]) > 2**16
 
 
 def rates(twice=False):
@@ -1119,6 +1158,28 @@ def test_deepspeeds_launcher_starts_the_program_on_loopback_only_and_leaves_noth
 
 
 # ---- pipelines ----
+
+
+class Embedding(gpt.Embedding):
+    """A GPT's first part, with embeddings of its own."""
+
+    def __init__(self, vocabulary, context, width):
+        tables = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        super().__init__(*tables, nn.Dropout(0.0))
+
+
+class Head(nn.Sequential):
+    """A GPT's last part, not tied to the embedding, which is on another rank."""
+
+    def __init__(self, vocabulary, width):
+        super().__init__(nn.LayerNorm(width), gpt.Head(width, vocabulary, bias=False))
+
+
+def layers_of_gpt(vocabulary, context, layers, heads, width):
+    """A GPT's parts, in order, as (class, its arguments ...): nothing is built yet."""
+    first, last = (Embedding, vocabulary, context, width), (Head, vocabulary, width)
+    return [first, *[(gpt.Block, width, heads, 0.0)] * layers, last]
+
 
 SPECS = layers_of_gpt(**SHAPE)
 

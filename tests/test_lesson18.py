@@ -15,7 +15,7 @@ from ddp_course import UsageError, lesson12, lesson18
 from ddp_course.estimates import pipeline as plans
 from ddp_course.models import clocked, pipeline, tensor_parallel, torch_pipelines
 from ddp_course.models.gpt import GPT
-from ddp_course.models.stages import token_loss
+from ddp_course.models.pipeline import token_loss
 from ddp_course.models.torch_pipelines import V_SHAPED
 from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.launch import RankError, launch, start_server

@@ -17,6 +17,7 @@ from ddp_course import UsageError, lesson21
 from ddp_course.checks import ex21
 from ddp_course.checks.claims import agree
 from ddp_course.checks.ex21 import (
+    job,
     plans_claims,
     planted,
     post_claims,
@@ -36,6 +37,7 @@ from ddp_course.estimates.transformer import (
     stage_parameters,
 )
 from ddp_course.judge.answer import Source
+from ddp_course.ranks.launch import launch
 from ddp_course.ranks.machines.machines import PRETENDED
 from ddp_course.ranks.machines.namespaces import why_not
 
@@ -705,9 +707,35 @@ def a_row(step, seconds=1.0):
 
 
 def test_pages_in_which_nothing_happened_do_not_tell_mistakes_apart():
-    """The post-mortem then runs its jobs again, slower, before it judges by them."""
+    """The post-mortem then runs its jobs again, slower; see the next test for the end."""
     uneventful = [[a_row(step) for step in range(12)] for _ in range(3)]
     assert not post_claims.all_differ([uneventful])
+
+
+def blurred(pages, draw):
+    """What a machine makes of them that is busy with many other things."""
+    return [
+        [
+            row | {name: draw.lognormvariate(0, 1) for name in ("compute", "wait")}
+            for row in page
+        ]
+        for page in pages
+    ]
+
+
+def test_where_a_busy_machine_blurs_all_times_those_that_were_planned_are_judged():
+    """A wrong answer, which takes the first run of slow steps, has passed on such a machine."""
+    for seed in range(3):
+        jobs = job.jobs_of(random.Random(seed))
+        of_ranks = launch(job.run_jobs, jobs, 0.1, nproc=job.RANKS)
+        draw = random.Random(seed)
+        cases = [blurred(pages, draw) for pages in zip(*of_ranks)]
+        planned = [job.with_planned_times(*pair) for pair in zip(jobs, cases)]
+        assert post_claims.all_differ(planned)
+        for pages, of_it in zip(cases, planned):
+            for name in ("nan", "redone"):  # which do not rest on times
+                right, *_ = post_claims.FINDINGS[name]
+                assert right(pages) == right(of_it)
 
 
 def arguments_of(process):

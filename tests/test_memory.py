@@ -429,6 +429,39 @@ def test_what_a_layer_keeps_in_each_precision_is_the_formulas(precision):
     assert kept - copies == pytest.approx(expected, rel=0.01)
 
 
+def left_by_forward():
+    """Bytes that are in use after forward, and were not before it."""
+    text, left = torch.zeros(1, 8, dtype=torch.long), {}
+    with process_group():
+        for name, (precision, _, build) in KINDS.items():
+            if precision == "master":
+                continue
+            casts = torch.bfloat16 if precision == "autocast" else torch.float32
+            with watch.memory_timeline() as timeline:
+                model, optimizer, *_ = from_new(build)
+                loss_of(model, text, text, casts, CPU).backward()
+                optimizer.step()
+                before = len(timeline)
+                loss = loss_of(model, text, text, casts, CPU)
+            left[name] = timeline[-1] - timeline[before]
+            del loss
+    return left
+
+
+def test_autocast_keeps_a_copy_of_all_weights_on_each_rank_in_each_stage():
+    """What `policy` keeps is half of what is gathered still: a block, and the rest."""
+    left = launch(left_by_forward)[0]
+    copies = memory.copies(PARAMETERS, "autocast")
+    of_stream = 2 * 8 * 128 * 2 * SHAPE["layers"]  # the norms' inputs, in fp32
+    for name in ("autocast, DDP", "autocast, ZeRO-1", "autocast, ZeRO-2"):
+        kept = memory.activations(1, 8, 128, SHAPE["layers"], size=2) + of_stream
+        assert left[name] == pytest.approx(copies + kept, rel=0.04), name
+    rest = PARAMETERS - SHAPE["layers"] * BLOCK
+    gathered = 2 * (BLOCK + rest)
+    more = left["autocast, FSDP"] - left["policy, FSDP"]
+    assert more == pytest.approx(copies + gathered + of_stream, rel=0.04)
+
+
 # ---- tensor ranks and pipeline stages, measured on 2 x 2 ranks ----
 
 
@@ -586,7 +619,8 @@ def column(output, place):
 @pytest.mark.parametrize(
     "precision, sums, sent",
     [
-        ([], ["120", "60.9", "31.4", "1.88"], ["59.1", "59.1", "59.1", "88.6"]),
+        ([], ["135", "75.9", "46.4", "16.9"], ["59.1", "59.1", "59.1", "88.6"]),
+        (["fp32"], ["120", "60.9", "31.4", "1.88"], ["59.1", "59.1", "59.1", "88.6"]),
         (["master"], ["120", "31.4", "16.6", "1.88"], ["29.5", "29.5", "29.5", "44.3"]),
         (["policy"], ["1.88"], ["59.1"]),
     ],
@@ -595,8 +629,10 @@ def test_the_command_prints_the_table_of_each_precision(precision, sums, sent):
     flags = ["--precision", *precision] if precision else []
     done = course("--params", "7.5e9", "--ranks", "64", *flags)
     assert done.returncode == 0, done.stderr
-    assert column(done.stdout, 5) == sums and column(done.stdout, 6) == sent
     name = (precision or ["autocast"])[0]
+    place = 6 if name == "autocast" else 5  # after the column of its copies
+    found = column(done.stdout, place), column(done.stdout, place + 1)
+    assert found == (sums, sent)
     assert f"Precision: {memory.PRECISIONS[name].words}." in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
 

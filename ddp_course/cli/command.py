@@ -393,16 +393,20 @@ def memory(
 
 def table_of_zero(parameters, ranks, precision):
     """Print what each rank keeps and sends with DDP and ZeRO."""
-    from ddp_course.estimates.memory import PRECISIONS, STAGES, sent, states
+    from ddp_course.estimates.memory import PRECISIONS, STAGES, copies, sent, states
 
-    table = Table("GB per rank", "weights", "gradients", "optimizer", "sum", "sent")
+    names = "weights", "gradients", "optimizer", "copies", "sum", "sent"
+    of_weights = copies(parameters, precision)
+    table = Table("GB per rank", *(n for n in names if of_weights or n != "copies"))
     for stage in PRECISIONS[precision].stages:
-        kept = states(parameters, ranks, stage, precision)
+        kept = [*states(parameters, ranks, stage, precision)]
+        kept += [of_weights] if of_weights else []
         row = [*kept, sum(kept), sent(parameters, ranks, stage, precision)]
-        table.add_row(STAGES[stage], *map(in_gigabytes, row))
+        table.add_row(STAGES[stage].partition(":")[0], *map(in_gigabytes, row))
     console.print(table)
-    print(f"Precision: {PRECISIONS[precision].words}.")
-    print("Sum: kept between two steps; activations come on top. Sent: per step.")
+    print_precision(precision)
+    print("ZeRO-1 shards the optimizer's state, 2 gradients, too, 3 weights, too.")
+    print("Sum: without activations. Sent: per step.")
     print("1 GB is 10^9 bytes.")
 
 
@@ -417,21 +421,25 @@ def table_on_mesh(mesh, shape, batch, in_flight, how, precision):
         PRECISIONS,
         STAGES,
         activations_on,
+        copies,
         parameters_on,
         states_on,
     )
 
-    names = "weights", "gradients", "optimizer", "activations", "sum"
+    names = "weights", "gradients", "optimizer", "copies", "activations", "sum"
     kind, tokens, layers = PRECISIONS[precision], shape["context"], shape["layers"]
     how = how | OF_ACTIVATIONS[precision]
     of_one = activations_on(mesh, batch, tokens, shape["width"], layers, **how)
-    table = Table("GB per rank", *names)
+    largest = max(parameters_on(mesh, **shape))
+    of_weights = copies(largest, precision)
+    table = Table("GB per rank", *(n for n in names if of_weights or n != "copies"))
     for stage in kind.stages:
-        kept = [*states_on(mesh, shape, stage, precision), in_flight * of_one]
+        kept = [*states_on(mesh, shape, stage, precision)]
+        kept += [of_weights] if of_weights else []
+        kept += [in_flight * of_one]
         name = STAGES[stage].partition(":")[0]
         table.add_row(name, *map(in_gigabytes, [*kept, sum(kept)]))
     console.print(table)
-    largest = max(parameters_on(mesh, **shape))
     of_ranks = f"{mesh.data} data x {mesh.tensor} tensor x {mesh.pipeline} pipeline"
     print(f"Ranks: {of_ranks}. ZeRO shards over the data ranks.")
     print(f"A rank of the first stage holds {largest:,} parameters.")
@@ -441,8 +449,18 @@ def table_on_mesh(mesh, shape, batch, in_flight, how, precision):
     if mesh.pipeline > 1:
         last = in_gigabytes(of_one)
         print(f"The pipeline runs 1F1B: its last stage keeps one, {last} GB.")
-    print(f"Precision: {kind.words}.")
+    print_precision(precision)
     print("1 GB is 10^9 bytes.")
+
+
+def print_precision(name):
+    from ddp_course.estimates.memory import PRECISIONS, copies
+
+    print(f"Precision: {PRECISIONS[name].words}.")
+    if copies(1, name):
+        print(
+            "Copies: autocast's, of the weights in 16 bits, from forward to backward."
+        )
 
 
 def in_gigabytes(size):

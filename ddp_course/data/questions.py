@@ -196,6 +196,9 @@ def as_text(messages, tokenizer, asks=False):
         raise UsageError(f"{problem} (it begins with {begins!r})") from None
 
 
+UNCUT = 10**9  # tokens: a limit that no conversation reaches
+
+
 def encode(messages, tokenizer, longest, all_tokens=False):
     """A conversation as tokens, with labels: -100 where nothing is learnt."""
     whole = as_text(messages, tokenizer)
@@ -213,6 +216,13 @@ def encode(messages, tokenizer, longest, all_tokens=False):
         for token, (start, _) in places
     ]
     return {**tokens, "labels": labels}
+
+
+def encode_and_say_whether_cut(messages, tokenizer, longest, all_tokens):
+    """What `encode` returns, and as "cut" whether the conversation is longer."""
+    row = encode(messages, tokenizer, UNCUT, all_tokens)
+    cut = {"cut": len(row["input_ids"]) > longest}
+    return {name: values[:longest] for name, values in row.items()} | cut
 
 
 def answers_in(messages, whole, tokenizer):
@@ -259,7 +269,7 @@ def load_questions(args, tokenizer, settings):
     parts["train"] = parts["train"].select(range(samples))
     options = {"longest": args.longest, "all_tokens": args.all_tokens}
     parts = parts.map(
-        encode,
+        encode_and_say_whether_cut,
         input_columns=["messages"],
         fn_kwargs={"tokenizer": tokenizer, **options},
         remove_columns=["messages"],
@@ -275,14 +285,13 @@ def load_questions(args, tokenizer, settings):
 
 
 def card(rows, longest):
-    """What a set of encoded conversations consists of, as a line."""
+    """What the conversations of load_questions consist of, as a line."""
     tokens = sum(map(len, rows["input_ids"]))
     learnt = sum(label != IGNORED for labels in rows["labels"] for label in labels)
-    full = sum(len(ids) >= longest for ids in rows["input_ids"])
     counts = (
         f"{len(rows):,} conversations, {tokens:,} tokens, {learnt:,} of them learnt"
     )
-    return f"{counts}; {full:,} as long as --longest {longest}, or cut there"
+    return f"{counts}; {sum(rows['cut']):,} cut at --longest {longest}"
 
 
 def end_tokens(tokenizer):

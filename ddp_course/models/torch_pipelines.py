@@ -2,7 +2,7 @@
 
 import torch
 
-from ddp_course.models.stages import token_loss
+from ddp_course.models.pipeline import token_loss
 
 ONE_STAGE = ("GPipe", "1F1B")  # per rank
 V_SHAPED = ("ZBVZeroBubble", "DualPipeV")  # the last stage is on rank 0, too

@@ -84,6 +84,26 @@ def times_of(job, rank, attempt, step):
     return job["usual"]
 
 
+def with_planned_times(job, pages):
+    """The pages with the seconds that the ranks should have taken: for a machine that is so
+    busy that what they took says nothing.
+    """
+    planned = [
+        [row | {"compute": job["pace"] * (times_of(job, rank, row["attempt"], row["step"]) or 0.3 + 0.01 * rank)}
+         for row in page]
+        for rank, page in enumerate(pages)
+    ]  # fmt: skip
+    slowest = {}
+    for row in (row for page in planned for row in page):
+        place = row["attempt"], row["step"]
+        slowest[place] = max(slowest.get(place, 0.0), row["compute"])
+    for rank, page in enumerate(planned):
+        for row in page:
+            sends = job["pace"] * (0.1 + 0.02 * rank)
+            row["wait"] = slowest[row["attempt"], row["step"]] - row["compute"] + sends
+    return planned
+
+
 # ---- which jobs ----
 
 

@@ -1,7 +1,7 @@
 """Question 3: the post-mortem of a job that ran with faults."""
 
 from ddp_course.checks.claims import hold
-from ddp_course.checks.ex21.job import RANKS, jobs_of, run_jobs
+from ddp_course.checks.ex21.job import RANKS, jobs_of, run_jobs, with_planned_times
 from ddp_course.checks.ex21.post_claims import FINDINGS, all_claims, all_differ
 from ddp_course.checks.functions import as_plain
 from ddp_course.judge.answer import trying
@@ -45,6 +45,8 @@ def check_post_mortem(answer, draw):
         cases = [list(pages) for pages in zip(*of_ranks)]
         if all_differ(cases):
             break
+    else:
+        cases = [with_planned_times(job, pages) for job, pages in zip(jobs, cases)]
     told = [in_words(job) for job in jobs]
     [seen] = answer.on_ranks(observe_findings, cases, told)
     hold(all_claims(cases, told, seen))
