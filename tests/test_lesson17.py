@@ -29,7 +29,7 @@ from ddp_course.models.gpt import GPT
 from ddp_course.models.recipe import parameter_groups
 from ddp_course.ranks import watch
 from ddp_course.ranks.environment import process_group
-from ddp_course.ranks.launch import launch, start_server
+from ddp_course.ranks.launch import RankError, launch, start_server
 from ddp_course.ranks.links import Link, Network
 from ddp_course.ranks.pretend_network import ends_of, network_of_environment
 
@@ -382,6 +382,79 @@ def what_cut_refuses(ranks_of_heads, dropout):
 def test_what_cannot_be_cut_is_refused_in_words(heads, dropout, expected):
     with pytest.raises(Exception, match=f"ValueError: {expected}"):
         launch(what_cut_refuses, heads, dropout, nproc=2)
+
+
+def parts_of_one_seed():
+    """Two losses of a GPT whose ranks draw their parts with one seed, and such a part."""
+    with process_group():
+        [(tokens, targets)] = texts(SHAPE)
+        network, losses = tensor_parallel.cut(a_gpt(SHAPE)), []
+        torch.manual_seed(0)
+        for block in network.blocks:
+            nn.init.normal_(block.mlp.expand.weight, std=0.02)
+        optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
+        part = network.blocks[0].mlp.expand.weight.detach().clone()
+        for _ in range(3):
+            optimizer.zero_grad()
+            losses.append(network(tokens, targets))
+            losses[-1].backward()
+            optimizer.step()
+        return part, losses[0].item(), losses[-1].item()
+
+
+def test_parts_that_are_drawn_with_one_seed_are_equal_and_nothing_raises():
+    (part, first, last), (other, *_) = launch(parts_of_one_seed)
+    assert torch.equal(part, other) and last < first
+    whole = a_gpt(SHAPE).blocks[0].mlp.expand.weight
+    assert not torch.equal(*whole.chunk(2))  # cut from the whole, they differ
+
+
+def dropped(seed_of):
+    """With dropout of what all ranks have, and of a rank's own columns, whose seed is
+    seed_of(rank): the gradient of the last norm, and which columns are dropped.
+    """
+    with process_group() as (rank, _):
+        [(tokens, targets)] = texts(SHAPE)
+        network, zeros = tensor_parallel.cut(a_gpt(SHAPE)), []
+
+        def drop(module, inputs, output):
+            output = F.dropout(output, 0.5)
+            zeros.append(output == 0)
+            return output
+
+        network.blocks[0].mlp.expand.register_forward_hook(drop)
+        network.blocks[1].register_forward_hook(drop)
+        torch.manual_seed(seed_of(rank))
+        network(tokens, targets).backward()
+        of_own, of_all = zeros
+        return network.norm.weight.grad, of_own, of_all
+
+
+def test_dropout_wants_one_seed_for_what_all_have_and_several_for_their_own():
+    """One seed drops the same columns on each rank; a seed per rank tears apart what is
+    to be equal on all. Nothing raises.
+    """
+    (norm, own, of_all), others = launch(dropped, lambda rank: 7)
+    assert all(map(torch.equal, (norm, own, of_all), others))  # own ones, too: wrong
+    (norm, own, of_all), others = launch(dropped, lambda rank: 7 + rank)
+    assert not any(
+        map(torch.equal, (norm, own, of_all), others)
+    )  # the norm, too: wrong
+
+
+def clip_a_mixture():
+    with process_group() as (_, ranks):
+        mesh = init_device_mesh("cpu", (ranks,))
+        network = dtensors.parallelize(a_gpt(FOR_TORCH), mesh, sequence=False)
+        [(tokens, targets)] = texts(FOR_TORCH)
+        with dtensors.loss_parallel():
+            dtensors.loss_of(network, tokens, targets).backward()
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+
+
+def test_tensors_and_dtensors_are_not_clipped_together():
+    with pytest.raises(RankError, match="got mixed torch.Tensor and DTensor"):
+        launch(clip_a_mixture)
 
 
 def generate():
