@@ -31,7 +31,14 @@ from ddp_course.data.text import load_windows
 from ddp_course.lesson06 import PRECISIONS, grouped
 from ddp_course.models.gpt import GPT, SHAPES
 from ddp_course.models.modern import ModernGPT
-from ddp_course.models.recipe import evaluate, learning_rate, loss_of, parameter_groups
+from ddp_course.models.muon import Together
+from ddp_course.models.recipe import (
+    evaluate,
+    learning_rate,
+    loss_of,
+    optimizers,
+    parameter_groups,
+)
 from ddp_course.models.recompute import recompute
 from ddp_course.models.six_ways import WAYS, fsdp, mesh_of
 from ddp_course.ranks.environment import backend_for, choose_device, process_group
@@ -107,12 +114,17 @@ def arguments(argv=()):
     flag("--vocabulary", **count, default=2048, help="tokens that bpe learns (2048)")
     flag("--shape", choices=list(SHAPES), default="small", help="of the model (small)")
     flag("--modern", action="store_true", help="a model like Llama, not like GPT-2")
+    flag("--dropout", type=runs.share, default=0.0, help="probability (0)")
     flag("--precision", choices=["fp32", "bf16"], default="fp32", help="(fp32)")
     flag("--recompute", choices=kept, default="none", help="of each block (none)")
     flag("--compile", action="store_true", help="compile each block")
     flag("--chunked-loss", action="store_true", help="never all logits at once")
     flag("--accumulate", **count, default=1, help="micro-batches per update (1)")
-    flag("--recipe", action="store_true", help="lesson 10's, with the next four flags")
+    flag("--recipe", action="store_true", help="lesson 10's, with the next six flags")
+    optimizer_help = "adamw, or muon for the matrices of the blocks (adamw)"
+    flag("--optimizer", choices=["adamw", "muon"], default="adamw", help=optimizer_help)
+    schedule_help = "what the rate does after its warm-up (cosine)"
+    flag("--schedule", choices=["cosine", "wsd"], default="cosine", help=schedule_help)
     flag("--learning-rate", type=number, default=2e-3, help="the highest (2e-3)")
     flag("--warmup", **count, default=20, help="updates of rising learning rate (20)")
     flag("--weight-decay", type=number, default=0.1, help="of matrices (0.1)")
@@ -128,6 +140,10 @@ def arguments(argv=()):
                 parser.error(f"--sharding {args.sharding} does not take --{name}")
     if args.offload and args.sharding not in FULLY_SHARDED:
         parser.error("--offload needs --sharding fsdp or hsdp")
+    if args.optimizer == "muon" and not (
+        args.recipe and args.sharding in ("ddp", *FULLY_SHARDED)
+    ):
+        parser.error("--optimizer muon needs --recipe and --sharding ddp, fsdp or hsdp")
     if args.chunked_loss and not hasattr(nn, "LinearCrossEntropyOptions"):
         parser.error("--chunked-loss needs torch 2.15 or later")
     return args
@@ -185,7 +201,7 @@ def recipe_for(args, first, updates):
 
 def new_network(args, tokenizer):
     kind = ModernGPT if args.modern else GPT
-    network = kind(tokenizer.vocabulary, **SHAPES[args.shape])
+    network = kind(tokenizer.vocabulary, dropout=args.dropout, **SHAPES[args.shape])
     network.head.chunked = args.chunked_loss
     return network
 
@@ -211,6 +227,10 @@ def prepare(args, rank, world_size, device):
     torch.manual_seed(args.seed)
     network = new_network(args, tokenizer).to(device)
     model, optimizer, parameters_of_all = arrange(network, args, device)
+    if args.optimizer == "muon":  # whose products gather the shards of a matrix
+        groups = parameter_groups(network, args.weight_decay)
+        optimizer = Together(*optimizers(groups, "muon", network).values())
+    torch.manual_seed(args.seed + rank)  # each rank draws its own dropout
     epoch, seen = sharded_checkpoints.begin(args, model, optimizer)
     # other ranks, or batches, may have stopped in the middle of an update of these
     first = epoch * per_epoch + min(seen // per_update, per_epoch)

@@ -39,6 +39,11 @@ SAVED = (
 )  # the ways of sharding whose optimizer torch can save and load
 
 
+def parts_of(optimizer):
+    """What torch takes for it: an optimizer, or several that a loop uses like one."""
+    return getattr(optimizer, "optimizers", optimizer)
+
+
 def begin(args, model, optimizer):
     """Return whole epochs, and samples of the next one, that the newest checkpoint has
     seen: 0 and 0 without --resume.
@@ -60,7 +65,7 @@ def resume(args, model, optimizer):
     there = found_in(args.out / "checkpoints")
     if not there:
         raise UsageError(f"no checkpoint in {args.out}: start without --resume")
-    weights, averages = get_state_dict(model, optimizer)
+    weights, averages = get_state_dict(model, parts_of(optimizer))
     progress = {"epoch": 0, "samples": 0, "shape": ""}
     state = {"weights": weights, "averages": averages, **progress}
     reader = reader_of(there[-1])
@@ -78,12 +83,15 @@ def resume(args, model, optimizer):
         raise UsageError(f"{there[-1]} is of --shape {state['shape']}")
     weights, averages = state["weights"], state["averages"]
     try:
-        own = get_state_dict(model, optimizer)[1]["param_groups"]
+        own = get_state_dict(model, parts_of(optimizer))[1]["param_groups"]
         check_alike(averages["param_groups"], own, "the optimizer's state")
     except Unusable as reason:
         raise UsageError(f"{there[-1]} cannot be used: {reason}") from None
     set_state_dict(
-        model, optimizer, model_state_dict=weights, optim_state_dict=averages
+        model,
+        parts_of(optimizer),
+        model_state_dict=weights,
+        optim_state_dict=averages,
     )
     return state["epoch"], state["samples"]
 
@@ -209,7 +217,7 @@ def save(args, model, optimizer, epoch, samples=0):
     """
     if args.sharding not in SAVED:
         return
-    weights, averages = get_state_dict(model, optimizer)
+    weights, averages = get_state_dict(model, parts_of(optimizer))
     state = {"weights": weights, "averages": averages}
     state |= {"epoch": epoch, "samples": samples, "shape": args.shape}
     folder = args.out / "checkpoints"

@@ -127,6 +127,11 @@ class Together:
         groups = (optimizer.param_groups for optimizer in self.optimizers)
         return list(itertools.chain(*groups))
 
+    @property
+    def state(self):
+        states = (optimizer.state.items() for optimizer in self.optimizers)
+        return dict(itertools.chain(*states))
+
     def zero_grad(self):
         for optimizer in self.optimizers:
             optimizer.zero_grad()
