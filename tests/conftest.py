@@ -185,7 +185,7 @@ def descendants(pid=None):
     return []
 
 
-def wait_until(condition, seconds=10):
+def wait_until(condition, seconds=60):
     """Whether the condition came true in that time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -43,7 +43,7 @@ class Server:
         assert found, "no address"
         self.port, self.page, self.token = int(found[1]), found[2], found[3]
         # the address is printed a moment before it is served
-        assert wait_until(lambda: answers(self.port), 30)
+        assert wait_until(lambda: answers(self.port), 90)
 
     def ask(self, path, method="GET", body=None, token=True):
         """The answer of its REST API to one request; JSON where it is that."""
@@ -54,7 +54,7 @@ class Server:
             headers=headers,
             method=method,
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=90) as answer:
             content = answer.read()
         return json.loads(content) if path.startswith("/api") and content else content
 
@@ -86,8 +86,8 @@ def serving(command, folder, environment):
         yield Server(process)
         started = descendants(process.pid)
         process.terminate()
-        assert process.wait(timeout=20) == 0
-        assert not psutil.wait_procs(started, timeout=10)[1]
+        assert process.wait(timeout=60) == 0
+        assert not psutil.wait_procs(started, timeout=60)[1]
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -235,12 +235,12 @@ def test_its_terminals_find_the_command_in_a_login_shell(server):
     name = server.ask("/api/terminals", "POST", {})["name"]
     terminal = websocket.create_connection(
         f"ws://127.0.0.1:{server.port}/terminals/websocket/{name}?token={server.token}",
-        timeout=20,
+        timeout=60,
     )
     try:
         line = "shopt login_shell; echo PATH=$PATH; command -v ddp-course; echo END$?"
         terminal.send(json.dumps(["stdin", f"{line}\r"]))
-        shown, deadline = "", time.monotonic() + 20
+        shown, deadline = "", time.monotonic() + 60
         while not re.search(r"END\d", shown) and time.monotonic() < deadline:
             kind, *text = json.loads(terminal.recv())
             shown += text[0] if kind == "stdout" else ""

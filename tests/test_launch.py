@@ -258,7 +258,7 @@ try:
     launch(os.getpid, nproc=8)
 except (EOFError, ConnectionError):  # by how far the launch had come
     print("the server has crashed")
-deadline = time.monotonic() + 20
+deadline = time.monotonic() + 60
 while True:
     try:
         print(len(set(launch(os.getpid))), "ranks")
@@ -718,7 +718,7 @@ def test_an_interrupt_or_the_death_of_the_caller_leaves_nothing(hanging):
 
 def an_interrupt_leaves_nothing_and_says_where_the_ranks_stood(program):
     program.process.send_signal(signal.SIGINT)
-    _, stderr = program.process.communicate(timeout=20)
+    _, stderr = program.process.communicate(timeout=60)
     assert program.process.returncode != 0
     for number in range(3):
         assert f"rank {number} was in hangs.py, line" in stderr
