@@ -227,7 +227,7 @@ def prepare(args, rank, world_size, device):
     torch.manual_seed(args.seed)
     network = new_network(args, tokenizer).to(device)
     model, optimizer, parameters_of_all = arrange(network, args, device)
-    if args.optimizer == "muon":  # whose products gather the shards of a matrix
+    if args.optimizer == "muon":  # products of DTensors send what they need
         groups = parameter_groups(network, args.weight_decay)
         optimizer = Together(*optimizers(groups, "muon", network).values())
     torch.manual_seed(args.seed + rank)  # each rank draws its own dropout
