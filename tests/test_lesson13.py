@@ -259,9 +259,10 @@ def train_in_fp16_with_a_scale_that_fits():
 
 
 def test_in_fp16_a_scale_that_moves_trains_as_fp32_does():
-    for (_, power), (losses, rows, skipped) in launch(
-        train_in_fp16_with_a_scale_that_fits, nproc=2
-    )[0].items():
+    found = launch(train_in_fp16_with_a_scale_that_fits, nproc=2)[0]
+    if not found:
+        pytest.skip("this processor does not compute in fp16")
+    for (_, power), (losses, rows, skipped) in found.items():
         in_fp16, scales = zip(*rows)
         if power == 6:
             assert skipped == 0 and in_fp16[:5] == pytest.approx(losses[:5], rel=2e-3)

@@ -10,6 +10,8 @@ import re
 from contextlib import suppress
 from dataclasses import replace
 
+import mutants
+import mutants.ex21
 import psutil
 import pytest
 
@@ -20,6 +22,7 @@ from ddp_course.checks.ex21 import (
     job,
     plans_claims,
     planted,
+    post,
     post_claims,
     small,
     small_job,
@@ -736,6 +739,25 @@ def test_where_a_busy_machine_blurs_all_times_those_that_were_planned_are_judged
             for name in ("nan", "redone"):  # which do not rest on times
                 right, *_ = post_claims.FINDINGS[name]
                 assert right(pages) == right(of_it)
+
+
+def busy_jobs(jobs, stretch):
+    """As job.run_jobs, on a machine that is busy with many other things."""
+    of_jobs = job.run_jobs(jobs, stretch / 10)
+    return blurred(of_jobs, random.Random(stretch))
+
+
+@pytest.mark.parametrize("name", ["first_run", "as_the_text_says"])
+def test_on_a_busy_machine_the_check_judges_as_on_a_quiet_one(name, monkeypatch):
+    monkeypatch.setattr(post, "run_jobs", busy_jobs)
+    [given] = [
+        each
+        for each in mutants.CANDIDATES
+        if (each.question, each.name) == ("post_mortem", name)
+    ]
+    verdict = str(ex21.check_post_mortem.judge(*given.answers, seed=1))
+    assert ("passed" in verdict) == (name == "as_the_text_says"), verdict
+    assert given.pattern is None or re.search(given.pattern, verdict), verdict
 
 
 def arguments_of(process):

@@ -462,6 +462,18 @@ def test_autocast_keeps_a_copy_of_all_weights_on_each_rank_in_each_stage():
     assert more == pytest.approx(copies + gathered + of_stream, rel=0.04)
 
 
+def test_each_forward_pass_that_waits_for_its_backward_has_copies_of_its_own():
+    network, text, kept = GPT(**SHAPE), torch.zeros(1, 8, dtype=torch.long), [0]
+    outputs = []
+    with watch.memory_timeline() as timeline:
+        for _ in range(3):
+            with torch.autocast("cpu", torch.bfloat16):
+                outputs.append(network(text))
+            kept.append(timeline[-1])
+    for before, after in zip(kept, kept[1:]):
+        assert (after - before) / PARAMETERS == pytest.approx(2.16, abs=0.03)
+
+
 # ---- tensor ranks and pipeline stages, measured on 2 x 2 ranks ----
 
 
@@ -659,6 +671,20 @@ def test_the_command_prints_what_a_rank_of_a_mesh_keeps():
         assert float(sums[0]) == pytest.approx(
             16 * parameters / 1e9 + float(kept), rel=0.005
         )
+
+
+def test_the_command_counts_autocasts_copies_for_each_micro_batch_in_flight():
+    """The first of 8 stages keeps 8 of them, if an update has as many."""
+    for more, in_flight in ([], 8), (["--micro-batches", "2"], 2):
+        done = course(*GPT3.split(), "--ranks", "64", "--pipeline", "8", *more)
+        assert max(map(len, done.stdout.splitlines())) <= 80
+        rows = [column(done.stdout, place) for place in range(2, 8)]
+        *parts, sums = [list(map(float, row)) for row in rows]
+        weights, *_, copies, _ = parts
+        for stage, total in enumerate(sums):  # in fp32, weights are 4 bytes
+            assert copies[stage] == pytest.approx(in_flight * weights[0] / 2, rel=0.01)
+            each = sum(part[stage] for part in parts)
+            assert total == pytest.approx(each, rel=0.01)
 
 
 def test_the_command_imports_no_torch():

@@ -405,7 +405,7 @@ def table_of_zero(parameters, ranks, precision):
         table.add_row(STAGES[stage].partition(":")[0], *map(in_gigabytes, row))
     console.print(table)
     print_precision(precision)
-    print("ZeRO-1 shards the optimizer's state, 2 gradients, too, 3 weights, too.")
+    print("ZeRO-1 shards the optimizer, ZeRO-2 also gradients, ZeRO-3 also weights.")
     print("Sum: without activations. Sent: per step.")
     print("1 GB is 10^9 bytes.")
 
@@ -431,7 +431,7 @@ def table_on_mesh(mesh, shape, batch, in_flight, how, precision):
     how = how | OF_ACTIVATIONS[precision]
     of_one = activations_on(mesh, batch, tokens, shape["width"], layers, **how)
     largest = max(parameters_on(mesh, **shape))
-    of_weights = copies(largest, precision)
+    of_weights = in_flight * copies(largest, precision)
     table = Table("GB per rank", *(n for n in names if of_weights or n != "copies"))
     for stage in kind.stages:
         kept = [*states_on(mesh, shape, stage, precision)]
@@ -458,9 +458,7 @@ def print_precision(name):
 
     print(f"Precision: {PRECISIONS[name].words}.")
     if copies(1, name):
-        print(
-            "Copies: autocast's, of the weights in 16 bits, from forward to backward."
-        )
+        print("Copies: autocast's, of the weights, from each forward to its backward.")
 
 
 def in_gigabytes(size):

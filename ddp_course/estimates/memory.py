@@ -71,9 +71,10 @@ def states(parameters, ranks, stage, precision="fp32"):
 
 
 def copies(parameters, precision="fp32"):
-    """The bytes of the copies in 16 bits that autocast makes of the weights in forward
-    and keeps until backward has used them: on each rank, and in each stage, since they
-    are of gathered weights. With the other precisions there are none.
+    """The bytes of the copies in 16 bits that autocast makes of the weights in a forward
+    pass and keeps until its backward has used them: on each rank, and in each stage,
+    since they are of gathered weights. A pipeline's micro-batches in flight have one each.
+    With the other precisions there are none.
     """
     return 2 * parameters if precision == "autocast" else 0
 
