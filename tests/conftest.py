@@ -243,6 +243,6 @@ def pytest_collection_modifyitems(items, config):
 
 
 def all_but_a_share(cases):
-    """Chosen by their names, so that a new case does not change which others run."""
+    """Chosen by their names: a new case changes at most one of the choice."""
     by_name = sorted(cases, key=lambda item: zlib.crc32(item.nodeid.encode()))
     return by_name[math.ceil(len(cases) / SHARE) :]

@@ -3,7 +3,9 @@
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
+from conftest import all_but_a_share
 from costs import spent
 
 from ddp_course.ranks.launch import launch
@@ -29,3 +31,15 @@ def test_the_cpu_seconds_of_ranks_and_of_processes_count_and_waiting_does_not():
     before = spent()
     time.sleep(1)
     assert spent() - before < 0.5
+
+
+def test_of_a_tests_cases_a_third_is_run_of_each_test_one_and_a_new_case_changes_little():
+    cases = [SimpleNamespace(nodeid=f"a[{number}]") for number in range(31)]
+    for number in range(1, 31):
+        some = cases[:number]
+        left = all_but_a_share(some)
+        run = {case.nodeid for case in some} - {case.nodeid for case in left}
+        assert len(run) == -(-number // 3)
+        assert all_but_a_share(some[::-1]) == left
+        more = {case.nodeid for case in all_but_a_share(cases[: number + 1])}
+        assert len(run & more) <= 1

@@ -474,7 +474,7 @@ def test_a_run_that_stops_in_the_middle_of_an_epoch_is_resumed_exactly(more, tmp
     assert fsdp["params_sha256"] == undisturbed["params_sha256"]
     assert fsdp["losses"] == undisturbed["losses"][6:]
     assert len(undisturbed["losses"]) == 10
-    rounding = 1e-3 if more else 1e-5  # Muon's products are in bf16
+    rounding = 2e-4 if more else 1e-5  # Muon's products are in bf16
     assert found["ddp"][1]["losses"] == pytest.approx(fsdp["losses"], rel=rounding)
     for way in ("fsdp", "ddp"):
         assert os.listdir(tmp_path / way / "checkpoints") == ["epoch-0002"]
@@ -640,7 +640,7 @@ MUON = "--optimizer muon --schedule wsd --dropout 0.1"
 
 
 def test_muon_wsd_dropout_and_the_model_of_today_train_alike_in_every_way(tmp_path):
-    """Muon's products are in bf16."""
+    """Muon's products are in bf16. On the rows of a rank alone it would be off by 1e-3."""
     names = [f"--sharding {way} {MUON}" for way in ("ddp", "fsdp", "hsdp")]
     modern = "ddp", "zero1", "fsdp", "hsdp"
     names += [f"--sharding {way} --modern --dropout 0.1" for way in modern]
@@ -648,7 +648,7 @@ def test_muon_wsd_dropout_and_the_model_of_today_train_alike_in_every_way(tmp_pa
     plain, _ = found.pop("--sharding ddp")
     for name, (losses, validation) in found.items():
         expected, held_out = found[names[0 if "muon" in name else 3]]
-        rounding = 1e-3 if "muon" in name else 2e-6
+        rounding = 2e-4 if "muon" in name else 2e-6
         assert losses == pytest.approx(expected, rel=rounding), name
         assert validation == pytest.approx(held_out, abs=2e-3), name
         assert losses[-1] != pytest.approx(plain[-1], rel=1e-3), (
