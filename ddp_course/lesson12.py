@@ -114,7 +114,7 @@ def arguments(argv=()):
     flag("--vocabulary", **count, default=2048, help="tokens that bpe learns (2048)")
     flag("--shape", choices=list(SHAPES), default="small", help="of the model (small)")
     flag("--modern", action="store_true", help="a model like Llama, not like GPT-2")
-    dropout_help = "probability (0); a run that resumes does not draw the same"
+    dropout_help = "probability; a run that resumes does not draw the same (0)"
     flag("--dropout", type=runs.share, default=0.0, help=dropout_help)
     flag("--precision", choices=["fp32", "bf16"], default="fp32", help="(fp32)")
     flag("--recompute", choices=kept, default="none", help="of each block (none)")

@@ -472,7 +472,7 @@ def test_a_gpt_that_is_cut_writes_what_the_whole_one_writes():
 
 def differences_with_torch(sequence, fault=None):
     with process_group() as (_, ranks):
-        _, loss, gradients = in_one_process(FOR_TORCH)
+        logits, loss, gradients = in_one_process(FOR_TORCH)
         mesh = init_device_mesh("cpu", (ranks,))
         network = dtensors.parallelize(a_gpt(FOR_TORCH), mesh, sequence)
         if fault:
@@ -491,6 +491,7 @@ def differences_with_torch(sequence, fault=None):
             for name, value in network.named_parameters()
         }
         off = {"loss": abs(dtensors.full(losses[0]).item() / loss - 1)}
+        off["logits"] = distance(dtensors.full(network(tokens).detach()), logits)
         for name, value in dtensors.fused(found).items():
             off[name] = distance(value, gradients[name]) if name in gradients else 1.0
         return off, calls
@@ -519,10 +520,10 @@ def test_without_fsdp_torch_sums_gradients_of_norms_where_they_are_used():
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_torchs_layers_equal_one_process_and_send_what_ours_send(ranks):
     off, calls = launch(differences_with_torch, False, nproc=ranks)[0]
-    assert len(off) == 29 and max(off.values()) < 1e-12
+    assert len(off) == 30 and max(off.values()) < 1e-12
     assert calls == {"allreduce": 13}
     off, calls = launch(differences_with_torch, True, nproc=ranks)[0]
-    assert len(off) == 29 and max(off.values()) < 1e-12
+    assert len(off) == 30 and max(off.values()) < 1e-12
     # one pair more, for the positions
     assert calls == {"allgather": 11, "reduce_scatter": 11, "allreduce": 3}
 
