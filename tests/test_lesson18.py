@@ -356,6 +356,53 @@ def test_torchs_loss_and_gradients_are_those_of_the_network_in_one_piece(ranks):
         assert_equal([of_rank[name] for of_rank in found], expected)
 
 
+def stages_with_batch_norm(ranks):
+    torch.manual_seed(0)
+    stages = [nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(ranks)]
+    generator = torch.Generator().manual_seed(1)
+    batch = torch.randn(2, 16, 4, generator=generator, dtype=torch.float64)
+    return [stage.double() for stage in stages], *batch
+
+
+def normalised(way, m):
+    """A rank's gradients, and the running mean of its norm, after m micro-batches."""
+    with process_group() as (rank, ranks):
+        stages, inputs, targets = stages_with_batch_norm(ranks)
+        own, loss = {rank: stages[rank]}, nn.functional.mse_loss
+        if way == "by hand":
+            plan = plans.one_f_one_b(ranks, m)
+            pipe = pipeline.Pipeline(own, pipeline.owners_of(plan), loss=loss)
+            pipe.run(plan[rank], inputs.chunk(m), targets.chunk(m))
+        else:
+            schedule = torch_pipelines.build("1F1B", own, ranks, m, CPU, loss=loss)
+            ends = {"target": targets} if rank == ranks - 1 else {}
+            schedule.step(*[inputs] * (rank == 0), **ends)
+        means = stages[rank][1].running_mean
+        return [value.grad for value in stages[rank].parameters()], means
+
+
+def accumulated(ranks, m):
+    """What one process has for each stage if it accumulates the same gradients."""
+    stages, inputs, targets = stages_with_batch_norm(ranks)
+    network = nn.Sequential(*stages)
+    for one, target in zip(inputs.chunk(m), targets.chunk(m)):
+        (nn.functional.mse_loss(network(one), target) / m).backward()
+    return [
+        ([value.grad for value in stage.parameters()], stage[1].running_mean)
+        for stage in stages
+    ]
+
+
+@pytest.mark.parametrize("way", ["by hand", "by torch"])
+def test_batch_norm_sees_micro_batches_as_it_does_when_gradients_accumulate(way):
+    ranks, m = 2, 4
+    found, expected = launch(normalised, way, m, nproc=ranks), accumulated(ranks, m)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    for (gradients, means), (of_all, of_batch) in zip(found, accumulated(ranks, 1)):
+        assert (gradients[0] - of_all[0]).norm() > 0.1 * of_all[0].norm()
+        assert (means - of_batch).norm() > 0.1 * of_batch.norm()
+
+
 class OrderKept(nn.Module):
     """A stage that logs what is done with it, in order: F and B, with numbers."""
 
@@ -603,6 +650,52 @@ def test_losses_that_are_not_divided_make_all_gradients_m_times_too_large():
     right = in_one_piece(8)[1]
     for found in launch(not_divided, 4, nproc=2):
         torch.testing.assert_close(found, [4 * gradient for gradient in right])
+
+
+def few(m):
+    with process_group() as (rank, ranks):
+        parts = {rank: nn.Linear(1, 1)}
+        torch_pipelines.build("1F1B", parts, ranks, m, CPU)
+
+
+def test_with_fewer_micro_batches_than_stages_our_1f1b_trains_and_torchs_refuses():
+    assert_plans_are_equal({"1f1b": plans.one_f_one_b(3, 2)}, 3, 2)
+    said = r"Number of microbatches \(2\) must be greater than or equal to the number"
+    with pytest.raises(RankError, match=said):
+        launch(few, 2, nproc=3)
+
+
+class Careless(pipeline.Pipeline):
+    """It does not ask for the gradients of the activations that arrive."""
+
+    def receive(self, kind, *where):
+        arrived = super().receive(kind, *where)
+        return arrived.detach() if kind == "F" and where[0] > 0 else arrived
+
+
+def without_gradients_of_leaves(frozen):
+    with process_group(timeout=5) as (rank, ranks):
+        plan = plans.one_f_one_b(ranks, 2)
+        parts = {rank: nn.Linear(4, 4)}
+        if rank == 1:
+            parts[rank].requires_grad_(not frozen)
+        pipe = Careless(parts, pipeline.owners_of(plan), loss=nn.functional.mse_loss)
+        pipe.run(plan[rank], *[part.chunk(2) for part in torch.randn(2, 4, 4)])
+
+
+@pytest.mark.parametrize(
+    "frozen, said",
+    [
+        (
+            True,
+            "element 0 of tensors does not require grad and does not have a grad_fn",
+        ),
+        (False, "'NoneType' object has no attribute 'contiguous'"),
+    ],
+)
+def test_activations_that_arrive_have_to_ask_for_a_gradient(frozen, said):
+    with pytest.raises(RankError, match=said):
+        launch(without_gradients_of_leaves, frozen, nproc=2)
 
 
 def longer_texts():
