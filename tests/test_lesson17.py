@@ -528,6 +528,31 @@ def test_torchs_layers_equal_one_process_and_send_what_ours_send(ranks):
     assert calls == {"allgather": 11, "reduce_scatter": 11, "allreduce": 3}
 
 
+def six_heads(head_width):
+    """How far an attention with six heads is from one process, cut by torch's plan."""
+    with process_group() as (_, ranks):
+        torch.manual_seed(0)
+        network = GPT(**FOR_TORCH | {"heads": 6}).double()
+        attention, features = (
+            network.blocks[0].attention,
+            torch.randn(2, 8, 48).double(),
+        )
+        nn.init.normal_(attention.query_key_value.weight)
+        right = attention(features)
+        dtensors.parallelize(network, init_device_mesh("cpu", (ranks,)), sequence=False)
+        attention.head_width = head_width
+        return distance(attention(features), right)
+
+
+def test_torch_cuts_heads_in_two_and_only_their_width_tells():
+    assert launch(six_heads, 8, nproc=3)[0] < 1e-12
+    with pytest.raises(
+        Exception, match=r"shape '\[2, 8, -1, 8\]' is invalid for input"
+    ):
+        launch(six_heads, 8, nproc=4)
+    assert launch(six_heads, 12, nproc=4)[0] > 0.1  # 6 // 4 heads, of the wrong width
+
+
 def only_torchs_plan(network):
     """What parallelize_module leaves: two parameters, no longer tied."""
     network.head.weight = nn.Parameter(network.token_embedding.weight.detach().clone())

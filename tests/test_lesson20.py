@@ -4,6 +4,7 @@ token and counts none twice; what it sends is what the formulas say; mistakes ar
 
 import json
 import math
+import time
 from functools import partial
 
 import pytest
@@ -639,6 +640,44 @@ def test_the_loss_and_the_bias_each_balance_a_router():
     for balance in ("loss", "bias"):
         (busiest, _), *_ = launch(busiest_after, balance, nproc=2)
         assert busiest < 1.35 and busiest < none / 1.5, balance
+
+
+class Sleepy(experts.Experts):
+    """A third of a millisecond per row, however many cores there are."""
+
+    def forward(self, rows, counts):
+        self.rows = len(rows)
+        time.sleep(3e-4 * self.rows)
+        return super().forward(rows, counts)
+
+
+def timed(favourites):
+    """Seconds of a forward if all tokens choose these, and this rank's rows by block."""
+    with process_group() as (_, ranks):
+        network, taken = expert_parallel.share(a_gpt(), mesh_of(ranks)), []
+        layers = expert_parallel.layers_of(network)
+        for layer in layers:
+            layer.bias[favourites] = 9.0
+            layer.experts.__class__ = Sleepy
+        for _ in range(3):
+            dist.barrier()
+            begin = time.perf_counter()
+            loss_of(network, *own(texts()[0]), 0)
+            dist.barrier()
+            taken.append(time.perf_counter() - begin)
+        return min(taken), [layer.experts.rows for layer in layers]
+
+
+def test_a_forward_takes_as_long_as_the_busiest_rank_of_each_block():
+    even, uneven = (
+        launch(timed, favourites, nproc=2, timeout=600)
+        for favourites in ([0, EXPERTS // 2], [0, 1])
+    )
+    for of_ranks, of_busiest in ((even, 144), (uneven, 288)):
+        rows = [max(of_block) for of_block in zip(*(rows for _, rows in of_ranks))]
+        assert rows == [of_busiest] * SHAPE["layers"]
+        assert of_ranks[0][0] > 3e-4 * sum(rows)
+    assert uneven[0][0] > 1.3 * even[0][0]
 
 
 def test_a_uniform_router_has_an_auxiliary_loss_of_1():
