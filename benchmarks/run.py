@@ -27,6 +27,7 @@ BENCHMARKS = [
     "gpt_on_gpu",
     "when_it_hangs",
     "making_it_fast",
+    "inside_layers",
     "notebooks",
     "exercises",
 ]
