@@ -83,6 +83,7 @@ def main(argv=()):
         **rendezvous(args.timeout),
     )
     try:
+        dist.barrier()  # or a rank could leave while another is still connecting to it
         return train(args, dist.get_rank(), dist.get_world_size(), device)
     finally:
         dist.destroy_process_group()

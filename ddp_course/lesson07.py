@@ -86,6 +86,7 @@ def main(argv=()):
     if accelerator.num_processes != torchrun_environment().world_size:
         raise UsageError("each process would train alone: Accelerate sees no others")
     try:
+        accelerator.wait_for_everyone()  # none leaves while another is still connecting
         return train(args, accelerator)
     finally:
         accelerator.end_training()
