@@ -69,8 +69,10 @@ KNOWN_ERRORS = {
     **dict.fromkeys(
         SYMPTOMS,
         "another rank has left, or is in another call, while this one waited for it: do all ranks call the same "
-        "collectives?",
+        "collectives? With messages: do two ranks wait in send at the same time? isend does not wait",
     ),
+    "inLengthPerRank[myRank] == outLengthPerRank[myRank]": "the split sizes do not fit: a rank receives from itself what it "
+    "sends to itself. Both lists follow from the same counts, and from which rank has which expert",
     "Can't pickle <class 'ddp_course.checks": "save the state_dict of the network, not the network itself",
     "iter() returned non-iterator": "__iter__ must return an iterator: for a list, return iter(the_list)",
     "can require gradients": "a weight that is packed into integers cannot have a gradient: check "

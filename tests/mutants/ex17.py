@@ -2212,7 +2212,9 @@ def a_barrier_in_the_world(*args):
     return shared(args)
 
 
-@wrong("vocabulary_parallel_loss", "each collective needs group=group, a barrier, too")
+@wrong(
+    "vocabulary_parallel_loss", "each collective needs group=group, a barrier, too|three numbers per token are enough"
+)
 def objects_through_the_world(*args):
     dist.all_gather_object([None] * dist.get_world_size(), 1)
     return shared(args)
@@ -2278,7 +2280,7 @@ def changes_the_logits_in_backward(*args):
 kept_for = {}
 
 
-@wrong("vocabulary_parallel_loss", "each loss keeps its own numbers for backward")
+@wrong("vocabulary_parallel_loss", "each loss keeps its own numbers for backward|of a loss that was computed later")
 def keeps_it_once_for_each_logits(logits, *rest):
     """A second loss of the same logits finds nothing left."""
 
@@ -2290,6 +2292,91 @@ def keeps_it_once_for_each_logits(logits, *rest):
         return gradient * kept_for.pop(logits.data_ptr(), torch.zeros_like(kept))
 
     return shared((logits, *rest), of_logits=keep, backward=back)
+
+
+def keeps_the_last_of(place, name):
+    """Backward uses the numbers of the last loss with the same logits, or targets."""
+
+    def answer(*args):
+        key = args[place].data_ptr()
+
+        def keep(x, *_):
+            kept_for[key] = x
+            return x
+
+        return shared(args, of_logits=keep, backward=lambda gradient, kept, group: gradient * kept_for[key])
+
+    answer.__name__ = name
+    wrong("vocabulary_parallel_loss", "of a loss that was computed later")(answer)
+
+
+keeps_the_last_of(0, "keeps_the_last_of_some_logits")
+keeps_the_last_of(1, "keeps_the_last_of_some_targets")
+
+
+@wrong("vocabulary_parallel_loss", "leave out the barrier")
+def waits_in_backward(*args):
+    def back(gradient, kept, group):
+        dist.barrier(group=group)
+        return gradient * kept
+
+    return shared(args, backward=back)
+
+
+@wrong("vocabulary_parallel_loss", "three numbers per token are enough")
+def sends_which_tokens_count(*args):
+    """A fourth number per token, of one byte."""
+
+    def counted(targets):
+        found = (targets != -100).to(torch.int8)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=args[-1])
+        return found
+
+    return shared(args, counted=counted)
+
+
+@wrong("sum_gradients", "leave out the barrier")
+def waits_for_the_group(model, group):
+    sum_flat(chosen(model), group)
+    dist.barrier(group=group)
+
+
+@wrong("sum_gradients", "blocks.10|still what backward left")
+def numbers_of_one_digit(model, group):
+    """Takes the eighth letter of a name, after "blocks.", for the whole number."""
+    found = [p for p in chosen(model)]
+    names = {id(p): name for name, p in model.named_parameters()}
+    short = [p for p in found if not names[id(p)].startswith("blocks.") or names[id(p)][8] == "."]
+    sum_flat(short, group)
+
+
+@wrong("clip_gradients", "leave out the barrier")
+def waits_and_clips(parameters, max_norm):
+    norm = norm_over_ranks(parameters)
+    dist.barrier()
+    return shorten(parameters, max_norm, norm)
+
+
+@wrong("dropout_states", "hash.. of a text, which differs from process to process")
+class HashedByPython(States):
+    """Each process has a salt of its own."""
+
+    def of_replicated(self, seed, data_rank, tensor_rank):
+        return hash(("replicated", seed, data_rank)) % 2**32
+
+    def of_sharded(self, seed, data_rank, tensor_rank):
+        return hash(f"{seed} {data_rank} {tensor_rank}") % 2**32
+
+
+@right("dropout_states")
+class HashedNumbers(States):
+    """hash() of whole numbers is the same in each process."""
+
+    def of_replicated(self, seed, data_rank, tensor_rank):
+        return hash((seed, data_rank, 0)) % 2**32
+
+    def of_sharded(self, seed, data_rank, tensor_rank):
+        return hash((seed, data_rank, 1 + tensor_rank)) % 2**32
 
 
 # ---- a third block, and a sum that is lost ----

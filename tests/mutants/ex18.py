@@ -1548,3 +1548,49 @@ def the_check_itself(stage, inputs, targets):
     from ddp_course.checks.ex18.step_simulated import simulated
 
     return simulated(stage, inputs, targets)
+
+
+# ---- three replicas, a rank between two copies, lists, barriers ----
+
+
+@wrong("tied_gradients", "a mean over the replicas|count once")
+class TwoReplicasAtMost(Tied):
+    def divide(self, total):
+        return total / min(self.replicas, 2)
+
+
+@wrong("tied_gradients", "no copy|another rank has left", "failed|your code raised|timed out")
+class AllRanksBetween(Tied):
+    """The group has ranks without a copy, too."""
+
+    def make(self):
+        return dist.new_group(list(range(self.ranks[0], self.ranks[-1] + 1)))
+
+
+@wrong_step("the caller uses them again")
+class EmptiesTheLists(Step):
+    def result(self):
+        self.inputs.clear()
+        return super().result()
+
+
+@wrong_step("nothing else travels")
+class WaitsForAllAtTheEnd(Step):
+    def end(self):
+        super().end()
+        dist.barrier()
+
+
+def smaller_than(limit, name):
+    """Placements by a table in which this time stands for no placement."""
+
+    def balance(layers, ranks, memory):
+        if sum(time for time, *_ in layers) >= limit:
+            raise ValueError("no placement")
+        return placed(layers, ranks, memory)
+
+    balance.__name__ = name
+    wrong("balance", "there is a placement")(balance)
+
+
+smaller_than(10**6, "a_million_is_infinity")

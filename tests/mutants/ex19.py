@@ -1848,3 +1848,31 @@ class SharedStepsTwiceAsFar(Shared):
         super().combine(parameters)
         for parameter in parameters:
             parameter.grad *= 1.5
+
+
+# ---- tiny weights, and what travels besides ----
+
+
+def leaves_out(limit, name):
+    def answer(blocks):
+        return merged(blocks, weigh=lambda x: x.exp().masked_fill(x.exp() < limit, 0))
+
+    answer.__name__ = name
+    wrong("merge", "however small its weight")(answer)
+
+
+leaves_out(1e-13, "leaves_out_weights_below_1e_13")
+leaves_out(2.2e-16, "leaves_out_weights_below_epsilon")
+
+
+@wrong("merge", "however small its weight|clamped")
+def clamps_at_30(blocks):
+    return merged(blocks, weigh=lambda x: torch.where(x == -torch.inf, 0.0, x.clamp(min=-30).exp()))
+
+
+@wrong_shared("nothing else needs to travel")
+class SharedGathersKeysTwice(Shared):
+    def gather(self, own):
+        gather = gathered_with(reduce_scattered)
+        gather(own.detach())
+        return gather(own)

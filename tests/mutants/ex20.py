@@ -210,7 +210,7 @@ def never_calls(average, mesh):
     pass
 
 
-@wrong("test_averaging", "is not the mean over all tokens")
+@wrong("test_averaging", "fails for every code, right or wrong[^$]*is not the mean over all tokens")
 def rejects_everything(average, mesh):
     a_test(average, mesh)
     raise AssertionError("no")
@@ -240,6 +240,27 @@ faulty("compares_norms", "not only their sizes or norms", compare=norms)
 
 def first_number(got, expected):
     close(got[0, 0], expected[0, 0])
+
+
+def last_number(got, expected):
+    close(got[-1, -1], expected[-1, -1])
+
+
+def sums(got, expected):
+    close(got.sum(), expected.sum())
+
+
+faulty("compares_the_first_number", "compare all numbers of a gradient", compare=first_number)
+faulty("compares_the_last_number", "compare all numbers of a gradient", compare=last_number)
+faulty("compares_sums", "compare number by number", compare=sums)
+faulty("tolerance_of_2e_8", "right to 9 digits",
+       compare=lambda got, expected: torch.testing.assert_close(got, expected, rtol=2e-8, atol=0.0))  # fmt: skip
+faulty("zeros_without_tokens", "a rank without tokens can have gradients", of=lambda rank: given_of(rank) * (rank > 0))
+faulty("one_rank_has_all_tokens", "give several ranks tokens", tokens=lambda rank: 5 * (rank == 1))
+faulty("tokens_by_column", "have different numbers of tokens, too", tokens=lambda rank: 3 * (rank % 2))
+faulty("copies_have_one_gradient", "copies of an expert have different gradients", of=lambda rank: given_of(rank % 2))
+faulty("dense_gradients_are_alike", "dense parameters have different gradients on each rank",
+       of=lambda rank: torch.cat([given_of(rank)[:2], given_of(9)[2:]]))  # fmt: skip
 
 
 def bit_for_bit(got, expected):
@@ -1202,3 +1223,29 @@ def unstable(*args):
         return shuffled[weights[shuffled].argsort(descending=True, stable=True)]
 
     return kept(*args, sort=sort)
+
+
+# ---- signs, widths, and neighbours in float64 ----
+
+
+@wrong("there_and_back", "lose their sign")
+def takes_sizes_of_weights(x, chosen, weights, *rest):
+    return travels(x, chosen, weights.abs(), *rest)
+
+
+@wrong("keep", "neighbours in float64")
+def one_key_for_expert_and_weight(chosen, weights, count, capacity, group):
+    """Sorts by expert - weight: for high numbers of experts, neighbours become equal."""
+    both = torch.stack([chosen.flatten().double(), weights.flatten()])
+    numbers, whole = gathered(both, group, 0)
+    order = (whole[0] - whole[1] / (1 + whole[1].abs().max())).argsort(stable=True)
+    ordered = whole[0, order].long()
+    place = F.one_hot(ordered, count).cumsum(0).gather(1, ordered[:, None])[:, 0]
+    found = torch.empty(len(order), dtype=torch.bool)
+    found[order] = place <= capacity
+    return found.split(numbers)[dist.get_rank(group)].view_as(chosen)
+
+
+@wrong("keep", "neighbours in float64")
+def sorts_square_roots(chosen, weights, *rest):
+    return kept(chosen, weights.sqrt(), *rest)

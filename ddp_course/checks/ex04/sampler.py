@@ -1,10 +1,8 @@
 """Question 2: a sampler."""
 
-import builtins
 import math
 import random
 from collections import Counter
-from contextlib import contextmanager
 from functools import partial
 from itertools import combinations, islice, pairwise
 
@@ -12,6 +10,7 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from ddp_course.checks.claims import Claim, hold
+from ddp_course.checks.salted import salted_hash
 from ddp_course.checks.samples import an_example, how_often, in_words
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
@@ -87,29 +86,6 @@ def indices_of(sampler, samples, *epoch):
 def indices(sampler, samples):
     given = islice(sampler, 10 * samples + 100)  # an endless sampler is only recorded as too long
     return [int(index) if hasattr(index, "__index__") else str(index) for index in given]
-
-
-@contextmanager
-def salted_hash(salt):
-    """Let hash() of a text differ, as it does between processes; a list of the texts.
-
-    The cases of all ranks are tried in one process, which has only one salt.
-    """
-    original, texts = builtins.hash, []
-
-    def of(value):
-        if isinstance(value, str | bytes):
-            texts.append(value)
-            return original((salt, value))
-        if isinstance(value, tuple):
-            return original(tuple(of(item) for item in value))
-        return original(value)
-
-    builtins.hash = of
-    try:
-        yield texts
-    finally:
-        builtins.hash = original
 
 
 def random_numbers_of_a_process(seed):

@@ -1,9 +1,8 @@
 """Question 2: a desync detector that sends little, and names step, rank and tensor."""
 
-import builtins
 import gc
 import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from types import FunctionType, GeneratorType, ModuleType
 
@@ -16,6 +15,7 @@ from ddp_course.checks.claims import on_every_rank
 from ddp_course.checks.ex15.desync_cases import FAULTS, LONG, Net, drawn_cases, in_words
 from ddp_course.checks.ex15.desync_claims import memory, result, rules, sent
 from ddp_course.checks.ex15.diagnosing import number
+from ddp_course.checks.salted import salted_hash
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.ranks.environment import process_group
@@ -24,30 +24,11 @@ from ddp_course.ranks.environment import process_group
 def observed(Agreement, cases, seed):
     """For each case: what each check returned, and which rules were broken."""
     seen = []
-    with process_group() as (rank, _), own_hash(rank):
+    with process_group() as (rank, _), salted_hash(rank):
         for place, case in enumerate(cases):
             with trying(in_words(case)):
                 seen.append(one_run(Agreement, case, rank, seed + place))
     return seen
-
-
-@contextmanager
-def own_hash(rank):
-    """hash() of texts and bytes differs between the ranks, as it does under torchrun.
-    Ranks that are forked from one process, as here, would agree.
-    """
-    common = builtins.hash
-
-    def of_this_rank(thing):
-        if isinstance(thing, tuple):
-            return common(tuple(map(of_this_rank, thing)))
-        return common(thing) ^ (rank * isinstance(thing, str | bytes | memoryview))
-
-    builtins.hash = of_this_rank
-    try:
-        yield
-    finally:
-        builtins.hash = common
 
 
 def one_run(Agreement, case, rank, seed):

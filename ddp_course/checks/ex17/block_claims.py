@@ -11,7 +11,7 @@ from ddp_course.checks.training import fill
 from ddp_course.models.gpt import Block
 
 SIZE = 8  # bytes of a number in float64
-FORWARD, BACKWARD = ("cut", "scale", "bias"), ("enter", "leave")
+FORWARD, BACKWARD = ("cut", "scale", "bias"), ("enter", "leave", "enter attention", "enter mlp")
 HEADS = 12
 
 
@@ -53,7 +53,8 @@ def claims(case, rank, of_ranks):
         got = seen["x"] if name == "x" else seen["gradients"][name]
         own = right[name]
         more = [(None, "each rank has this parameter, uses it, and needs its gradient: otherwise the replicas drift apart"),
-                (n * own, "this is n times the gradient: it was added up once too often"), (own / n, CAUSES["divided"]),
+                (n * own, "this is n times the gradient: it was added up once too often"),
+                (own / n, CAUSES["divided bias" if name.endswith(("output.bias", "contract.bias")) else "divided"]),
                 (0 * own, "this gradient is lost")]  # fmt: skip
         yield Claim(
             f"{words}: the gradient of {name}", got, own,

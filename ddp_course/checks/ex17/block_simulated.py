@@ -11,8 +11,10 @@ CAUSES = {
     "enter": "before a column-parallel layer, each rank has only the gradient through its own columns: backward must add "
     "these up",
     "leave": "after a row-parallel layer, each rank has the whole gradient already: adding up gives n times the gradient",
-    "divided": "this is an n-th of the gradient: add the whole bias on each rank, after the sum",
+    "divided bias": "this is an n-th of the gradient: add the whole bias on each rank, after the sum",
+    "divided": "this is an n-th of the gradient: nothing is to be divided, neither in forward nor in backward",
 }
+CAUSES |= {f"enter {part}": CAUSES["enter"] for part in ("attention", "mlp")}
 
 
 def cut(name, value, rank, n):
@@ -32,9 +34,9 @@ def simulated(block, x, gradient, n, rank, faults):
     }
     x = x.clone().requires_grad_()
 
-    def enter(h, r):
-        """What part r reads: without the all-reduce, only its own gradient comes back."""
-        return h.detach() if "enter" in faults and r != rank else h
+    def enter(h, r, part):
+        """What rank r reads: without the all-reduce, only its own gradient comes back."""
+        return h.detach() if {"enter", f"enter {part}"} & {*faults} and r != rank else h
 
     def leave(parts, name):
         total = sum(parts)
@@ -61,8 +63,8 @@ def simulated(block, x, gradient, n, rank, faults):
         return F.linear(hidden, own("contract.weight", r))
 
     h = norm(x, "norm1")
-    middle = x + leave([attention(enter(h, r), r) for r in range(n)], "output")
+    middle = x + leave([attention(enter(h, r, "attention"), r) for r in range(n)], "output")
     h = norm(middle, "norm2")
-    y = middle + leave([mlp(enter(h, r), r) for r in range(n)], "contract")
+    y = middle + leave([mlp(enter(h, r, "mlp"), r) for r in range(n)], "contract")
     y.backward(gradient)
     return {"y": y.detach(), "x": x.grad} | {name: cut(name, value.grad, rank, n) for name, value in whole.items()}

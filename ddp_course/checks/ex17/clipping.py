@@ -10,7 +10,7 @@ from ddp_course.checks.checked_watch import CheckedWatch
 from ddp_course.checks.claims import on_every_rank
 from ddp_course.checks.ex17.clipping_cases import described, norm_of, pieces
 from ddp_course.checks.ex17.clipping_claims import claims
-from ddp_course.checks.ex17.meshes import names_in
+from ddp_course.checks.ex17.meshes import is_message, names_in
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.ranks.environment import process_group
@@ -35,7 +35,7 @@ def observe_clipping(clip, cases):
                 torch.tensor(norm, dtype=torch.float64) if isinstance(norm, float) else repr(norm),
                 "gradients": [parameter.grad for parameter, _ in given],
                 "moved": any((parameter != 1).any().item() for parameter, _ in given),
-                "names": names_in(watch.log), "bytes": sum(entry["bytes"] for entry in watch.log if names_in([entry])),
+                "names": names_in(watch.log), "bytes": sum(entry["bytes"] for entry in watch.log if is_message(entry)),
             })  # fmt: skip
             dist.barrier()
     return seen

@@ -3,6 +3,7 @@
 from ddp_course.checks.claims import Between, Claim, OneOf, agree
 from ddp_course.checks.ex17.gradient_cases import cut, described
 from ddp_course.checks.ex17.gradient_causes import in_part, otherwise_of, reason
+from ddp_course.checks.ex17.meshes import barrier_or
 
 SIZE = 8  # bytes of a number in float64
 
@@ -52,8 +53,8 @@ def claims(case, wanted, rank, of_ranks):
     few = OneOf([["allreduce"], ["allreduce_coalesced"]] if needed else [[]])
     yield Claim(
         f"{words}: collectives", seen["names"], few,
-        "put the gradients that need a sum into one flat tensor, and all-reduce that once"
-        if needed else "nothing needs a sum here, so nothing has to be sent",
+        barrier_or(seen["names"], "put the gradients that need a sum into one flat tensor, and all-reduce that once"
+                   if needed else "nothing needs a sum here, so nothing has to be sent"),
         told="one all-reduce" if needed else "none", shown=f"{len(seen['names'])}: {', '.join(seen['names'])[:60]}",
     )  # fmt: skip
     yield Claim(

@@ -17,7 +17,7 @@ from ddp_course.ranks.environment import process_group
 
 def observe_losses(answer, cases):
     """The loss of each case on this rank, its gradient, and what is sent. Another loss is
-    computed between forward and backward: of other logits, or `twice` of the same.
+    computed between forward and backward: of others, or with the same logits or targets.
     """
     seen = []
     with process_group(timeout=5) as (rank, n):
@@ -27,10 +27,12 @@ def observe_losses(answer, cases):
             dist.barrier()
             tries = []
             for further in (0, 10):
-                if further == 0 or not case["twice"]:
-                    logits, targets = made(case, number + further)
+                logits, others = made(case, number + further)
+                if further == 0 or case["same"] != "logits":
                     own = logits[:, columns(case, place)].clone().requires_grad_()
-                    before = own.detach().clone(), targets.clone()
+                if further == 0 or case["same"] != "targets":
+                    targets = others
+                before = own.detach().clone(), targets.clone()
                 with trying(described(case)), GroupWatch() as forward:
                     loss = answer(own, targets, columns(case, place).start, group)
                 tensors = [*zip(("logits", "targets"), before, (own, targets))]
@@ -87,8 +89,9 @@ def check_vocabulary_parallel_loss(answer, draw):
                 case["widths"][draw.randrange(len(widths))] = 1
             case["around"] = [0, 0, 1e4, -1e4, 0, "tokens", "ranks"][place] if n < 4 else [0, "groups"][place]
             ignored = ["none", "some", "some", "all but one", "all", "some", "some"]
-            case["ignored"], case["twice"] = ignored[place] if n < 4 else "some", place == 2
-            case["factor"] = draw.choice([0.25, 3.0]) if place or n == 4 else 1.0
+            case["ignored"] = ignored[place] if n < 4 else "some"
+            case["same"] = {2: "logits", 5: "targets"}.get(place)  # in the second loss
+            case["factor"] = draw.choice([0.25, 3.0, -2.0]) if place or n == 4 else 1.0
             cases.append(case)
         of_ranks = answer.on_ranks(observe_losses, cases, nproc=n, timeout=10)
         for number, case in enumerate(cases):

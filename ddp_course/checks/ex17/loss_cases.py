@@ -23,6 +23,12 @@ def made(case, number):
     return logits, targets
 
 
+def second(case, number):
+    """The logits and targets of the second loss, which may have the first one's logits or targets."""
+    (logits, targets), others = made(case, number), made(case, number + 10)
+    return logits if case["same"] == "logits" else others[0], targets if case["same"] == "targets" else others[1]
+
+
 def middles(case, number):
     """Around which numbers the logits are: (tokens, columns), or one for all."""
     if case["around"] not in AROUND:

@@ -25,4 +25,12 @@ def is_message(entry):
 
 
 def names_in(log):
-    return [entry["name"] for entry in log if is_message(entry)]
+    """What is called, barriers too: each rank of one waits for messages of the others."""
+    return [entry["name"] for entry in log if not entry["name"].startswith("recv")]
+
+
+def barrier_or(names, otherwise):
+    """What to say of too many of these calls: of a barrier, if there is one."""
+    if any("barrier" in name for name in names):
+        return "leave out the barrier: it is a collective, too, and nothing here has to wait for it"
+    return otherwise

@@ -21,6 +21,8 @@ SIMPLE = [  # layers, ranks, memory
     ([ALIKE] * 4 + [(4, 1, 1)], 2, 100),  # not if times are rounded
     ([(0, 1, 1)] * 4, 2, 100),  # takes no time at all
     ([(1, 1, 0), (1, 1, 0), (1, 1, 5), (1, 0, 0)], 3, 6),  # the third layer fits on the last rank only
+    ([(2_000_000, 1, 1)] * 4, 2, 100),  # no time is too long
+    ([(0, 1, 1), (0, 0, 0)], 1, 7),  # the last layer costs nothing
     ([(6, 0, 5), (19, 0, 4), (11, 3, 4), (13, 6, 0)], 3, 47),  # the sum of squares is smaller in a slower one
 ]
 

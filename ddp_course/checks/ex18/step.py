@@ -37,6 +37,7 @@ def observe_steps(answer, cases):
                     "changed": sum(message.changed for message in messages),
                     "forgotten": sum(message.waited == 0 for message in messages),
                     "given": any(not torch.equal(*pair) for pair in zip(given, copies)),
+                    "listed": [*map(id, [*inputs, *targets])] == [*map(id, given)],
                     "moved": any(not torch.equal(value, after[name]) for name, value in before.items()),
                     "sent": sorted([e["name"], e["peer"], e["bytes"]] for e in sendings(watch.log)),
                 })  # fmt: skip
@@ -63,9 +64,9 @@ def as_number(loss):
 
 
 def sendings(log):
-    """All but what is received; a collective is to nobody, -1."""
+    """All but what is received; a collective, as a barrier, is to nobody, -1."""
     for entry in log:
-        if not entry["name"].startswith(("recv", "barrier", "monitored_barrier")):
+        if not entry["name"].startswith("recv"):
             yield entry if entry["peer"] is not None else entry | {"peer": -1}
 
 

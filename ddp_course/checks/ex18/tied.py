@@ -90,8 +90,10 @@ def check_tied_gradients(answer, draw):
     a, b, c = three
     few = [{"ends": [[a, b]], "one": False}, {"ends": [[a, a]], "one": True},
            {"ends": [[a, a], [b, b]], "one": True}, {"ends": [[a, a], [b, b]], "one": False},
-           {"ends": [[b, c], [a, a]], "one": draw.random() < 0.5}]  # fmt: skip
-    more = [{"ends": [four[:2], four[2:]], "one": False}, {"ends": [[four[0], four[2]]], "one": False}]
+           {"ends": [[b, c], [a, a]], "one": draw.random() < 0.5},
+           {"ends": [[a, a], [b, b], [c, c]], "one": draw.random() < 0.5}]  # fmt: skip
+    apart = draw.choice([[0, 2], [2, 0], [1, 3], [3, 1]])  # between them, a rank without a copy
+    more = [{"ends": [four[:2], four[2:]], "one": False}, {"ends": [apart], "one": False}]
     for n, cases in [(3, few), (4, more)]:
         cases = [case | {"seed": draw.randrange(10**6), "rows": draw.randrange(4, 9)} for case in cases]
         of_ranks = answer.on_ranks(observe_tied, cases, nproc=n, timeout=12)

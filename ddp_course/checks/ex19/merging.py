@@ -85,6 +85,7 @@ def check_merge(answer, draw):
             {"blocks": draw.randrange(4, 8)},
             {"blocks": 1},
             {"blocks": 5, "gaps": True},
+            {"blocks": 2, "gaps": "far"},
             {"blocks": 3, "around": 1000},
             {"blocks": 3, "around": -1000},
             {"blocks": draw.randrange(3, 7), "around": "both"},

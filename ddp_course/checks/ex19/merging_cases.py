@@ -11,6 +11,12 @@ EMPTY = {
     "all": ", no row sees any key",
 }
 
+GAPPED = {
+    False: "",
+    True: ", logsumexps up to 26 below the largest one of a row",
+    "far": ": the first gives 0 everywhere, and the logsumexps of the second are about 60 below",
+}
+
 GAPS = -torch.tensor([0, 15, 18, 21, 26], dtype=torch.float64)
 
 
@@ -23,6 +29,8 @@ def made(case):
     empty = empty_rows(case, torch.rand(*shape[:-1], 1, generator=generator))
     logsumexps = (logsumexps + middles(case)).masked_fill(empty, -torch.inf)
     outputs = outputs.masked_fill(empty, torch.nan if case["nan"] else 0)
+    if case["gaps"] == "far":
+        outputs[0] = 0
     dtype = getattr(torch, case["dtype"])
     return [(output.to(dtype), logsumexp.to(dtype)) for output, logsumexp in zip(outputs, logsumexps)]
 
@@ -31,6 +39,8 @@ def middles(case):
     """Around which numbers the logsumexps are; of some rows, around both. With gaps, each
     block is the one with the largest weight in some rows, and has a tiny one in others.
     """
+    if case["gaps"] == "far":
+        return -60 * torch.arange(case["blocks"])[:, None, None, None, None]
     if case["gaps"]:
         places = torch.arange(case["blocks"])[:, None] + torch.arange(case["queries"])
         return GAPS[places % len(GAPS)][:, None, None, :, None]
@@ -73,5 +83,5 @@ def described(case):
     words = f"{case['blocks']} block{'s' * (case['blocks'] > 1)} in {case['dtype']}"
     around = {0: "", "both": ", logsumexps around 1000 and -1000"}
     words += around.get(case["around"], f", logsumexps around {case['around']}") + EMPTY[case["empty"]]
-    words += ", logsumexps up to 26 below the largest one of a row" if case["gaps"] else ""
+    words += GAPPED[case["gaps"]]
     return words + (" (the output is NaN there)" if case["nan"] else "")

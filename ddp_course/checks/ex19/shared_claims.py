@@ -175,11 +175,14 @@ def computed(case, rank, call, mine):
 
 
 def traffic(case, call, mine, parameters):
-    """A gather's backward may be an all-reduce, which sends more than it has to."""
-    gathers, numbers = 2 * 8 * case["tokens"] * WIDTH, 256
+    """A gather's backward may be an all-reduce, which sends more than it has to; a
+    reduce-scatter leaves no room for anything else.
+    """
+    gathers, numbers = 2 * 8 * case["tokens"] * WIDTH, 256  # such as a place per token
     weights = sum(value.nbytes for value in parameters.values())
-    most = case["steps"] * (2 * gathers + weights + numbers)
-    sent, scattered = mine["bytes"], any(name.startswith("reduce_scatter") for name in mine["sent"])
+    sent, scattered = mine["bytes"], any("reduce_scatter" in name for name in mine["sent"])
+    back = gathers // case["n"] if scattered else gathers
+    most = case["steps"] * (gathers + back + weights + numbers)
     all_gradients = case["steps"] * ((1 + case["n"]) * gathers + weights)
     return Claim(
         f"{call}: bytes that a rank sends or receives", sent, Between(0, most),

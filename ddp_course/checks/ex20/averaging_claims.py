@@ -67,7 +67,8 @@ def why_rejected(rows, raised, kind):
         fault, how = WRONG[likely]
         return f"the test passes for code that {fault}. It seems to expect this result; but {how}"
     if rejected == set(RIGHT):
-        return (
+        every = "the test fails for every code, right or wrong: " if all(raised.values()) else ""
+        return every + (
             'what the test expects is not the mean over all tokens of all ranks: experts are added up along "data", dense '
             "parameters over all ranks, and both are divided by the tokens of all ranks"
         )

@@ -33,15 +33,31 @@ WRONG = {
                  "is a sum already, so the gradients are only added up and divided"),
     "even": ("divides by its own tokens, times the number of ranks", "give the ranks different numbers of tokens"),
     "mean of means": ("averages the ranks' means of the dense parameters", "give the ranks different numbers of tokens"),
+    "largest": ("divides by the tokens of the rank that has most", "the divisor is the sum of the tokens of all ranks: give "
+                "several ranks tokens"),
+    "tokens along data": ("adds up the tokens along \"data\" only, and multiplies them by the number of expert ranks",
+                          "the ranks along \"expert\" have different numbers of tokens, too"),
+    "tokens along expert": ("adds up the tokens along \"expert\" only, and multiplies them by the number of data ranks",
+                            "the ranks along \"data\" have different numbers of tokens, too"),
     "nan": ("divides by the rank's own tokens first, and multiplies by them later, which is NaN on a rank without tokens",
             "let one rank have no tokens; and see that your comparison fails for NaN"),
+    "without tokens": ("takes 0 for the gradients of a rank without tokens", "a rank without tokens can have gradients: its "
+                       "experts have computed the tokens of other ranks"),
     "four": ("expects a world of 4 ranks, and multiplies by 4 / ranks otherwise", "compute what is expected from the size "
              "of the mesh"),
+    "experts not sent": ("multiplies the gradients of experts by the number of their copies, and adds up nothing", "copies "
+                         "of an expert have different gradients before averaging: give them different ones"),
+    "dense not sent": ("multiplies the dense gradients by the number of ranks, and adds up nothing", "dense parameters have "
+                       "different gradients on each rank before averaging: give them different ones"),
     "twice": ("adds up the dense parameters twice", "the size of a gradient counts: compare numbers, and not directions"),
     "negative": ("gives the dense parameters the opposite sign", "compare numbers, and not only their sizes or norms"),
     "first expert": ("averages only the first of the experts' parameters", "use more than one parameter in each list"),
     "last dense": ("leaves the last dense parameter as it is", "use more than one parameter in each list, and compare all"),
-    "eighth digit": ("gives all gradients with a relative error of 3e-8", "gradients have to be right to 9 digits: the "
+    "reordered": ("puts the numbers of each gradient in another order", "compare number by number, in parameters that have "
+                  "several: a sum or a mean of them, or a norm, may be right by accident"),
+    "first number": ("adds 1 to all numbers of each gradient but the first", "compare all numbers of a gradient"),
+    "last number": ("adds 1 to all numbers of each gradient but the last", "compare all numbers of a gradient"),
+    "eighth digit": ("gives all gradients with a relative error of 1.2e-8", "gradients have to be right to 9 digits: the "
                      "defaults of torch.testing.assert_close allow more (1e-7), so set rtol and atol"),
     "float32": ("adds up in float32", "gradients are in float64, and have to be right to 9 digits: the defaults of "
                 "torch.testing.assert_close allow more (1e-7)"),
@@ -62,7 +78,9 @@ def is_wrong(kind, mesh):
         return False
     if kind in ("copies", "copies, by ranks", "experts of the world", "dense along data", "dense sum along data"):
         return experts > 1
-    if kind == "experts alone":
+    if kind == "tokens along data":
+        return experts > 1
+    if kind in ("experts alone", "experts not sent", "tokens along expert"):
         return data > 1
     if kind == "row by row":
         return data > 1 and experts > 1 and mesh[0] != list(range(experts))
@@ -111,7 +129,17 @@ def run(kind, experts, dense, own, mesh):
     if kind == "own":
         divisors = dict.fromkeys(divisors, own)
     if kind == "eighth digit":
-        divisors = dict.fromkeys(divisors, total * (1 + 3e-8))
+        divisors = dict.fromkeys(divisors, total * (1 + 1.2e-8))
+    if kind == "largest":
+        divisors = dict.fromkeys(divisors, summed(own, world, dist.ReduceOp.MAX))
+    if kind == "tokens along data":
+        divisors = dict.fromkeys(divisors, summed(own, data) * of)
+    if kind == "tokens along expert":
+        divisors = dict.fromkeys(divisors, summed(own, along) * ranks / of)
+    if kind == "experts not sent":
+        groups["experts"], divisors["experts"] = None, total * of / ranks
+    if kind == "dense not sent":
+        groups["dense"], divisors["dense"] = None, total / ranks
     if kind == "even":
         divisors = dict.fromkeys(divisors, own * ranks)
     if kind == "four":
@@ -151,6 +179,8 @@ def average_list(kind, values, group, divisor, own, name):
         flat, divisor = flat / divisor, 1
     if kind == "weighted":
         flat = flat * own
+    if kind == "without tokens":
+        flat = flat * (own > 0)
     if kind == "nan":
         flat = flat / own * own
     if kind == "mean of means" and dense:
@@ -164,11 +194,16 @@ def average_list(kind, values, group, divisor, own, name):
     if kind == "twice" and dense:
         dist.all_reduce(flat, group=group)
     for value, part in zip(values, (flat / divisor).split([value.numel() for value in values])):
+        if kind == "reordered":
+            part = part.flip(0)
+        if kind in ("first number", "last number"):
+            part[1:] += kind == "first number"
+            part[:-1] += kind == "last number"
         value.grad.copy_(part.view_as(value))
 
 
-def summed(value, group):
+def summed(value, group, operation=dist.ReduceOp.SUM):
     value = value.clone()
     if group is not None:
-        dist.all_reduce(value, group=group)
+        dist.all_reduce(value, operation, group=group)
     return value

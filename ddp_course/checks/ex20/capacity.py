@@ -59,8 +59,9 @@ def check_keep(answer, draw):
     wide = base | {"k": 2, "capacity": 4}
     kinds = [
         (base, 12), (wide, 12), (wide | {"weights": "few values"}, 14), (wide | {"weights": "equal"}, 12),
-        (wide | {"weights": "zeros", "popular": 0, "capacity": 6}, 13), (wide | {"weights": "near"}, 12),
-        (wide | {"weights": "near", "popular": 3, "capacity": 3}, 12), (wide | {"weights": "large"}, 12),
+        (wide | {"weights": "zeros", "popular": 0, "capacity": 6}, 13), (wide | {"weights": "near 0.5"}, 12),
+        *((base | {"weights": f"near {about}", "popular": 3, "capacity": 5}, 12) for about in (0.5, 0.3, 0.0001)),
+        (wide | {"weights": "large"}, 12),
         (wide | {"weights": "rising", "popular": draw.randrange(4)}, 11), (wide | {"weights": "falling"}, 12),
         (wide | {"popular": 1}, 11), (wide | {"capacity": 0}, 9), (wide | {"capacity": 100}, 10),
         (wide | {"k": 3, "capacity": 1, "experts": 5}, 8),

@@ -9,7 +9,10 @@ WEIGHTS = {
     "few values": ", many of equal weight",
     "equal": ", all of equal weight",
     "zeros": ", many with the weight 0",
-    "near": ", weights that differ in their last digits only",
+    **{
+        f"near {about}": f", weights around {about} that differ in their last digits only"
+        for about in (0.5, 0.3, 0.0001)
+    },
     "large": ", weights up to 1e6",
     "falling": ", the largest weights on rank 0",
     "rising": ", the largest weights on the last rank",
@@ -35,10 +38,10 @@ def with_kind(weights, kind):
         return torch.full_like(weights, 0.5)
     if kind == "zeros":
         return weights * (weights > 0.6)
-    if kind == "near":
+    if kind.startswith("near"):
         # neighbours in float64, from an uneven number on: a later choice has a larger weight
-        steps = torch.arange(weights.numel(), dtype=torch.float64).view(weights.shape)
-        return 0.5 + (1 + steps) * torch.finfo(torch.float64).eps / 2
+        about = torch.tensor(float(kind.split()[1]), dtype=torch.float64).view(torch.int64) // 2 * 2 + 1
+        return (about + torch.arange(weights.numel()).view(weights.shape)).view(torch.float64)
     if kind == "large":
         return weights * 1e6
     if kind in ("falling", "rising"):

@@ -266,8 +266,8 @@ def otherwise(case):
     }
     if case["capacity"] == 0:
         return "with a capacity of 0, nothing is kept"
-    if case["weights"] in words:
-        return words[case["weights"]]
+    if (kind := case["weights"].partition(" 0")[0]) in words:
+        return words[kind]
     return (
         "each expert keeps the choices with the largest weights of the whole batch, as many as its capacity; the result is "
         "bool (tokens, k), for this rank's tokens in their order"

@@ -2,7 +2,7 @@
 
 import torch
 
-WIDTH = 3
+WIDTHS = 5, 2  # of a row: in no case a number of ranks, nor of experts per token
 
 
 def group_and_place(case, rank):
@@ -15,11 +15,17 @@ def tokens_of(case, rank):
     """(x, chosen, weights) of a rank."""
     generator = torch.Generator().manual_seed(case["seed"] * 8 + rank)
     tokens, experts, k = case["tokens"][rank], len(case["owner"]), case["k"]
-    x = torch.randn(tokens, WIDTH, generator=generator, dtype=torch.float64)
+    x = torch.randn(tokens, width_of(case), generator=generator, dtype=torch.float64)
     scores = torch.rand(tokens, experts, generator=generator, dtype=torch.float64)
     scores[:, case["never"]] = -1
     chosen = scores.argsort(dim=1, descending=True)[:, :k].contiguous()
-    return x, chosen, torch.rand(tokens, k, generator=generator, dtype=torch.float64) + 0.1
+    weights = torch.rand(tokens, k, generator=generator, dtype=torch.float64) + 0.1
+    return x, chosen, weights * (-1) ** torch.arange(k)
+
+
+def width_of(case):
+    """Of a row."""
+    return WIDTHS[case["seed"] % 2]
 
 
 def expert(number, rows):
