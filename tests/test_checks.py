@@ -25,6 +25,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import COURSE, THOROUGH
+from mutants import made
 from torch.distributed import _functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
@@ -34,6 +35,7 @@ from ddp_course.checks import ex03, ex16, functions
 from ddp_course.checks.checked_watch import UNSEEN, CheckedWatch
 from ddp_course.checks.claims import Claim, OneOf, agree, hold
 from ddp_course.checks.ex16 import analyse
+from ddp_course.cli import exercises
 from ddp_course.judge import answer as answers
 from ddp_course.judge import hints
 from ddp_course.judge import verdict as verdicts
@@ -577,6 +579,16 @@ def test_every_question_has_enough_answers_to_be_tried_on_and_hints(question):
     assert sum(c.pattern is None for c in mine) >= 2
     assert sum(c.pattern is not None for c in mine) >= 4
     assert len(question.hints) >= 2 and inspect.getdoc(question)
+
+
+@pytest.mark.parametrize("title", made.EQUIVALENT)
+def test_a_change_that_is_listed_as_none_can_be_made_of_todays_answer(title):
+    """Their names have numbers of lines, which move."""
+    number, name = title.split()
+    [task] = [task for task in exercises.questions_of(number) if task.name == name]
+    ours = exercises.answer_of(task.cell.source)
+    changes = [*made.with_nan(ours, task.names), *made.changes(ours)]
+    assert set(made.EQUIVALENT[title]) <= {what for what, _ in changes}
 
 
 def imported(text):

@@ -99,10 +99,10 @@ EQUIVALENT = {
     "11 teach": {
         "13: 0: one more": "A begins with other random numbers, and may",
         "13: 0: one less": "A begins with other random numbers, and may",
-        "21: 16: one more": "a batch may have any size",
-        "21: 16: one less": "a batch may have any size",
-        "30: for value in trained:: without `value.grad /= dist.get_world_size()`": "Adam does not mind the scale",
-        "32: value.grad /= dist.get_world_size(): another operator": "Adam does not mind the scale",
+        "22: 16: one more": "a batch may have any size",
+        "22: 16: one less": "a batch may have any size",
+        "31: for value in trained:: without `value.grad /= dist.get_world_size()`": "Adam does not mind the scale",
+        "33: value.grad /= dist.get_world_size(): another operator": "Adam does not mind the scale",
     },
     "11 fine_tune": {
         "20: with torch.no_grad():: without `for layer in layers:`": "nothing is merged, which does as well",
