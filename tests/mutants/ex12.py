@@ -975,7 +975,7 @@ class GathersGradients(Linear):
         return gradient @ gather(shard), mean.chunk(n)[dist.get_rank()].clone()
 
 
-@wrong("gathered_linear", "tensors of different sizes", status="your code raised")
+@wrong("gathered_linear", "tensors of different sizes|n times as much", status="your code raised|failed")
 class GathersBatches(Linear):
     """All ranks' x and gradients, which need not be equally long."""
 
@@ -2227,3 +2227,55 @@ def diverges(model, initial, batches, max_norm, path):
             parameter.grad.to_local().div_(0)
 
     trained(model, initial, batches, max_norm, path, clip=spoil)
+
+
+# ---- what is given stays as it is; a first layer; a rank without samples ----
+
+
+@wrong("gathered_linear", "leave what you are given as it is")
+class WritesIntoTheShard(Linear):
+    @staticmethod
+    def backward(ctx, gradient):
+        x, shard = ctx.saved_tensors
+        of_x, own = gradient @ gather(shard), scatter(gradient.T @ x)
+        shard.data.copy_(own)
+        return of_x, own
+
+
+@wrong("gathered_linear", "leave what you are given as it is")
+class DividesWhatComes(Linear):
+    @staticmethod
+    def backward(ctx, gradient):
+        x, shard = ctx.saved_tensors
+        of_x, n = gradient @ gather(shard), dist.get_world_size()
+        gradient /= n
+        return of_x, n * scatter(gradient.T @ x)
+
+
+@wrong("gathered_linear", "it must be the mean over ranks")
+class NothingWhereXNeedsNothing(Linear):
+    @staticmethod
+    def backward(ctx, gradient):
+        return Linear.backward(ctx, gradient) if ctx.needs_input_grad[0] else (None, None)
+
+
+@wrong("gathered_linear", "more for backward than necessary")
+class KeepsACopyOfX(Linear):
+    @staticmethod
+    def forward(ctx, x, shard):
+        ctx.x = x.detach().clone()
+        return Linear.forward(ctx, x, shard)
+
+
+@wrong("gathered_linear", ".", "your code raised")
+class NeedsASample(Linear):
+    @staticmethod
+    def backward(ctx, gradient):
+        assert gradient.abs().max() < torch.inf
+        return Linear.backward(ctx, gradient)
+
+
+@wrong("kept_bytes", "stage 3")
+def nothing_for_few_parameters(parameters, ranks, stage, mixed=False, buckets=False):
+    shard = 0 if parameters < ranks else -(-parameters // ranks)
+    return kept(parameters, ranks, stage, mixed, buckets, shard=shard)

@@ -1126,3 +1126,15 @@ def the_layers_themselves(costs, stages):
 @wrong("place", "stages, not")
 def where_to_cut(costs, stages):
     return list(min(combinations(range(1, len(costs)), stages - 1), key=lambda cuts: slowest(costs, cuts)))
+
+
+# ---- answers that are remembered ----
+
+
+remembered = {}
+
+
+@wrong("place", "sets the pace for all")
+def remembers_by_the_sum(costs, stages):
+    key = sum(costs), len(costs), stages
+    return remembered.setdefault(key, by_trying_all(costs, stages))

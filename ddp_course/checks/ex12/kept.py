@@ -95,4 +95,6 @@ def check_kept_bytes(answer, draw):
                 cases.append(case | draw.choice([{}, {"buckets": False}]))
                 if stage == 0:
                     cases.append(case | {"buckets": True})
+    # fewer parameters than ranks, and more than 32 bits can tell apart
+    cases += [{"parameters": 3, "ranks": 4, "stage": 3}, {"parameters": 1_000_000_001, "ranks": 2, "stage": 3}]
     check_function(answer, draw, "kept_bytes", cases, formula(), MISTAKES, of_this_case, digits=12)

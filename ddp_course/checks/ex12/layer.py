@@ -13,6 +13,7 @@ from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.watch import memory_timeline
 
 DIGITS = 4.8  # of products in fp32
+NAMES = "x", "the shard", "the gradient that backward gets"
 
 
 def layer_of(case, rank):
@@ -25,14 +26,16 @@ def layer_of(case, rank):
     return weight, x, torch.randn(batch, case["outputs"], generator=generator)
 
 
-def observe_layer(kind, case, other):
+def observe_layer(kind, case, other, first):
     """Forward and backward on ranks: return the outputs, what is kept between the two,
-    and what is sent in each. Another layer computes in between, as in a network.
+    and what is sent in each. Another layer computes in between, as in a network; and a
+    first one, whose x needs no gradient.
     """
     with process_group(timeout=4) as (rank, n):
         weight, x, gradient = layer_of(case, rank)
         shard = weight.chunk(n)[rank].clone().requires_grad_()
         x.requires_grad_()
+        before = [value.detach().clone() for value in (x, shard, gradient)]
         with memory_timeline() as timeline, CheckedWatch() as watched:
             y = kind.apply(x, shard)
             kept = least_in_use(timeline, enough=y.nbytes + ROOM)
@@ -49,13 +52,17 @@ def observe_layer(kind, case, other):
             "forward": forward,
             "backward": backward,
             "between": between,
+            "changed": [
+                name for name, old, new in zip(NAMES, before, (x, shard, gradient)) if not torch.equal(old, new)
+            ],
+            "first": observe_another(kind, first, rank, n, needs=False),
         }
 
 
-def observe_another(kind, case, rank, n):
+def observe_another(kind, case, rank, n, needs=True):
     weight, x, gradient = layer_of(case, rank)
     shard = weight.chunk(n)[rank].clone().requires_grad_()
-    x.requires_grad_()
+    x.requires_grad_(needs)
     y = kind.apply(x, shard)
     y.backward(gradient)
     return {"y": y, "x": x.grad, "shard": shard.grad}
@@ -76,9 +83,11 @@ def check_gathered_linear(answer, draw):
     """
     # first with equally long batches, where it is easier to say what is wrong
     for longer, n in enumerate(draw.sample([2, 3, 4], 2)):
-        case, other = a_case(draw, n, longer), a_case(draw, n, longer)
-        of_ranks = answer.on_ranks(observe_layer, case, other, nproc=n)
-        on_every_rank(partial(claims, case, other), of_ranks)
+        case, other, first = (a_case(draw, n, longer) for _ in range(3))
+        case["batch"] = draw.randrange(14, 18)  # so that a copy of x is seen, and is less than the weight
+        first |= {"batch": n - 1, "longer": -1} if longer else {}  # the last rank has no sample
+        of_ranks = answer.on_ranks(observe_layer, case, other, first, nproc=n)
+        on_every_rank(partial(claims, case, other, first), of_ranks)
 
 
 def a_case(draw, n, longer):
@@ -95,15 +104,20 @@ def in_words(case, n):
 # ---- what is claimed ----
 
 
-def claims(case, other, rank, of_ranks):
+def claims(case, other, first, rank, of_ranks):
     seen, n = of_ranks[rank], len(of_ranks)
     yield from numbers(in_words(other, n), other, rank, n, seen["between"])
     between = f"{in_words(case, n)}, between whose forward and backward another layer computes"
     yield from numbers(between, case, rank, n, seen)
+    yield Claim(f"{in_words(case, n)}: what changes", seen["changed"], [], "leave what you are given as it is: compute new "
+                "tensors", told="nothing", shown=", ".join(seen["changed"]))  # fmt: skip
     yield from memory_and_messages(in_words(case, n), case, seen)
+    words = f"{in_words(first, n)}, where x needs no gradient, as in a model's first layer"
+    words += ", and the last rank has no sample" if first["longer"] < 0 else ""
+    yield from numbers(words, first, rank, n, seen["first"], needs=False)
 
 
-def numbers(checked, case, rank, n, seen):
+def numbers(checked, case, rank, n, seen, needs=True):
     all_of = [layer_of(case, number) for number in range(n)]
     weight, x, gradient = all_of[rank]
     of_x, own = gradient @ weight, gradient.T @ x
@@ -112,7 +126,8 @@ def numbers(checked, case, rank, n, seen):
                 "y = x @ weight.T, with all rows of the weight, in the order of the ranks", digits=DIGITS)  # fmt: skip
     total = sum(each @ weight for _, _, each in all_of) if not case["longer"] else None
     averaged = "each rank has its own x, so the gradient of x must not be averaged"
-    yield Claim(f"{checked}: the gradient of x", seen["x"], of_x,
+    if needs:
+        yield Claim(f"{checked}: the gradient of x", seen["x"], of_x,
                 "the gradient of x must be gradient @ weight, with the whole weight, gathered again", [
                     (of_x / n, "the gradient of x is this rank's own: only the weight's is divided by the number of ranks"),
                     *([] if total is None else [(total, averaged), (total / n, averaged)]),

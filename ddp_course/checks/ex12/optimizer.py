@@ -21,7 +21,7 @@ MATRICES = [(18, 16), (14, 18), (16, 16), (6, 8, 5), (15, 17), (12, 22), (13, 19
 MATRICES += [(21, 12), (17, 15), (20, 14)]
 VECTORS = [(32,), (36,), (20,), (1,), (14,), (24,), (12,), (16,), (28,), (8,)]
 FEW = [(9, 8), (7,)]  # fewer than there are ranks
-LENGTHS = (1, 8, 0.1)  # of the gradients of each step: the last is not clipped
+LENGTHS = (1, 0.1, 8)  # of the gradients of each step: the second is not clipped
 STEPS = len(LENGTHS)
 
 
@@ -239,8 +239,8 @@ def bytes_and_gradients(run, expected, rank, of_ranks):
     numbers, share = sum(value.numel() for value in expected), share_of(expected, n)
     yield Claim(f"{checked}: what is kept", seen["kept"], Between(-math.inf, share),
                 "a rank keeps more than its share: divide the parameters about evenly, by their sizes",
-                [(Between(2 * SIZE * numbers), "this rank keeps Adam's state for all parameters: give its AdamW only the "
-                  "parameters that it owns")],
+                [(Between(2 * SIZE * numbers), "this rank keeps Adam's state for all parameters, or a copy of all weights "
+                  "or gradients: give its AdamW only the parameters that it owns, and keep nothing else")],
                 told=f"at most {share:,.0f} bytes", shown=f"{seen['kept']:,} bytes")  # fmt: skip
     sent, enough = bytes_sent(seen["sent"]), STEPS * (2 * SIZE * numbers * 1.1 + ROOM)
     kinds = ", ".join(sorted({name for name, _ in seen["sent"]}))

@@ -57,6 +57,11 @@ def check_place(answer, draw):
         ([1, 1, 1, 9], 4),
         ([3, 1, 2], 1),
         ([9, 1, 1], 3),  # the first layer alone is too much for small limits
+        ([3, 7, 4, 17, 5], 4),  # fewer stages are enough for the best limit: which one is cut counts
+        ([8, 5, 2, 13, 3], 3),  # the sum of squares is smaller in a slower one
+        ([10, 11, 6, 8, 12], 2),
+        ([7, 16, 3], 2),
+        ([3, 16, 7], 2),  # the same layers in another order
         ([9, 4, 6, 2], 3),  # only the first layer alone has the sum that is the best limit
     ]
     for _ in range(12):
