@@ -281,6 +281,8 @@ def test_what_a_rank_keeps_falls_with_the_ranks_and_its_highest_use_too(how):
     (highest, kept), *shared = (
         launch(memory, 768, how, nproc=ranks)[0] for ranks in (1, 2, 3, 4)
     )
+    of_all = 4 * 12 * 768 * 16  # bytes of the queries, as of keys and of values
+    assert kept == pytest.approx(6 * of_all, rel=0.01)  # and their gradients
     for ranks, (highest_of, kept_of) in enumerate(shared, 2):
         assert kept == pytest.approx(ranks * kept_of, rel=0.01)
         assert highest_of < 1.01 * highest / ranks
