@@ -15,13 +15,18 @@ from types import SimpleNamespace
 
 import nbformat
 import pytest
+import torch
 from conftest import COURSE, THOROUGH, python
+from torch import nn
 
 from ddp_course import UsageError, checks
 from ddp_course.cli import command, exercises
 from ddp_course.cli.grading import handed_in
 from ddp_course.judge import progress
 from ddp_course.judge.verdict import Verdict
+from ddp_course.models.gpt import GPT
+from ddp_course.ranks.environment import process_group
+from ddp_course.ranks.launch import launch
 
 NUMBERS = sorted(exercises.notebooks("solutions"))
 each_exercise = pytest.mark.parametrize("number", NUMBERS)
@@ -639,3 +644,78 @@ def test_two_processes_that_record_at_once_lose_no_verdict(course):
     both = [subprocess.Popen([*command, name], cwd=course) for name in ("one", "other")]
     assert [process.wait(60) for process in both] == [0, 0]
     assert len(progress.load()) == 80
+
+
+# ---- programs with bugs, whose loss falls all the same, as their texts say ----
+
+
+def given_code(number, name):
+    """The names that a question's cell defines, as it is given."""
+    tasks = exercises.tasks(exercises.read(exercises.notebooks("exercises")[number]))
+    [task] = [task for task in tasks if task.name == name]
+    lines = task.preamble.split("\n")
+    code = "\n".join(line for line in lines if not line.startswith("%"))
+    return f"{code}\n{task.cell.source}"
+
+
+def losses_of_blocks(code):
+    names = {}
+    exec(code, names)
+    with process_group() as (rank, _):
+        torch.manual_seed(0)
+        network = GPT(vocabulary=16, context=8, layers=2, heads=4, width=16)
+        tokens, targets = torch.randint(16, (2, 4, 8))
+        parts = [names["TensorParallelBlock"](b, None) for b in network.blocks]
+        network.blocks = nn.ModuleList(parts)
+        optimizer, losses = torch.optim.SGD(network.parameters(), lr=0.1), []
+        for _ in range(20):
+            optimizer.zero_grad()
+            losses.append(network(tokens, targets))
+            losses[-1].backward()
+            optimizer.step()
+        return [loss.item() for loss in losses]
+
+
+def losses_of_a_pipeline(code):
+    names = {}
+    exec(code, names)
+    with process_group() as (rank, ranks):
+        torch.manual_seed(0)
+        stages = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(ranks)]
+        stage, losses = stages[rank].double(), []
+        batch = [part.chunk(4) for part in torch.randn(2, 16, 8).double()]
+        optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
+        for _ in range(20):
+            optimizer.zero_grad()
+            losses.append(names["pipeline_step"](stage, *batch))
+            optimizer.step()
+        return losses
+
+
+def losses_of_a_shared_text(code):
+    names = {}
+    exec(code, names)
+    with process_group():
+        torch.manual_seed(0)
+        network = nn.Module()
+        network.embedding = nn.Embedding(16, 8)
+        for name, outputs in {"query": 8, "key": 8, "value": 8, "output": 16}.items():
+            setattr(network, name, nn.Linear(8, outputs))
+        text, targets = torch.randint(16, (2, 24))
+        return names["train_shared"](network.double(), text, targets, 20, 0.1)
+
+
+@pytest.mark.parametrize(
+    "number, name, losses_of",
+    [
+        ("17", "tensor_parallel_block", losses_of_blocks),
+        ("18", "pipeline_step", losses_of_a_pipeline),
+        ("19", "train_shared", losses_of_a_shared_text),
+    ],
+    ids=["blocks", "pipeline", "shared text"],
+)
+def test_the_loss_of_a_program_with_bugs_falls_as_its_text_says(
+    number, name, losses_of
+):
+    *_, losses = launch(losses_of, given_code(number, name), nproc=2)
+    assert losses[-1] < losses[0] - 0.02

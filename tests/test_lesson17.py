@@ -208,6 +208,7 @@ def sent(sequence, again=False):
 
 ACTIVATIONS = 8 * BATCH * SHAPE["context"] * SHAPE["width"]
 OF_THE_LOSS = 3 * 8 * BATCH * SHAPE["context"]
+PAIR = "allgather", "reduce_scatter"  # of sequence parallelism
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -290,7 +291,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("sizes", [(1, 2), (1, 3), (2, 2)], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 2), (1, 3), (1, 4), (2, 2)], ids=str)
 @pytest.mark.parametrize("way", WAYS)
 def test_updates_with_adamw_and_clipping_equal_one_process(way, sizes):
     alone = partial(updates, WAYS["hand"], (1, 1))
@@ -385,61 +386,77 @@ def test_what_cannot_be_cut_is_refused_in_words(heads, dropout, expected):
 
 
 def parts_of_one_seed():
-    """Two losses of a GPT whose ranks draw their parts with one seed, and such a part."""
+    """Two losses of a GPT whose ranks draw their parts with one seed, and what is found
+    in it, and in one that is cut from a whole.
+    """
     with process_group():
         [(tokens, targets)] = texts(SHAPE)
         network, losses = tensor_parallel.cut(a_gpt(SHAPE)), []
         torch.manual_seed(0)
         for block in network.blocks:
-            nn.init.normal_(block.mlp.expand.weight, std=0.02)
+            for value in (*block.mlp.expand.parameters(), block.mlp.contract.weight):
+                nn.init.normal_(value, std=0.02)
         optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
-        part = network.blocks[0].mlp.expand.weight.detach().clone()
+        whole = tensor_parallel.cut(a_gpt(SHAPE))
         for _ in range(3):
             optimizer.zero_grad()
             losses.append(network(tokens, targets))
             losses[-1].backward()
             optimizer.step()
-        return part, losses[0].item(), losses[-1].item()
+        copies = map(tensor_parallel.copied_parts, (network, whole))
+        return losses[0].item(), losses[-1].item(), *copies
 
 
-def test_parts_that_are_drawn_with_one_seed_are_equal_and_nothing_raises():
-    (part, first, last), (other, *_) = launch(parts_of_one_seed)
-    assert torch.equal(part, other) and last < first
-    whole = a_gpt(SHAPE).blocks[0].mlp.expand.weight
-    assert not torch.equal(*whole.chunk(2))  # cut from the whole, they differ
+def test_parts_that_are_drawn_with_one_seed_train_and_are_found():
+    first, last, copies, of_cut = launch(parts_of_one_seed)[0]
+    layers = {
+        f"blocks.{n}.mlp.{name}" for n in range(2) for name in ("expand", "contract")
+    }
+    assert last < first and not of_cut
+    assert set(copies) == {f"{layer}.weight" for layer in layers}
 
 
-def dropped(seed_of):
-    """With dropout of what all ranks have, and of a rank's own columns, whose seed is
-    seed_of(rank): the gradient of the last norm, and which columns are dropped.
+def dropped(seed_of_own, seed_of_all):
+    """With dropout of a rank's own columns, and of what all ranks have, each with its
+    own state of the generator, from a seed by rank: which numbers are dropped, and the
+    gradient of the last norm.
     """
     with process_group() as (rank, _):
         [(tokens, targets)] = texts(SHAPE)
         network, zeros = tensor_parallel.cut(a_gpt(SHAPE)), []
+        states = [torch.manual_seed(seed_of_own(rank)).get_state()]
+        states.append(torch.manual_seed(seed_of_all(rank)).get_state())
 
-        def drop(module, inputs, output):
+        def drop(which, module, inputs, output):
+            torch.set_rng_state(states[which])
             output = F.dropout(output, 0.5)
+            states[which] = torch.get_rng_state()
             zeros.append(output == 0)
             return output
 
-        network.blocks[0].mlp.expand.register_forward_hook(drop)
-        network.blocks[1].register_forward_hook(drop)
-        torch.manual_seed(seed_of(rank))
+        network.blocks[0].mlp.expand.register_forward_hook(partial(drop, 0))
+        network.blocks[1].register_forward_hook(partial(drop, 1))
         network(tokens, targets).backward()
-        of_own, of_all = zeros
-        return network.norm.weight.grad, of_own, of_all
+        return *zeros, network.norm.weight.grad
 
 
-def test_dropout_wants_one_seed_for_what_all_have_and_several_for_their_own():
+@pytest.mark.parametrize(
+    "of_own, of_all, same",
+    [
+        (lambda rank: 7, lambda rank: 8, [True, True, True]),  # heads drop alike
+        (lambda rank: 7 + rank, lambda rank: 9 + rank, [False, False, False]),
+        (lambda rank: 7 + rank, lambda rank: 9, [False, True, True]),
+    ],
+    ids=["one seed", "a seed per rank", "right"],
+)
+def test_dropout_wants_one_seed_for_what_all_have_and_several_for_their_own(
+    of_own, of_all, same
+):
     """One seed drops the same columns on each rank; a seed per rank tears apart what is
     to be equal on all. Nothing raises.
     """
-    (norm, own, of_all), others = launch(dropped, lambda rank: 7)
-    assert all(map(torch.equal, (norm, own, of_all), others))  # own ones, too: wrong
-    (norm, own, of_all), others = launch(dropped, lambda rank: 7 + rank)
-    assert not any(
-        map(torch.equal, (norm, own, of_all), others)
-    )  # the norm, too: wrong
+    found, others = launch(dropped, of_own, of_all)
+    assert list(map(torch.equal, found, others)) == same
 
 
 def clip_a_mixture():
@@ -470,13 +487,11 @@ def test_a_gpt_that_is_cut_writes_what_the_whole_one_writes():
 # ---- with torch ----
 
 
-def differences_with_torch(sequence, fault=None):
+def differences_with_torch(sequence):
     with process_group() as (_, ranks):
         logits, loss, gradients = in_one_process(FOR_TORCH)
         mesh = init_device_mesh("cpu", (ranks,))
         network = dtensors.parallelize(a_gpt(FOR_TORCH), mesh, sequence)
-        if fault:
-            fault(network)
         [(tokens, targets)] = texts(FOR_TORCH)
         losses = []
 
@@ -485,7 +500,10 @@ def differences_with_torch(sequence, fault=None):
                 losses.append(dtensors.loss_of(network, tokens, targets))
                 losses[-1].backward()
 
-        calls = watch.count_collectives(step)
+        counted = []
+        shared = watch.count_bytes(
+            lambda: counted.append(watch.count_collectives(step))
+        )
         found = {
             name: dtensors.full(value.grad)
             for name, value in network.named_parameters()
@@ -494,7 +512,7 @@ def differences_with_torch(sequence, fault=None):
         off["logits"] = distance(dtensors.full(network(tokens).detach()), logits)
         for name, value in dtensors.fused(found).items():
             off[name] = distance(value, gradients[name]) if name in gradients else 1.0
-        return off, calls
+        return off, *counted, shared
 
 
 def summed_later():
@@ -519,13 +537,17 @@ def test_without_fsdp_torch_sums_gradients_of_norms_where_they_are_used():
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_torchs_layers_equal_one_process_and_send_what_ours_send(ranks):
-    off, calls = launch(differences_with_torch, False, nproc=ranks)[0]
+    off, calls, shared = launch(differences_with_torch, False, nproc=ranks)[0]
+    passages = 4 * SHAPE["layers"] + 2
     assert len(off) == 30 and max(off.values()) < 1e-12
-    assert calls == {"allreduce": 13}
-    off, calls = launch(differences_with_torch, True, nproc=ranks)[0]
+    assert calls == {"allreduce": passages + 3}
+    assert shared == {"allreduce": passages * ACTIVATIONS + OF_THE_LOSS}
+    off, calls, shared = launch(differences_with_torch, True, nproc=ranks)[0]
     assert len(off) == 30 and max(off.values()) < 1e-12
-    # one pair more, for the positions
-    assert calls == {"allgather": 11, "reduce_scatter": 11, "allreduce": 3}
+    # one pair more, for the positions, which have no batch
+    pairs = passages * ACTIVATIONS + ACTIVATIONS // BATCH
+    assert calls == dict.fromkeys(PAIR, passages + 1) | {"allreduce": 3}
+    assert shared == dict.fromkeys(PAIR, pairs) | {"allreduce": OF_THE_LOSS}
 
 
 def six_heads(head_width):
@@ -553,13 +575,13 @@ def test_torch_cuts_heads_in_two_and_only_their_width_tells():
     assert launch(six_heads, 12, nproc=4)[0] > 0.1  # 6 // 4 heads, of the wrong width
 
 
-def only_torchs_plan(network):
-    """What parallelize_module leaves: two parameters, no longer tied."""
-    network.head.weight = nn.Parameter(network.token_embedding.weight.detach().clone())
+def as_parallelize_module_leaves_them():
+    dtensors.tie = lambda network: None
+    return differences_with_torch(True)
 
 
 def test_weights_that_torch_unties_are_found():
-    off, _ = launch(differences_with_torch, True, only_torchs_plan, nproc=2)[0]
+    off, *_ = launch(as_parallelize_module_leaves_them, nproc=2)[0]
     assert off["loss"] < 1e-12 and off["token_embedding.weight"] > 0.01
 
 

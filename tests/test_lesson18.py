@@ -101,10 +101,10 @@ def test_a_deadlock_is_told_with_who_waits_for_what():
     assert told in str(error.value)
 
 
-def slots_of(plans_by_name, units):
+def slots_of(plans_by_name, units, slowness=()):
     with process_group() as (rank, _):
         return {
-            name: clocked.count_slots(plan, rank, units)
+            name: clocked.count_slots(plan, rank, units, slowness)
             for name, plan in plans_by_name.items()
         }
 
@@ -117,6 +117,14 @@ def test_real_ranks_take_the_slots_that_a_plan_is_played_with(ranks, m):
         counted = [of_rank[name] for of_rank in found]
         assert counted == plans.play(plan)
         assert plans.idle(counted) == pytest.approx(formula(name, ranks, m), abs=1e-12)
+
+
+def test_real_ranks_wait_for_a_slow_stage_as_long_as_a_plan_is_played_with():
+    of, slowness = all_plans(2, 4), {0: 1.5, 1: 0.5}
+    found = launch(slots_of, of, plans.UNITS, slowness, nproc=2)
+    for name, plan in of.items():
+        counted = [of_rank[name] for of_rank in found]
+        assert counted == plans.play(plan, slowness=slowness) != plans.play(plan)
 
 
 def orders_of_torch(ranks, m):

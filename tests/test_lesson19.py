@@ -173,7 +173,7 @@ def test_a_fault_is_found_by_the_comparison_though_nothing_raises(fault):
     assert max(off.values()) > 0.01
 
 
-def counted():
+def counted(documents=None):
     """What forward and backward send, [{kind: (number, bytes)}], and the pairs of each
     block, by layout and way.
     """
@@ -181,6 +181,7 @@ def counted():
     with process_group():
         for way in WAYS:
             sharing, pairs = Sharing(way[0]), []
+            sharing.documents = documents
 
             def counting(query, key, value, allowed, pairs=pairs):
                 pairs.append(int(allowed.sum()))
@@ -229,6 +230,19 @@ def test_bytes_messages_and_pairs_are_the_formulas(ranks):
                 assert pairs == [piece * (piece + 1) // 2] + [piece**2] * rank
         (forward, backward), _ = found["contiguous", "ulysses"]
         assert forward == backward == {"alltoall": (4, 4 * own)}
+
+
+def test_with_documents_the_blocks_have_the_pairs_that_are_counted_without_ranks():
+    documents = torch.tensor([[0] * 5 + [1] * (TOKENS - 5), [0] * 20 + [1] * 28])
+    for rank, found in enumerate(launch(counted, documents, nproc=3)):
+        for layout in LAYOUTS:
+            told = context_parallel.pairs(layout, TOKENS, 3, documents)[rank]
+            # ranks whose tokens are all later are skipped
+            plain = context_parallel.pairs(layout, TOKENS, 3)[rank]
+            _, pairs = found[layout, "ring"]
+            assert pairs == [number for number, of in zip(told, plain) if of]
+    zigzag = [sum(of) for of in context_parallel.pairs("zigzag", TOKENS, 3, documents)]
+    assert max(zigzag) > 1.02 * sum(zigzag) / 3
 
 
 def distances_in_16_bits():
@@ -385,6 +399,37 @@ def test_updates_with_adamw_and_clipping_equal_one_process(
         assert found_norms == pytest.approx(norms, rel=1e-12)
         for name, value in parameters.items():
             torch.testing.assert_close(whole[name], value, rtol=1e-9, atol=1e-9)
+
+
+def forget_where_tokens_are(network):
+    """Each rank takes its tokens for the first ones of the text."""
+    if isinstance(network, ModernGPT):
+        for block in network.blocks:
+            block.attention.positions = lambda first, tokens, device: torch.arange(
+                tokens
+            )
+    else:
+        weight = network.position_embedding.weight
+        network.position_embedding = nn.Embedding.from_pretrained(weight)
+
+
+def off_by(kind, fault):
+    """How far a GPT's loss is from one process's, relative."""
+    with process_group() as (_, ranks):
+        [(tokens, targets)] = texts()
+        right, sharing = mean_loss(a_gpt(kind), tokens, targets), Sharing("zigzag")
+        network = context_parallel.share(a_gpt(kind), sharing)
+        if fault:
+            fault(network)
+        total = mean_loss(network, sharing.own(tokens), sharing.own(targets)).detach()
+        dist.all_reduce(total)
+        return abs(total / ranks / right - 1).item()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_positions_within_a_rank_are_found_by_the_loss(kind):
+    assert launch(off_by, kind, None, nproc=2)[0] < 1e-13
+    assert launch(off_by, kind, forget_where_tokens_are, nproc=2)[0] > 1e-5
 
 
 def losses_of_packed(right):

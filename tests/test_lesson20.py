@@ -194,13 +194,22 @@ def test_the_auxiliary_loss_of_a_rank_is_another_function():
 
 
 def over_the_copies(network, mesh):
-    """Experts' gradients averaged over the ranks with the same experts."""
-    for value in expert_parallel.of_experts(network)[0]:
-        value.register_hook(lambda gradient: gradient * mesh["expert"].size())
+    """Gradients averaged over the ranks that have a parameter."""
+    experts, dense = expert_parallel.of_experts(network)
+    for values, group in ((experts, mesh["data"].get_group()), (dense, None)):
+        for value in values:
+            dist.all_reduce(value.grad, dist.ReduceOp.AVG, group=group)
 
 
-def expert_gradients(expert_ranks):
-    off = differences(expert_ranks, fault=over_the_copies)
+def over_all_ranks(network, mesh):
+    """As DDP around the whole model: different experts are averaged with each other."""
+    for value in network.parameters():
+        dist.all_reduce(value.grad, dist.ReduceOp.AVG)
+
+
+def averaged_by(average, expert_ranks):
+    expert_parallel.average_gradients = average
+    off = differences(expert_ranks)
     return {name: value for name, value in off.items() if value > 1e-12}
 
 
@@ -208,10 +217,16 @@ def expert_gradients(expert_ranks):
 def test_averaged_over_its_copies_an_expert_is_too_large_by_the_expert_ranks(
     ranks, expert_ranks
 ):
-    for wrong in launch(expert_gradients, expert_ranks, nproc=ranks):
+    for wrong in launch(averaged_by, over_the_copies, expert_ranks, nproc=ranks):
         assert len(wrong) == 4 and all("experts" in name for name in wrong)
         for off in wrong.values():
             assert off == pytest.approx(expert_ranks - 1, rel=1e-9)
+
+
+def test_ddp_around_the_whole_model_averages_different_experts():
+    for wrong in launch(averaged_by, over_all_ranks, 2, nproc=2):
+        assert len(wrong) == 4 and all("experts" in name for name in wrong)
+        assert min(wrong.values()) > 0.1
 
 
 def without_the_way_back(network, mesh):

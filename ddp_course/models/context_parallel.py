@@ -90,11 +90,15 @@ class Sharing:
         return rows, columns, allowed[:, :, rows][..., columns]
 
 
-def pairs(layout, tokens, ranks):
-    """Pairs of a query and a key that are computed, [by rank][by step of the ring]."""
+def pairs(layout, tokens, ranks, documents=None):
+    """Pairs of a query and a key that are computed, [by rank][by step of the ring].
+
+    documents: see visible.
+    """
     places = LAYOUTS[layout](tokens, ranks)
+    allowed = lambda own, others: int(visible(own, others, documents).sum())
     return [
-        [int(visible(own, places[rank - step]).sum()) for step in range(ranks)]
+        [allowed(own, places[rank - step]) for step in range(ranks)]
         for rank, own in enumerate(places)
     ]
 

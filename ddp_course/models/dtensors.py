@@ -75,8 +75,13 @@ def parallelize(network, mesh, sequence=True):
         positions = RowwiseParallel(input_layouts=ALL, output_layouts=Shard(0))
         outer |= {"position_embedding": positions, "norm": SequenceParallel()}
     parallelize_module(network, mesh, outer)
-    network.head.weight = network.token_embedding.weight  # no longer tied
+    tie(network)
     return network
+
+
+def tie(network):
+    """Make one parameter of the two that parallelize_module makes of a tied one."""
+    network.head.weight = network.token_embedding.weight
 
 
 def shard_over_data(network, mesh):

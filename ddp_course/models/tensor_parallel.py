@@ -7,13 +7,14 @@ between these layers: V. Korthikanti et al., "Reducing Activation Recomputation 
 Transformer Models", 2022. group: of the ranks that share the model; None: all ranks.
 """
 
-from functools import partial
+import hashlib
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+
+from ddp_course.models.recompute import recompute
 
 # ---- what is sent: x is float (batch, tokens, width) ----
 
@@ -245,7 +246,7 @@ def gather_again(network):
     """
     for block in network.blocks:
         for layer in (block.attention.query_key_value, block.mlp.expand):
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+            recompute(layer, "full")
 
 
 def is_cut(parameter):
@@ -276,6 +277,25 @@ def clip_gradients(network, max_norm, group=None):
     norm = (squares[0] + summed(squares[1], group)).sqrt()
     nn.utils.clip_grads_with_norm_(network.parameters(), max_norm, norm)
     return norm
+
+
+def copied_parts(network, group=None):
+    """The names of the matrices of which two ranks have equal parts, as after drawing
+    them with one seed. All ranks of the group call it together.
+    """
+    of_ranks = [None] * dist.get_world_size(group)
+    own = {
+        name: hash_of(value)
+        for name, value in network.named_parameters()
+        if is_cut(value) and value.dim() > 1  # vectors may be all zeros, or all ones
+    }
+    dist.all_gather_object(of_ranks, own, group)
+    return [name for name in own if len({of[name] for of in of_ranks}) < len(of_ranks)]
+
+
+def hash_of(value):
+    values = value.detach().cpu().contiguous().view(torch.uint8).numpy()
+    return hashlib.sha256(values).hexdigest()
 
 
 def whole(parameter, group=None, value=None):
