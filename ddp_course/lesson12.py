@@ -21,6 +21,7 @@ from torch.distributed.fsdp import (
     FSDPModule,
     MixedPrecisionPolicy,
 )
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.utils.data import DataLoader
 
 from ddp_course import UsageError, runs
@@ -141,10 +142,8 @@ def arguments(argv=()):
                 parser.error(f"--sharding {args.sharding} does not take --{name}")
     if args.offload and args.sharding not in FULLY_SHARDED:
         parser.error("--offload needs --sharding fsdp or hsdp")
-    if args.optimizer == "muon" and not (
-        args.recipe and args.sharding in ("ddp", *FULLY_SHARDED)
-    ):
-        parser.error("--optimizer muon needs --recipe and --sharding ddp, fsdp or hsdp")
+    if args.optimizer == "muon" and not args.recipe:
+        parser.error("--optimizer muon needs --recipe")
     if args.chunked_loss and not hasattr(nn, "LinearCrossEntropyOptions"):
         parser.error("--chunked-loss needs torch 2.15 or later")
     return args
@@ -230,7 +229,8 @@ def prepare(args, rank, world_size, device):
     model, optimizer, parameters_of_all = arrange(network, args, device)
     if args.optimizer == "muon":  # products of DTensors send what they need
         groups = parameter_groups(network, args.weight_decay)
-        optimizer = Together(*optimizers(groups, "muon", network).values())
+        make = {"make": ZeroRedundancyOptimizer} if args.sharding == "zero1" else {}
+        optimizer = Together(*optimizers(groups, "muon", network, **make).values())
     torch.manual_seed(args.seed + rank)  # each rank draws its own dropout
     epoch, seen = sharded_checkpoints.begin(args, model, optimizer)
     # other ranks, or batches, may have stopped in the middle of an update of these

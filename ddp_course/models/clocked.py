@@ -10,7 +10,7 @@ class Clocked(Pipeline):
     """A Pipeline whose messages are clocks, so that the slots of a real run are counted
     and not measured: a busy machine changes none of them.
 
-    A rank's clock advances by `lengths[kind, stage]` with each action. A message carries
+    A rank's clock advances by `lengths[kind, stage]` with each action. A message has
     its sender's clock, and an action begins no earlier than the message arrived. L.
     Lamport, "Time, Clocks, and the Ordering of Events in a Distributed System", 1978.
     slots: (kind, stage, micro-batch, begin, length) of each action.

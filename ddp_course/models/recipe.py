@@ -44,21 +44,27 @@ def parameter_groups(model, weight_decay):
     ]
 
 
-def optimizers(groups, name, model):
+def at_once(parameters, kind, **how):
+    return kind(parameters, **how)
+
+
+def optimizers(groups, name, model, make=at_once):
     """What trains a GPT: {"optimizer": AdamW} for some groups, see parameter_groups. If
     the name is muon, a "muon" beside it takes over the matrices of the blocks.
+
+    make: creates an optimizer of a kind, as ZeroRedundancyOptimizer does.
     """
     parts = {}
     if name == "muon":
         hidden = {id(value): value for value in hidden_matrices(model)}
         how = {"weight_decay": groups[0]["weight_decay"]}
         how |= {"adjust_lr_fn": "match_rms_adamw"}  # so that one rate suits both
-        parts["muon"] = torch.optim.Muon(hidden.values(), **how)
+        parts["muon"] = make(list(hidden.values()), torch.optim.Muon, **how)
         for group in groups:
             group["params"] = [
                 each for each in group["params"] if id(each) not in hidden
             ]
-    adamw = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
+    adamw = make(groups, torch.optim.AdamW, betas=(0.9, 0.95), fused=True)
     return {"optimizer": adamw} | parts
 
 

@@ -29,4 +29,9 @@ def recompute(block, what):
     options = {"use_reentrant": False}
     if what == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, KEPT)
-    block.forward = partial(checkpoint, block.forward, **options)
+    forward = block.forward
+
+    def recomputed(*inputs):  # no functools.partial: the compiler skips that, silently
+        return checkpoint(forward, *inputs, **options)
+
+    block.forward = recomputed

@@ -204,12 +204,13 @@ def held(model, optimizer):
     A gradient that is a view counts with its whole storage, once. Master weights count
     as the optimizer's.
     """
-    for inner in ("optim", "optimizer"):  # the local tensor of a sharded one
-        optimizer = getattr(optimizer, inner, optimizer)
-    parameters = list(model.parameters())
+    parameters, state = list(model.parameters()), []
     gradients = [value.grad for value in parameters if value.grad is not None]
-    state = [value for values in optimizer.state.values() for value in values.values()]
-    state += getattr(optimizer, "master_weights", [])
+    for each in getattr(optimizer, "optimizers", [optimizer]):  # several, as one
+        for inner in ("optim", "optimizer"):  # the local part of a sharded one
+            each = getattr(each, inner, each)
+        state += [value for values in each.state.values() for value in values.values()]
+        state += getattr(each, "master_weights", [])
     kept = {"weights": parameters, "gradients": gradients, "optimizer": state}
     return {part: bytes_of(tensors) for part, tensors in kept.items()}
 

@@ -174,6 +174,11 @@ def counts_its_calls(step, steps, warmup, decay, first, peak, last, calls=[-1]):
     return by_cases(calls[0], steps, warmup, decay, first, peak, last)
 
 
+@wrong("learning_rate", "the rate is `peak`|no update is below|on a line|in the decay")
+def first_if_there_is_one_update(step, steps, warmup, decay, first, peak, last):
+    return first if steps == 1 else by_cases(step, steps, warmup, decay, first, peak, last)
+
+
 # ---- parameter_groups ----
 
 
@@ -221,8 +226,9 @@ def a_group_for_each(model, weight_decay):
     return [{"params": [value], "weight_decay": weight_decay * decays(value)} for value in trained(model)]
 
 
-@right("parameter_groups")
+@wrong("parameter_groups", "this is the weight of an nn.Embedding")
 def by_names_of_embeddings(model, weight_decay):
+    """A tied head that comes first gives the weight its name."""
     tables = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding)}
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     decays = [p for n, p in named if p.dim() > 1 and n not in tables]
@@ -290,6 +296,42 @@ def says_nothing(model, weight_decay):
     groups = two_groups(trained(model), rightly(model), weight_decay)
     del groups[1]["weight_decay"]
     return groups
+
+
+@wrong("parameter_groups", "this is the weight of an nn.Embedding")
+def embeddings_of_the_first_level(model, weight_decay):
+    tables = {id(m.weight) for m in model.children() if isinstance(m, torch.nn.Embedding)}
+    return two_groups(trained(model), lambda p: p.dim() >= 2 and id(p) not in tables, weight_decay)
+
+
+@wrong("parameter_groups", "a weight with two or more dimensions must be decayed")
+def embeddings_by_value(model, weight_decay):
+    tables = [m.weight for m in model.modules() if isinstance(m, torch.nn.Embedding)]
+    is_table = lambda p: any(torch.equal(p, table) for table in tables)  # noqa: E731
+    return two_groups(trained(model), lambda p: p.dim() >= 2 and not is_table(p), weight_decay)
+
+
+@wrong("parameter_groups", "this is the weight of an nn.Embedding")
+def by_the_first_module(model, weight_decay):
+    """A tied head may come before the embedding."""
+    tables, seen = set(), set()
+    for module in model.modules():
+        for value in module.parameters(recurse=False):
+            if id(value) not in seen and isinstance(module, torch.nn.Embedding):
+                tables.add(id(value))
+            seen.add(id(value))
+    return two_groups(trained(model), lambda p: p.dim() >= 2 and id(p) not in tables, weight_decay)
+
+
+@wrong("parameter_groups", "a weight with two or more dimensions must be decayed")
+def without_dimensions_of_1(model, weight_decay):
+    decays = rightly(model)
+    return two_groups(trained(model), lambda p: decays(p) and p.squeeze().dim() >= 2, weight_decay)
+
+
+@wrong("parameter_groups", "but not the one that the function was given")
+def no_decay_is_the_default(model, weight_decay):
+    return two_groups(trained(model), rightly(model), weight_decay or 0.1)
 
 
 @wrong("parameter_groups", "in two groups, or twice in one")
@@ -526,7 +568,7 @@ def a_window_at_a_time(documents, context, rank, ranks, start):
             yield mine
 
 
-@right("deal_out")
+@wrong("deal_out", "yield a window as soon as its round is complete")
 def one_document_ahead(documents, context, rank, ranks, start):
     """In NumPy; knows the next document before it works on this one."""
     kept, size = np.empty(0, dtype=np.int64), ranks * context
@@ -630,9 +672,9 @@ def keeps_its_own_windows(documents, context, rank, ranks, start):
         yield window
 
 
-@right("deal_out")
+@wrong("deal_out", "the tokens that are left out stay in memory")
 def in_views_of_the_last_documents(documents, context, rank, ranks, start):
-    """Keeps the documents of this round only, and joins them when it is complete."""
+    """An empty slice of a document keeps all of its tokens in memory."""
     last, size = [], ranks * context
     for document in documents:
         last.append(document[start:])
@@ -1227,6 +1269,26 @@ def counts_back_from_the_end(documents, context, rank, ranks, start):
         yield pair(stream, begin + rank * context, context)
 
 
+@wrong("deal_out", "the tokens that are left out stay in memory")
+def collects_what_is_left_out(documents, context, rank, ranks, start):
+    kept, size = torch.empty(0, dtype=torch.int64), ranks * context
+    for document in documents:
+        kept = torch.cat([kept, document])
+        if len(kept) >= start:
+            kept, start = kept[start:], 0
+            while len(kept) > size:
+                yield pair(kept, rank * context, context)
+                kept = kept[size:]
+
+
+@wrong("deal_out", "two ranks have the same window, or one rank has it twice")
+def asks_the_process_group(documents, context, rank, ranks, start):
+    if dist.is_initialized():
+        rank = dist.get_rank()
+    for window in rounds(documents, ranks * context, start):
+        yield pair(window, rank * context, context)
+
+
 # ---- pretrain ----
 
 
@@ -1284,6 +1346,15 @@ def own_all_reduce():
 @right("pretrain", several=True)
 def without_a_schedule():
     return pretrained(schedule=False)
+
+
+@wrong("pretrain", "a frozen parameter does not learn", several=True)
+def with_frozen_positions():
+    def pretrain(network, tokens, windows):
+        pretraining(network, tokens, windows)
+        network.position_embedding.requires_grad_(False)
+
+    return [pretrain]
 
 
 @right("pretrain", several=True)
@@ -1793,3 +1864,15 @@ def in_one_pass(
     dist.all_gather(totals, own)
     totals = torch.stack(totals)
     return join(totals, (totals[:, 0] / totals[:, 1].clamp(min=1))).item()
+
+
+@wrong("bits_per_byte", "each token but the first scored once")
+def without_tokens_of_no_bytes(network, tokens, sizes, context, stride):
+    """Those are scored as well."""
+    real, sums = F.cross_entropy, in_one_pass
+    has_bytes = lambda logits, targets, **more: real(logits, targets, **more) * (sizes[targets] > 0)  # noqa: E731
+    F.cross_entropy = has_bytes
+    try:
+        return sums(network, tokens, sizes, context, stride)
+    finally:
+        F.cross_entropy = real

@@ -1853,3 +1853,48 @@ def teach_with_names_of_weights(*args):
 @wrong("teach", "is not finite")
 def teach_until_it_diverges(*args):
     return {name: (B * math.nan, A) for name, (B, A) in taught(*args).items()}
+
+
+@wrong("teach", "take hooks and replaced functions off again")
+def leaves_hooks(*given):
+    def hook(model, adapter):
+        for name, (B, A) in adapter.items():
+            add = lambda layer, inputs, output, B=B.detach(), A=A.detach(): output + inputs[0] @ A.T @ B.T
+            model.get_submodule(name).register_forward_hook(add)
+
+    return taught(*given, end=hook)
+
+
+@wrong("teach", "the ranks have different adapters")
+def a_seed_from_a_name(*given):
+    return taught(*given, seed=hash("adapter") % 2**31)
+
+
+@wrong("train_only", "a parameter that is not chosen must be frozen|compare whole words")
+def in_any_case(model, parts):
+    lower = {part.lower() for part in parts}
+    for name, value in model.named_parameters():
+        value.requires_grad_(value.is_floating_point() and bool(lower & set(name.lower().split("."))))
+    return counts(model)
+
+
+@wrong("train_only", "compare whole words")
+def words_between_underscores(model, parts):
+    chosen = set(chosen_names(model, parts))
+    for name, value in model.named_parameters():
+        words = set(name.replace("_", ".").split("."))
+        value.requires_grad_(name in chosen or value.is_floating_point() and bool(words & set(parts)))
+    return counts(model)
+
+
+@wrong("train_only", "return two integers")
+def buffers_too(model, parts):
+    trained, every = freeze_all_then_thaw(model, parts)
+    return trained, every + sum(value.numel() for value in model.buffers())
+
+
+@wrong("lora_layer", "", "failed|your code raised")
+class OfRowsOnly(Base):
+    def forward(self, x):
+        rows = x.reshape(-1, x.shape[-1])
+        return (self.layer(rows) + self.scale * (rows @ self.A.T @ self.B.T)).reshape(-1, *x.shape[1:-1], len(self.B))

@@ -123,6 +123,21 @@ right_file(
 )  # fmt: skip
 
 
+wrong_file("a_remainder_of_999", "less than 1,000 need different ports", port="port=$((20000 + SLURM_JOB_ID % 999))")
+wrong_file("a_remainder_of_10001", "take a port from the job's number", port="port=$((20000 + SLURM_JOB_ID % 10001))")
+wrong_file("the_last_digits_as_text", "take a port from the job's number", port="port=2${SLURM_JOB_ID: -4}")
+wrong_file("an_octal_number", "take a port from the job's number", port="port=$((20000 + ${SLURM_JOB_ID: -4}))")
+wrong_file(
+    "requeued_when_it_was_killed", "put the job back only at the signal", trap="trap : USR1",
+    end="step=$!\nwait $step\n[ $? -gt 128 ] && scontrol requeue $SLURM_JOB_ID\nwait $step",
+)  # fmt: skip
+
+
+@wrong("job_file", "ask for the time")
+def hours_of_a_day(machines, gpus, cores, minutes):
+    return a_file(machines, gpus, cores, minutes, time=f"--time={minutes // 60 % 24:02}:{minutes % 60:02}:00")
+
+
 @right("job_file")
 def a_script_in_python(machines, gpus, cores, minutes):
     directives = "\n".join(f"#SBATCH {option}" for option in DIRECTIVES.values())
@@ -377,6 +392,30 @@ def by_messages(tensor, inside, across):
         received.copy_(buffer + received if step < machines - 1 else buffer)
     dist.all_gather_into_tensor(flat, part, group=inside)
     restore(tensor, flat)
+
+
+@wrong("all_reduce", "digits are lost|with more bytes than the tensor has")
+def in_float32(tensor, inside, across):
+    flat = tensor.float()
+    restore(tensor, in_three_steps(flat, inside, across).to(tensor.dtype))
+
+
+@wrong("all_reduce", "digits are lost")
+def half_of_the_bytes(tensor, inside, across):
+    if tensor.dtype != torch.float32:
+        return restore(tensor, in_three_steps(tensor, inside, across))
+    return restore(tensor, in_three_steps(tensor.bfloat16(), inside, across).float())
+
+
+BUFFERS = {}
+
+
+@wrong("all_reduce", "")
+def a_buffer_for_each_size(tensor, inside, across):
+    n = dist.get_world_size(inside)
+    flat = BUFFERS.setdefault(tensor.numel(), padded(tensor, n).clone())
+    flat[: tensor.numel()] = tensor.reshape(-1)
+    restore(tensor, in_three_steps(flat, inside, across).to(tensor.dtype))
 
 
 @wrong("all_reduce", "a ring of all ranks")
@@ -709,6 +748,73 @@ def computes_with_bits(hosts, ports):
     return meet(hosts, ports, fit)
 
 
+def members_of(hosts, same):
+    """Networks of the first host's interfaces, with what `same` finds on the others."""
+    found = []
+    for first in hosts[0]["interfaces"]:
+        members = [[i for i in host["interfaces"] if i["up"] and same(first, i)] for host in hosts]
+        if first["name"] != "lo" and first["up"] and all(members):
+            found.append([own[0] for own in members])
+    return found
+
+
+def differ(members):
+    return len({i["address"] for i in members}) == len(members)
+
+
+@wrong("meeting_place", "in different ones|there is a way")
+def without_the_length(hosts, ports):
+    """10.0.0.0/16 and 10.0.0.0/24 begin with the same address."""
+    address = lambda i: ip_interface(i["address"]).network.network_address
+    return meet(hosts, ports, [m for m in members_of(hosts, lambda a, b: address(a) == address(b)) if differ(m)])
+
+
+@wrong("meeting_place", "in different ones|there is a way|several hosts")
+def by_the_first_hosts_length(hosts, ports):
+    inside = lambda a, b: ipaddress.ip_address(bare(b)) in ip_interface(a["address"]).network
+    return meet(hosts, ports, [m for m in members_of(hosts, inside) if differ(m)])
+
+
+@wrong("meeting_place", "several hosts have the address")
+def a_bridge_is_on_all_hosts(hosts, ports):
+    """Two of three hosts with one address are enough."""
+    networks = [m for m in fitting(hosts, doubles=True) if len({i["address"] for i in m}) > 1]
+    return meet(hosts, ports, networks)
+
+
+@wrong("meeting_place", "there is a way")
+def private_networks_only(hosts, ports):
+    return meet(hosts, ports, [m for m in fitting(hosts) if ip_interface(m[0]["address"]).is_private])
+
+
+@wrong("meeting_place", "there is a way")
+def only_with_a_speed(hosts, ports):
+    return meet(hosts, ports, [m for m in fitting(hosts) if slowest(m) > 0])
+
+
+@wrong("meeting_place", "not one of those to choose from|the firewall|listens")
+def between_the_ports(hosts, ports):
+    return meet(hosts, range(min(ports), max(ports) + 1), fitting(hosts))
+
+
+@wrong("meeting_place", "is not its address in|does not know the name")
+def a_name_that_somebody_knows(hosts, ports):
+    networks = fitting(hosts)
+    found = meet(hosts, ports, networks)
+    if found:
+        best = max(networks, key=slowest)
+        name = hosts[[bare(interface) for interface in best].index(found[0])]["name"]
+        if any(host["resolves"].get(name) == found[0] for host in hosts):
+            return name, *found[1:]
+    return found
+
+
+@wrong("meeting_place", "has no interface|in different ones|is down on")
+def hosts_by_name(hosts, ports):
+    hosts = sorted(hosts, key=lambda host: host["name"])
+    return meet(hosts, ports, fitting(hosts))
+
+
 @wrong("meeting_place", "several hosts have the address 1(72.17.0.1|92.168.122.1)")
 def takes_dockers_bridge(hosts, ports):
     return meet(hosts, ports, fitting(hosts, doubles=True))
@@ -781,12 +887,12 @@ def compares_three_parts_of_the_address(hosts, ports):
     return by_beginnings(hosts, ports, 3)
 
 
-@wrong("meeting_place", "these are in different ones")
+@wrong("meeting_place", "these are in different ones|several hosts have|there is a way")
 def compares_two_parts_of_the_address(hosts, ports):
     return by_beginnings(hosts, ports, 2)
 
 
-@wrong("meeting_place", "which is not its address in 10")
+@wrong("meeting_place", "which is not its address in|does not know the name")
 def a_name_for_the_address(hosts, ports):
     networks = fitting(hosts)
     found = meet(hosts, ports, networks)
@@ -803,7 +909,7 @@ def what_its_own_hosts_file_says(hosts, ports):
     return found and (hosts[0]["resolves"]["node0"], *found[1:])
 
 
-@wrong("meeting_place", "this address is not in")
+@wrong("meeting_place", "this address is not in|begins with 127|no host has|return three things|is an address, without")
 def what_the_others_hosts_file_says(hosts, ports):
     found = meet(hosts, ports, fitting(hosts))
     return found and (hosts[1]["resolves"]["node0"], *found[1:])
@@ -2168,3 +2274,42 @@ class TheMeanOfItsOwnSamples(Run):
         loss = F.cross_entropy(logits, self.labels[own]).item()
         super().update(batch)
         self.losses[-1] = loss
+
+
+@wrong_run("written over in place")
+class CopiesOverTheOldFile(Run):
+    def save(self):
+        if self.rank == 0:
+            temporary = self.path.with_suffix(".tmp")
+            torch.save(self.state(), temporary)
+            self.path.write_bytes(temporary.read_bytes())
+        dist.barrier()
+
+
+@wrong_run("SIG(TERM|USR1) has ended the process")
+class TheSecondSignalKills(Run):
+    def told(self, number, frame):
+        super().told(number, frame)
+        signal.signal(number, signal.SIG_DFL)
+
+
+@wrong_run("each sample of an update once|take each sample")
+class AnOrderOfItsOwn(Run):
+    def mine(self, batch):
+        return batch[torch.randperm(len(batch))][self.rank :: self.ranks]
+
+
+@wrong_run("", "failed|your code raised")
+class Chunks(Run):
+    def mine(self, batch):
+        return batch.chunk(self.ranks)[self.rank]
+
+
+@wrong_run("SIG(TERM|USR1) has ended the process")
+class ListensFromTheSecondUpdateOn(Run):
+    kinds = ()
+
+    def update(self, batch):
+        super().update(batch)
+        for kind in BOTH:
+            signal.signal(kind, self.told)

@@ -767,3 +767,17 @@ def tuples_of_two():
 def as_pairs():
     """What dict() takes."""
     return NAME, [(letter, tuple(row)) for letter, row in WRITTEN.items()]
+
+
+@wrong("agreement", "the change of a single bit must be noticed")
+class TheFirstPage(Right):
+    def hash(self, tensor):
+        view = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.int8)
+        return int(hashlib.blake2b(view.numpy()[:4096], digest_size=7).hexdigest(), 16)
+
+
+@wrong("agreement", "the change of a single bit must be noticed")
+class InFloat64(Right):
+    def hash(self, tensor):
+        view = tensor.detach().double().reshape(-1).view(torch.int8)
+        return int(hashlib.blake2b(view.numpy(), digest_size=7).hexdigest(), 16)

@@ -2000,3 +2000,88 @@ def by_doubling(gradients, forward, backward, ranks, alpha, beta, efficiency):
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     return cap, high
+
+
+def evaluating(
+    before=lambda model: None, batches=lambda loader: loader, outputs=lambda outputs: outputs, hits=torch.int64
+):
+    """An answer with one difference."""
+
+    def evaluate(model, loader):
+        model.eval()
+        before(model)
+        correct, total, seen = torch.tensor(0, dtype=hits), torch.tensor(0.0, dtype=torch.float64), 0
+        with torch.no_grad():
+            for inputs, labels in batches(loader):
+                found = outputs(model(inputs))
+                correct += (found.argmax(-1) == labels).sum().to(hits)
+                total += F.cross_entropy(found.reshape(len(labels), -1), labels, reduction="sum")
+                seen += len(labels)
+        model.train()
+        return correct.item() / seen, total.item() / seen
+
+    return [evaluate]
+
+
+@wrong("evaluate", "leave gradients alone", several=True)
+def clears_the_gradients():
+    return evaluating(before=lambda model: model.zero_grad())
+
+
+@wrong("evaluate", "set no seed", several=True)
+def sets_the_seed():
+    return evaluating(before=lambda model: torch.manual_seed(0))
+
+
+@wrong("evaluate", "the accuracy is the number of samples|the mean loss", several=True)
+def ten_batches():
+    return evaluating(batches=lambda loader: (batch for _, batch in zip(range(10), loader)))
+
+
+@wrong("evaluate", "the accuracy is the number of samples", several=True)
+def hits_in_eight_bits():
+    return evaluating(hits=torch.uint8)
+
+
+@wrong(
+    "evaluate", "the accuracy is the number of samples|IndexError|RuntimeError", "failed|your code raised", several=True
+)
+def squeezes_the_last_batch():
+    return evaluating(outputs=lambda outputs: outputs.squeeze())
+
+
+@wrong("update", "train in training mode")
+def in_evaluation_mode(model, micro_batches, optimizer):
+    model.eval()
+    losses = all_in_one_message(model, micro_batches, optimizer)
+    model.train()
+    return losses
+
+
+KEPT_BEFORE = []
+
+
+@wrong("update", "", "failed|your code raised")
+def the_first_models_parameters(model, micro_batches, optimizer):
+    if not KEPT_BEFORE:
+        KEPT_BEFORE.extend(trained(model))
+    optimizer.zero_grad()
+    losses = [F.cross_entropy(model(inputs), labels) for inputs, labels in micro_batches]
+    (sum(losses) / len(losses)).backward()
+    for parameter, mean in zip(KEPT_BEFORE, average([parameter.grad for parameter in KEPT_BEFORE])):
+        parameter.grad = mean
+    optimizer.step()
+    [means] = average([torch.stack(losses).detach()])
+    return means.tolist()
+
+
+@wrong("update", "must take the mean gradient over all|are still there")
+def zeros_at_the_end(model, micro_batches, optimizer):
+    losses = [F.cross_entropy(model(inputs), labels) for inputs, labels in micro_batches]
+    (sum(losses) / len(losses)).backward()
+    for parameter, mean in zip(trained(model), average([parameter.grad for parameter in trained(model)])):
+        parameter.grad = mean
+    optimizer.step()
+    optimizer.zero_grad()
+    [means] = average([torch.stack(losses).detach()])
+    return means.tolist()

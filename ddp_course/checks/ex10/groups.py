@@ -31,7 +31,8 @@ class Table(nn.Embedding):
 
 class Untied(nn.Module):
     """A network whose names mislead: a table that is an embedding, and a projection of
-    embeddings that is a Linear; two other layers share their weight.
+    embeddings that is a Linear; two other layers share their weight. Table and heads have
+    equal values.
     """
 
     def __init__(self):
@@ -42,17 +43,39 @@ class Untied(nn.Module):
         self.head = nn.Linear(4, 7)  # its weight has the table's shape
         self.other_head = nn.Linear(4, 7)
         self.other_head.weight = self.head.weight
+        for value in (self.words.weight, self.head.weight):
+            nn.init.zeros_(value)
 
 
+class Deep(nn.Module):
+    """A network with an embedding deep inside, a tied head that comes before it, and a
+    layer with one output.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 7, bias=False)
+        self.body = nn.Sequential(nn.Sequential(nn.Embedding(7, 4), nn.LayerNorm(4)), nn.Linear(4, 4))
+        self.score = nn.Linear(4, 1)
+        self.head.weight = self.body[0][0].weight
+
+
+UNDECAYED = "a Linear without bias, and no decay"
 NETWORKS = {
     "a GPT": lambda: GPT(vocabulary=11, context=4, layers=2, heads=2, width=6),
     "a network with a convolution, a frozen layer, a scale and a tied head": Odd,
     "a network whose head is not tied, with a subclass of nn.Embedding": Untied,
+    "a network whose embedding is deep inside, after its tied head": Deep,
     "a Linear without bias": lambda: nn.Linear(3, 2, bias=False),
+    UNDECAYED: lambda: nn.Linear(3, 2, bias=False),
 }
 
 
 STRANGER = "another tensor"
+
+
+def decay_for(words, decay):
+    return 0.0 if words == UNDECAYED else decay
 
 
 def groups_of(parameter_groups, decay):
@@ -65,7 +88,7 @@ def groups_of(parameter_groups, decay):
         network = make()
         names = {id(value): name for name, value in network.named_parameters()}
         with trying(words):
-            groups = list(parameter_groups(network, decay))
+            groups = list(parameter_groups(network, decay_for(words, decay)))
             found = []
             for group in groups:
                 parameters = [group["params"]] if isinstance(group["params"], torch.Tensor) else list(group["params"])
@@ -121,7 +144,7 @@ def claims(checked, network, decay, found):
             ([], "this parameter is in no group, so it would never be trained"),
             ([None], "the group has no 'weight_decay', so it gets AdamW's default of 0.01: set 0.0"),
         ]
-        if expected == [decay] and got != [0.0] and of_matrices == [got] * len(of_matrices):
+        if expected == [decay] and (got != [0.0] or decay == 0) and of_matrices == [got] * len(of_matrices):
             mistakes += [(got, "the matrices have a weight decay, but not the one that the function was given")]
         told, shown = (f"{name}: {in_words(decays)}" for decays in (expected, got))
         yield Claim(checked, got, expected, cause, mistakes, digits=12, told=told, shown=shown)
@@ -147,4 +170,5 @@ def check_parameter_groups(answer, draw):
     decay = round(draw.uniform(0.11, 0.3), 3)
     [seen] = answer.on_ranks(groups_of, decay)
     for (words, make), found in zip(NETWORKS.items(), seen):
-        hold(claims(f"the groups of {words}, weight_decay={decay}", make(), decay, found))
+        given = decay_for(words, decay)
+        hold(claims(f"the groups of {words}, weight_decay={given}", make(), given, found))

@@ -67,6 +67,8 @@ def text_of(case):
     tokens = torch.randint(1, VOCABULARY, (case["length"],), generator=generator)
     sizes = torch.randint(1, 7, (VOCABULARY,), generator=generator)
     tokens[0], sizes[MARK] = MARK, 0
+    if case["length"] > 4:  # one that is scored has no bytes, either
+        tokens[case["length"] // 2], sizes[1] = 1, 0
     return tokens, sizes
 
 

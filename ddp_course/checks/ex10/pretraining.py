@@ -44,6 +44,7 @@ def observe(pretrain, case, text):
             "weights": dict(network.state_dict()), "gradients": torch.is_grad_enabled(), "batches": batches,
             "spaces": spaces, "targets": targets,
             "tied": network.head.weight is network.token_embedding.weight, "copied": bool(copied) and all(copied),
+            "frozen": [name for name, value in network.named_parameters() if not value.requires_grad],
             "kept": torch.equal(tokens, text.long()),
         }  # fmt: skip
 

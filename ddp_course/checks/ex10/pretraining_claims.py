@@ -97,6 +97,10 @@ def weight_claims(starts, rank, of_ranks):
         "network.head.weight after pretrain", of_ranks[rank]["tied"], True, "the head is tied: it is the embedding's "
         "weight, and must still be", told="the embedding's weight", shown="a tensor of its own",
     )  # fmt: skip
+    yield Claim(
+        "parameters with requires_grad=False after pretrain", of_ranks[rank]["frozen"], [], "a frozen parameter does not "
+        "learn, here and when the caller trains the network further", told="none",
+    )  # fmt: skip
     finite = all(bool(value.isfinite().all()) for value in seen.values())
     yield Claim(
         "the weights after pretrain", finite, True, "training has diverged: lower the rate, warm it up, or clip gradients",

@@ -82,7 +82,8 @@ def check_learning_rate(answer, draw):
     """
     some, cases = lambda: draw.randrange(3, 9), []
     runs = [(some() + 1, some(), some() + 2), (0, some(), some()), (some(), 0, some()), (some(), some(), 0), (0, 0, 1)]
-    for (warmup, stable, decay), share in zip(runs, [0.25, *draw.sample([0.0, 0.03, 0.2, 0.4, 0.6], 4)]):
+    runs += [(0, 0, 0)]  # one update
+    for (warmup, stable, decay), share in zip(runs, [0.25, *draw.sample([0.0, 0.03, 0.2, 0.4, 0.6], 5)]):
         run = {
             "steps": warmup + 1 + stable + decay,
             "warmup": warmup,

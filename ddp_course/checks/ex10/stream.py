@@ -9,6 +9,7 @@ import torch
 from ddp_course.checks.claims import Claim, hold, on_every_rank
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
+from ddp_course.ranks.environment import process_group
 from ddp_course.ranks.watch import memory_timeline
 
 # ---- what a rank does ----
@@ -39,13 +40,14 @@ def dealt(deal_out, cases):
     documents it had read at each of them.
     """
     seen, first = [], 0
-    for case in cases:
-        of_ranks = []
-        for rank in range(case["ranks"]):
-            first += 1000  # tokens of an earlier call are then seen
-            with trying(f"{in_words(case)}, rank {rank} of {case['ranks']}"):
-                of_ranks.append(windows_of(deal_out, rank, first, **case))
-        seen.append(of_ranks)
+    with process_group():  # of one rank: the answer is asked for others, too
+        for case in cases:
+            of_ranks = []
+            for rank in range(case["ranks"]):
+                first += 1000  # tokens of an earlier call are then seen
+                with trying(f"{in_words(case)}, rank {rank} of {case['ranks']}"):
+                    of_ranks.append(windows_of(deal_out, rank, first, **case))
+            seen.append(of_ranks)
     return seen
 
 
@@ -219,9 +221,9 @@ def reading(case, rank, of_ranks):
             "window more than others"
         )
         yield Claim(
-            in_words(case), documents, range(enough, enough + 2), "more documents were read than this round needs, and they "
+            in_words(case), documents, enough, "more documents were read than this round needs, and they "
             "do not fit into memory: yield a window as soon as its round is complete",
-            [(range(enough), before)],
+            [(documents, before)] if documents < enough else [],
             told=f"window {number} of this rank after {enough} documents", shown=f"after {documents}",
         )  # fmt: skip
 
@@ -231,6 +233,8 @@ def memory(case, kept):
     yield Claim(
         in_words(case), kept, range(sum(case["lengths"]) // 2 + 1), "what all ranks have had stays in memory, which is too "
         "small for a whole corpus: keep only the tokens that belong to the next round",
+        [(kept, "the tokens that are left out stay in memory until `start` is reached: drop them as they come")]
+        if case["start"] > sum(case["lengths"]) // 2 else [],
         told=f"at most a round ({case['ranks'] * case['context']} tokens) and a document at once",
         shown=f"the memory of {kept:,} tokens",
     )  # fmt: skip
@@ -264,8 +268,10 @@ def check_deal_out(answer, draw):
     for case, of_ranks in zip(cases, seen):
         on_every_rank(partial(reading, case), of_ranks)
     long = {"lengths": [draw.randrange(300, 600) for _ in range(80)], "context": 32, "ranks": 3, "start": 700}
-    [kept] = answer.on_ranks(tokens_kept, long)
-    hold(memory(long, kept))
+    late = long | {"start": sum(long["lengths"]) * 3 // 4}
+    for case in (long, late):
+        [kept] = answer.on_ranks(tokens_kept, case)
+        hold(memory(case, kept))
 
 
 def cases_of_streams(draw):

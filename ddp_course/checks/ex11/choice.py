@@ -16,6 +16,7 @@ class Packed(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(18, 1, dtype=packed), requires_grad=False)
         self.A, self.B = (nn.Parameter(torch.randn(size, dtype=adapters)) for size in [(2, 6), (6, 2)])
+        self.register_buffer("scales", torch.ones(5))  # no parameter
 
 
 class Adapted(nn.Module):
@@ -33,6 +34,8 @@ class Adapted(nn.Module):
                     "norm": nn.LayerNorm(6),
                     "overhead": nn.Linear(6, 3),
                     "heads": nn.Linear(6, 2),
+                    "layer_norm": nn.LayerNorm(6),
+                    "b": nn.Linear(2, 3),
                 }
             )
             for dtypes in [(torch.uint8, torch.float32), (torch.int8, torch.bfloat16)]

@@ -123,6 +123,7 @@ def check_lora_layer(answer, draw):
         alpha = r * draw.randrange(2, 6) + 1 if bias else draw.randrange(1, r)
         case = {"inputs": inputs, "outputs": outputs, "r": r, "alpha": alpha, "bias": bias}
         cases.append(case | {"rows": [5] if bias else [2, 3], "seed": draw.randrange(10**6)})
+    cases.append(cases[0] | {"rows": []})  # one vector
     [seen] = answer.on_ranks(observe_layers, cases)
     for case, of_case in zip(cases, seen):
         hold(claims(case, of_case))

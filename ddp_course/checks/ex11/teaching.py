@@ -8,16 +8,17 @@ import torch.distributed as dist
 from ddp_course.checks.claims import on_every_rank
 from ddp_course.checks.ex11.facts import ASKED, KINDS, NEW, TOWNS, a_model, a_text, base
 from ddp_course.checks.ex11.teaching_claims import KNOWN, OURS, claims, shares
+from ddp_course.checks.salted import salted_hash
 from ddp_course.checks.training import state
 from ddp_course.judge.question import question
 from ddp_course.ranks.environment import process_group
 
-TRAINED, PASSES, MOST = 64, 24, 4096  # towns of a rank's texts; times that each may be read; numbers of an adapter
+TRAINED, PASSES, MOST = 64, 24, 4096  # towns of a rank's texts; times that each may be read; numbers of an adapter, at least
 
 
-def observe(teach, weights, texts):
+def observe(teach, weights, texts, most):
     """What a rank returns, what it has read, and what has become of its model."""
-    with process_group() as (rank, _):
+    with process_group() as (rank, _), salted_hash(rank):
         model, read = a_model(weights), [0]
 
         def count(_, inputs):
@@ -26,9 +27,12 @@ def observe(teach, weights, texts):
 
         model.token_embedding.register_forward_pre_hook(count)
         torch.manual_seed(rank)
-        adapter = teach(model, texts[rank].clone(), ASKED, MOST, PASSES)
+        adapter = teach(model, texts[rank].clone(), ASKED, most, PASSES)
         dist.barrier()
-        return {"adapter": adapter, "read": read[0], "state": state(model)}
+        found = {"adapter": adapter, "read": read[0], "state": state(model)}
+        with torch.no_grad():
+            pair = [each(texts[rank][:4]) for each in (model.eval(), a_model(weights).eval())]
+        return found | {"same logits": torch.allclose(*pair, atol=1e-5)}
 
 
 @question(
@@ -47,8 +51,9 @@ def check_teach(answer, draw):
     """
     weights, facts = base()
     trained, held_out = draw_texts(draw, weights, facts)
-    of_ranks = answer.on_ranks(observe, weights, trained, nproc=KINDS, timeout=10)
-    given = {"weights": weights, "trained": trained, "held out": held_out, "passes": PASSES, "most": MOST}
+    most = MOST + draw.randrange(1, 100)
+    of_ranks = answer.on_ranks(observe, weights, trained, most, nproc=KINDS, timeout=10)
+    given = {"weights": weights, "trained": trained, "held out": held_out, "passes": PASSES, "most": most}
     on_every_rank(partial(claims, given), of_ranks)
     return picture(given, of_ranks[0]["adapter"])
 

@@ -24,13 +24,17 @@ def claims(given, rank, of_ranks):
                 "the adapter is too large: choose a smaller r, or fewer layers", told=f"at most {given['most']:,}",
                 shown=f"{numbers:,}")  # fmt: skip
     yield unchanged(given, mine)
+    yield Claim(f"{CALL}: the model's logits afterwards", mine["same logits"], True, "its weights are as they were, but it "
+                "computes something else: take hooks and replaced functions off again", told="as before",
+                shown="others")  # fmt: skip
     most = given["passes"] * len(given["trained"][rank])
     yield Claim(f"{CALL}: texts that went through the model with gradients", mine["read"], Between(0, most),
                 f"the budget is {given['passes']} passes over this rank's own texts: a batch counts as many texts as it has",
                 told=f"at most {most:,}", shown=f"{mine['read']:,}")  # fmt: skip
     yield Claim(f"{CALL}: is the adapter that of rank 0?", same(mine["adapter"], of_ranks[0]["adapter"]), True,
-                "the ranks have different adapters: let all ranks start with the same A, average the gradients over the "
-                "ranks, and take the same steps", told="the same on all ranks", shown="other numbers")  # fmt: skip
+                "the ranks have different adapters: let all ranks start with the same A (hash() of a text differs between "
+                "processes), average the gradients over the ranks, and take the same steps",
+                told="the same on all ranks", shown="other numbers")  # fmt: skip
     yield from answered(given, mine)
 
 

@@ -10,7 +10,10 @@ from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
 from ddp_course.ranks.environment import process_group
 
-KINDS = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "int64": torch.int64}
+KINDS = {
+    "float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "int64": torch.int64, "int32": torch.int32,
+}  # fmt: skip
+LARGEST = {"float16": 300, "float32": 10**5, "int32": 10**7}  # so that the sum of six ranks is exact; of others, 10**12
 TWICE = ("allreduce", "allreduce_coalesced")  # a reduce-scatter and an all-gather
 
 
@@ -94,14 +97,24 @@ def reduced(all_reduce, machine, cases):
 def tensor_of(case, rank):
     """This rank's tensor: whole numbers, so that sums are exact in any order."""
     generator = torch.Generator().manual_seed(case["seed"] + rank)
-    shape = case["shape"][::-1] if case["transposed"] else case["shape"]
-    tensor = torch.randint(-9, 10, shape, generator=generator).to(KINDS[case["kind"]])
-    return tensor.T if case["transposed"] else tensor
+    most, shape, view = LARGEST.get(case["kind"], 10**12), case["shape"], case["view"]
+    tensor = torch.randint(-most, most + 1, shape, generator=generator).to(KINDS[case["kind"]])
+    if view == "transposed" or view == "of each rank" and rank % 2:
+        return tensor.T.contiguous().T
+    if view == "of each rank":
+        return torch.stack([tensor, torch.zeros_like(tensor)], dim=-1)[..., 0]
+    return tensor
+
+
+VIEWS = {
+    None: "", "transposed": ", which is a transposed view",
+    "of each rank": ", which is a transposed view on odd ranks, and every second number of a larger one on even ranks",
+}  # fmt: skip
 
 
 def described(case):
     words = f"a tensor of shape {tuple(case['shape'])}, {case['kind']}"
-    return words + ", which is a transposed view" * case["transposed"]
+    return words + VIEWS[case["view"]]
 
 
 @question(
@@ -133,11 +146,12 @@ def cases_of(draw, n, machines):
     that is not contiguous.
     """
     size = n * machines * draw.randrange(20, 40)
-    shapes = [[size], [size + 1], [draw.randrange(9, 15), n * 12 + 1], [1], [7, 5]]
-    kinds = ["float32", *draw.sample(["float64", "float16", "int64", "float32"], 4)]
-    cases = []
+    shapes = [[size], [size + 1], [draw.randrange(9, 15), n * 12 + 1], [1], [7, 5], [size + 1], [size + 1]]
+    kinds = ["float32", *draw.sample(["float64", "float16", "int64", "int32"], 4)]
+    kinds += [kinds[1], "float32"]  # of that size, one of that kind again, and another
+    views, cases = {2: "transposed", 4: "of each rank"}, []
     for place, (shape, kind) in enumerate(zip(shapes, kinds)):
-        cases.append({"shape": shape, "kind": kind, "transposed": place == 2, "seed": draw.randrange(10**6)})
+        cases.append({"shape": shape, "kind": kind, "view": views.get(place), "seed": draw.randrange(10**6)})
     return cases
 
 
@@ -171,7 +185,7 @@ def claims(case, total, machine, n):
             (total / (n * machines) if total.is_floating_point() else None, "this is the mean: the sum is asked for"),
         ]  # fmt: skip
         yield Claim(
-            layout, seen["got"], total, lambda: cause_of(seen, total), mistakes, digits=6,
+            layout, seen["got"], total, lambda: cause_of(seen, total), mistakes, digits=14,
         )  # fmt: skip
         yield Claim(
             f"{layout}: bytes from this rank to other machines", seen["sent"], Between(0, most + 0.5),
@@ -199,6 +213,8 @@ def cause_of(seen, total):
     got = seen["got"]
     if got.shape != total.shape or got.dtype != total.dtype:
         return "the tensor keeps its shape and its dtype"
+    if (got.double() - total.double()).abs().max() < 0.01 * total.double().abs().max():
+        return "digits are lost: send and add up in the tensor's own dtype"
     if (got == total).double().mean() > 0.3:
         return (
             "a part of the numbers is right: are all parts put together, in the order of the ranks, without the zeros?"

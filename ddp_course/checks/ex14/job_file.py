@@ -48,20 +48,25 @@ def check_job_file(answer, draw):
         hold(ended(case, what))
 
 
+NO_OCTAL = [tens + ones for tens in range(0, 90, 10) for ones in (8, 9)]
+
+
 def cases_of(draw):
-    """The same job three times, with three ends; then others, whose numbers are close. A
-    number is no port.
+    """The same job three times, with three ends; then others, whose numbers are close, and
+    one with a short number. The first number is no port: it is 10,000 too many for a
+    remainder of 10,001, and its last digits are no octal number.
     """
-    number, cases = draw.randrange(70_000, 900_000), []
-    plans = [(0, ("ends", "time", "fails")), (1, ("fails",)), (10, ("time",)), (100, ("ends",))]
+    number, cases = 10_001 * draw.choice(NO_OCTAL) + 10_000, []
+    short = draw.randrange(100, 400) - number
+    plans = [(0, ("ends", "time", "fails")), (1, ("killed",)), (100, ("time",)), (999, ("ends",)), (short, ("ends",))]
     used = set()
     for more, ends in plans:
         while True:
-            machines, gpus = draw.choice([(2, 4), (3, 2), (3, 4), (4, 2)])
+            machines, gpus = draw.choice([(2, 4), (3, 2), (3, 4), (4, 2), (2, 2)])
             if (machines, gpus) not in used:
                 break
         used.add((machines, gpus))
-        minutes = 60 * draw.randrange(1, 6) + draw.randrange(5, 55)
+        minutes = 60 * draw.randrange(1, 6) + draw.randrange(5, 55) + 24 * 60 * (more == 1)  # more than a day
         asked = [machines, gpus, gpus * draw.choice([5, 7, 9]), minutes]
         nodelist, hosts = LISTS[machines]
         for how in ends:
@@ -379,7 +384,7 @@ def ports(cases, seen):
     elif len(all_ports) == 1:
         cause = "all jobs have the same port, and two may share a machine: derive it from the job's number"
     for place, job in enumerate(jobs):
-        same = [other for other in jobs[:place] if owners[other] == owners[job]]
+        same = [other for other in jobs[:place] if owners[other] == owners[job] and abs(other - job) < 1000]
         yield Claim(
             f"the ports for the jobs {' and '.join(map(str, [*same, job]))}", same, [], cause, told="different ports",
             shown=f"{owners[job]} for all of them",
@@ -438,14 +443,15 @@ def ended(case, what):
         "put the job back only at the signal: a job that is done, or fails, would begin again and again",
         told="not put back", shown="put back into the queue",
     )  # fmt: skip
-    if case["how"] == "fails":
+    if case["how"] in ("fails", "killed"):
         cause = (
             "the exit code of a file is that of its last command: SLURM would call the job COMPLETED. End with srun's"
         )
         if alone:
             cause = "wait without a number gives 0, whatever srun has given: wait $! gives its exit code"
+        how = "fails" if case["how"] == "fails" else "is killed"
         yield Claim(
-            f"{checked}, where one torchrun fails", code == 0, False, cause, told="an exit code that is not 0",
+            f"{checked}, where one torchrun {how}", code == 0, False, cause, told="an exit code that is not 0",
             shown="exit code 0",
         )  # fmt: skip
     else:

@@ -17,6 +17,9 @@ TRAPS = {
     "partial": "the fastest network does not reach all hosts",
     "uneven": "one host's interface is much slower than the others'",
     "lookalike": "addresses that look alike are in different networks",
+    "alike": "two hosts have the same address in the fastest network, the others have their own",
+    "prefixes": "one host has another prefix length in the fastest network",
+    "spare": "one host has a second interface in the right network, which is down",
 }
 BRIDGES = [("docker0", "172.17.0.1/16"), ("virbr0", "192.168.122.1/24")]
 
@@ -29,13 +32,15 @@ def a_table(draw, traps, good_ports="first", wide=False, names_lead="elsewhere")
 
     traps: of TRAPS. good_ports: where there is a good port, on the "first" host, on the
     "last" one, or "none". wide: the right network is a /16. names_lead: where the names
-    of /etc/hosts lead, "elsewhere", to a slower network, or "right".
+    of /etc/hosts lead: "elsewhere", to a slower network; "right"; right, but "elsewhere
+    there", on one host, or "unknown there"; or elsewhere, but "right of itself".
     """
     n = draw.randrange(3, 5)
     start = draw.randrange(20_000, 60_000)
-    ports = list(range(start, start + 5))
+    ports = draw.sample(range(start, start + 500), 5)
     nets = [draw.randrange(1, 120), draw.randrange(130, 250)]
-    right = [f"10.{nets[0]}.{k if wide else 0}.{11 + k}/{16 if wide else 24}" for k in range(n)]
+    first, length = draw.choice([10, 131]), 16 if wide else draw.choice([22, 24, 26, 28])
+    right = [f"{first}.{nets[0]}.{k if wide else 0}.{11 - 5 * k % 11}/{length}" for k in range(n)]
     slow = [f"192.168.{nets[1]}.{51 + k}/24" for k in range(n)]
     fast = [f"10.{nets[1]}.0.{11 + k}/24" for k in range(n)]
     found = {"slow": (slow, [1000] * n), "right": (right, [25_000] * n)}
@@ -49,6 +54,11 @@ def a_table(draw, traps, good_ports="first", wide=False, names_lead="elsewhere")
     if "lookalike" in traps:
         found["fast"] = ([f"10.{nets[1]}.0.{3 + 64 * k}/26" for k in range(n)], [50_000] * n)
     odd = draw.randrange(n)  # the host with the trap
+    if "alike" in traps:
+        found["fast"] = ([fast[0], *fast[1:-1], fast[0]], [100_000] * n)
+    if "prefixes" in traps:
+        found["fast"] = ([each.replace("/24", "/16") if k == odd else each for k, each in enumerate(fast)], [100_000] * n)
+    hosts_names = draw.sample([f"node{k}" for k in range(n)], n)
     names = {"slow": ["eth0", "eno1"], "right": ["eth1", "ens5f0"], "fast": ["ib0", "eth2"]}
     hosts = []
     for k in range(n):
@@ -64,14 +74,19 @@ def a_table(draw, traps, good_ports="first", wide=False, names_lead="elsewhere")
         ]
         draw.shuffle(interfaces)
         lo = {"name": "lo", "address": "127.0.0.1/8", "up": True, "speed": 0}
-        others = right if names_lead == "right" else slow
-        resolves = {f"node{j}": others[j].split("/")[0] for j in range(n)}
-        resolves[f"node{k}"] = "127.0.1.1"
+        if "spare" in traps and k == odd:
+            spare = right[k].replace(f".{11 - 5 * k % 11}/", f".{9 - k}/") if length < 28 else right[k]
+            interfaces.append({"name": "eth7", "address": spare, "up": False, "speed": 100_000})
+        is_right = names_lead == "right" or names_lead.endswith("there") and k != odd
+        resolves = {hosts_names[j]: (right if is_right else slow)[j].split("/")[0] for j in range(n)}
+        if names_lead == "unknown there" and k == odd:
+            resolves = {}
+        resolves[hosts_names[k]] = right[k].split("/")[0] if names_lead == "right of itself" else "127.0.1.1"
         good = {"first": True, "last": k == n - 1, "none": False}[good_ports]
         taken, blocked = [ports[0], 22], [ports[1], ports[3]]
         if not good:
             taken, blocked = [22, ports[4]], ports[:4]
-        host = {"name": f"node{k}", "interfaces": [lo, *interfaces]}
+        host = {"name": hosts_names[k], "interfaces": [lo, *interfaces]}
         hosts.append(host | {"resolves": resolves, "taken": taken, "blocked": blocked})
     return hosts, ports
 
@@ -86,8 +101,20 @@ def without_a_network(draw):
     return hosts, ports
 
 
+def of_unknown_speed(draw):
+    """A table with one network that joins all hosts, and no speed of one interface in it."""
+    hosts, ports = a_table(draw, [])
+    network = fastest(hosts)
+    for host in hosts:
+        for interface in host["interfaces"]:
+            interface["up"] = network_of(interface) == network
+    own(hosts[-1], network)["speed"] = 0
+    return hosts, ports
+
+
 def cases_of(draw):
-    plain = [a_table(draw, [], names_lead="right"), a_table(draw, [], wide=True)]
+    plain = [a_table(draw, [], names_lead="right"), a_table(draw, [], wide=True), of_unknown_speed(draw)]
+    plain += [a_table(draw, [], names_lead=lead) for lead in ("elsewhere there", "unknown there", "right of itself")]
     trapped = [a_table(draw, [trap]) for trap in TRAPS]
     together = [a_table(draw, ["bridges", *draw.sample([*TRAPS][1:], 1)], wide=draw.random() < 0.5) for _ in range(4)]
     at_the_end = [a_table(draw, ["bridges", "uneven"], "last"), a_table(draw, [], "last")]

@@ -104,7 +104,9 @@ def cases_of(draw):
     alone = a_case(draw, 3)._replace(machines=1)
     whole = a_case(draw, 4)._replace(batch=32)
     few = a_case(draw, 8)._replace(batch=5)  # some machines get no sample
-    return [*measured, *large, alone, whole, few]
+    fast = a_case(draw, 20, shortest=1e-5)  # and a gradient of a few bytes, less than one per machine
+    fast = fast._replace(gradient=12, bandwidth=fast.bandwidth * 12 / fast.gradient)
+    return [*measured, *large, alone, whole, few, fast]
 
 
 def paying_cases(draw, cases):

@@ -41,6 +41,7 @@ def check_survive_preemption(answer, draw):
     kinds, a_moment = draw.sample([TERM, USR1], 2), lambda: draw.choice(MOMENTS)
     with answer.folder() as folder:
         Trial(answer, run, folder / "peace.pt").finish(2)
+        Trial(answer, run, folder / "early.pt").preempt(2, {1: (0, kinds[1], a_moment(), None)})
         trial = Trial(answer, run, folder / "checkpoint.pt")
         # one rank, which is not rank 0
         update = draw.randrange(1, 3)
@@ -52,7 +53,7 @@ def check_survive_preemption(answer, draw):
         # a multiple of 3 and 4: if the ranks look only after every third or fourth
         # update, they are too late
         trial.preempt(2, {0: (12, kinds[1], a_moment(), None)})
-        trial.finish(draw.choice([3, 4]))
+        trial.finish(4)
 
 
 MOMENTS = "forward", "backward"
@@ -100,6 +101,11 @@ class Trial:
         stopped = self.judge_stop(checked, of_ranks, update_in(told))
         self.judge(checked, of_ranks, stopped)
         renamed = any(self.path.stem in name for name in self.answer.files(self.path.parent))
+        hold([Claim(
+            checked, of_ranks[0]["written over"], False, "the old file was written over in place: a rank that is killed "
+            "meanwhile leaves half of a file. Write another one, and rename it: os.replace", told="a new file in its place",
+            shown="new content in the old file",
+        )])  # fmt: skip
         hold([Claim(
             checked, self.saved() is None, False, "the checkpoint has another name: rename it to `path`" if renamed else
             "nothing was saved: all of it is lost when the job is started again",

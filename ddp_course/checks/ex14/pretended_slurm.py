@@ -124,8 +124,8 @@ def signal_of(value):
 
 
 class Job:
-    """One attempt of a job. how: "ends", "fails" (one torchrun, on the last machine), or
-    "time" (its signal comes while all torchruns are at work).
+    """One attempt of a job. how: "ends", "fails" (one torchrun, on the last machine),
+    "killed" (that one, by the kernel), or "time" (its signal comes while all are at work).
     """
 
     def __init__(self, text, number, hosts, nodelist, gpus, how):
@@ -248,7 +248,7 @@ class Job:
         self.over.wait(LONGEST * 2 if self.how == "time" else A_MOMENT)
         with self.lock:
             self.at_work -= 1
-        return [int(self.how == "fails" and host == self.hosts[-1]), ""]
+        return [{"fails": 1, "killed": 137}.get(self.how, 0) if host == self.hosts[-1] else 0, ""]
 
     def host(self, env):
         """The machine on which a command runs."""

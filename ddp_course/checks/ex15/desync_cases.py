@@ -17,7 +17,8 @@ class Net(nn.Module):
         self.register_buffer("zeros", torch.zeros(3))
         self.register_buffer("thirds", torch.full((3,), 1 / 3, dtype=torch.float64))
         self.register_buffer("holes", torch.full((2,), torch.nan))  # equal, bit for bit
-        self.register_buffer("table", torch.arange(800.0))
+        self.register_buffer("table", torch.arange(3002.0))  # its middle is at an odd place
+        self.register_buffer("large", torch.tensor([2**60, 2**60 + 2]))  # no float has all of its digits
         self.first = nn.Linear(width, 9)
         self.norm = nn.BatchNorm1d(9)
         self.middle = nn.Linear(9, 5, bias=False, dtype=torch.bfloat16)
@@ -94,6 +95,7 @@ FAULTS = {
     ],
     "the lowest bit of a NaN": [("model", "holes", lowest_bit)],
     "Adam's average of a squared gradient": [("optimizer", "last.weight.exp_avg_sq", lowest_bit)],
+    "the lowest bit of a large whole number": [("model", "large", lowest_bit)],
 }  # fmt: skip
 
 

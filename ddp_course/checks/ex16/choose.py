@@ -201,6 +201,7 @@ def check_choose(answer, draw):
         a_case(draw, 1e-3, 1e-9, 1, 0.9),
         a_case_for_counting(2),
         a_case_for_counting(3.25),
+        a_case_for_counting(200),
         a_case_for_the_laboratory(draw),
     ]
     [found] = answer.on_ranks(answers, cases, timeout=10)

@@ -137,6 +137,13 @@ def a_case(draw, agree, against, same, comparisons, far):
     return {"before": before, "after": after, "comparisons": comparisons}
 
 
+def short_times(draw, agree, against):
+    """Many rounds of some microseconds, with differences of less than a percent."""
+    before = [draw.uniform(20e-6, 50e-6) for _ in range(agree + against)]
+    factors = draw.sample([0.997] * agree + [1.003] * against, len(before))
+    return {"before": before, "after": [time * factor for time, factor in zip(before, factors)], "comparisons": 1}
+
+
 @question(
     "A round is on one of two sides, or says nothing. If the programs are equally fast, each side is as likely as the "
     "other: how many of n tosses of a coin would be heads?",
@@ -156,4 +163,5 @@ def check_compare(answer, draw):
         (11, 0, 0, 20), (32, 18, 0, 1), (33, 17, 0, 1),
     ]  # fmt: skip
     cases = [a_case(draw, *case, far) for case in agree_against_same_comparisons for far in (1.0, 6.0)]
+    cases += [short_times(draw, agree, 70 - agree) for agree in (43, 44)]
     check_function(answer, draw, "compare", cases, comparing(), MISTAKES, in_figures)

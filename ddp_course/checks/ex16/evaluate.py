@@ -20,6 +20,7 @@ WIDTH, CLASSES, BATCH = 8, 5, 32
 MOST = 2
 MOST_OPERATORS = 80  # per batch, where ours needs about 15
 DIGITS = 5.5  # a sum may be in 32 bits
+MANY = 55 * BATCH + 1  # samples, of which more than 256 are right; one is in a batch of its own
 LARGE = 32 * BATCH + 3  # samples of an evaluation that is timed
 LEAST_GAIN = 2  # where a right answer gains about 10
 
@@ -49,6 +50,9 @@ def observed(evaluate, count, seed):
 
     model.register_forward_pre_hook(note)
     before = model[1].running_mean.clone()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)  # of a training that accumulates
+    torch.manual_seed(seed)
     with work, trying(f"evaluate(model, a loader of {count} samples)"):
         returned = evaluate(model, loader)
     floats = isinstance(returned, list | tuple) and all(isinstance(number, float) for number in returned)
@@ -56,6 +60,9 @@ def observed(evaluate, count, seed):
     changed = not torch.equal(before, model[1].running_mean)
     seen["trains"] = torch.is_grad_enabled() and all(parameter.requires_grad for parameter in model.parameters())
     left = all(module.training for module in model.modules())
+    seen["seeded"] = torch.initial_seed() != seed
+    gradients = [parameter.grad for parameter in model.parameters()]
+    seen["gradients left"] = all(each is not None and bool((each == 1).all()) for each in gradients)
     return seen | {"operators": work.operators, "left": left, "changed": changed}
 
 
@@ -117,6 +124,11 @@ def claims(seen, count, known):
     yield Claim(f"{checked}: autograd afterwards", seen["trains"], True, "the training goes on afterwards, and needs "
                 "gradients: use `with torch.no_grad():`",
                 told="on, and gradients for all parameters", shown="off")  # fmt: skip
+    yield Claim(f"{checked}: the gradients afterwards", seen["gradients left"], True, "the training goes on afterwards, "
+                "perhaps in the middle of an accumulation: leave gradients alone", told="as before",
+                shown="others")  # fmt: skip
+    yield Claim(f"{checked}: the global seed", seen["seeded"], False, "the training goes on afterwards, and would draw the "
+                "same numbers after each evaluation: set no seed", told="as before", shown="another")  # fmt: skip
     yield Claim(f"{checked}: calls of the model", seen["forwards"], batches, "a batch takes little more time than one "
                 "sample: call the model once per batch", [(range(batches), "several batches at once need more memory than "
                 "one: call the model once per batch")])  # fmt: skip
@@ -146,7 +158,8 @@ def check_evaluate(answer, draw):
     """The two numbers are exact; forwards, operators and fetched numbers are counted;
     an evaluation is timed.
     """
-    for count in (draw.randrange(4, 8) * BATCH, draw.randrange(5, 9) * BATCH + 3):
+    few, some = draw.randrange(4, 8) * BATCH, draw.randrange(5, 9) * BATCH + 3
+    for count in (few, some, MANY):
         seed = draw.randrange(10**6)
         [seen] = answer.on_ranks(observed, count, seed, timeout=10)
         hold(claims(seen, count, truth(count, seed)))

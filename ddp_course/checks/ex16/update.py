@@ -11,6 +11,7 @@ from ddp_course.checks.checked_watch import CheckedWatch
 from ddp_course.checks.claims import Between, Claim, on_every_rank
 from ddp_course.checks.ex16.gain import in_turn, judge_gain
 from ddp_course.checks.ex16.slow import update as slow_update
+from ddp_course.checks.salted import salted_hash
 from ddp_course.checks.training import Chain, a_batch, state
 from ddp_course.checks.work import Work
 from ddp_course.judge.answer import trying
@@ -50,14 +51,20 @@ def observed(update, count, size, seed):
     """Some updates of this rank: for each the parameters after it, the losses, and what it
     did.
     """
-    with process_group() as (rank, n):
+    with process_group() as (rank, n), salted_hash(rank):
+        another = make_model(seed + 1)  # a job may train several models
+        with trying("an update of another model"):
+            update(another, micro_batches(count, size, seed), make_optimizer(another, n))
         model = make_model(seed)
+        for parameter in model.parameters():  # something was computed before the first update
+            parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
         optimizer, seen = make_optimizer(model, n), []
         for number in range(UPDATES):
             mine = micro_batches(count, size, seed + 1000 * (rank + 1) + 100 * number)
-            fetched, samples = [], []
+            fetched, samples, modes = [], [], []
 
-            def note(layer, inputs, fetched=fetched, samples=samples):
+            def note(layer, inputs, fetched=fetched, samples=samples, modes=modes):
+                modes.append(layer.training)
                 fetched.append(work.fetched)
                 samples.append(len(inputs[0]))
 
@@ -70,6 +77,7 @@ def observed(update, count, size, seed):
                 "sent": [sent_in_a_ring(entry, n) for entry in watch.log],
                 "names": [entry["name"] for entry in watch.log],
                 "fetched": max(fetched, default=0), "samples": samples,
+                "training": all(modes),
             })  # fmt: skip
         dist.barrier()
         return seen
@@ -188,6 +196,8 @@ MEAN_GRADIENT = "the update must take the mean gradient over all micro-batches o
 
 def work(checked, seen, n, count, size):
     """Claims about what an update sends, computes and waits for."""
+    yield Claim(checked % "the mode of the model", seen["training"], True, "dropout and BatchNorm would do something else: "
+                "train in training mode", told="training mode", shown="evaluation mode")  # fmt: skip
     sent, samples = seen["sent"], seen["samples"]
     yield Claim(checked % "the collectives that are called", len(sent), range(MOST + 1), cause_of_messages(seen, n, count),
                 told=f"at most {MOST}")  # fmt: skip
