@@ -2002,9 +2002,7 @@ def by_doubling(gradients, forward, backward, ranks, alpha, beta, efficiency):
     return cap, high
 
 
-def evaluating(
-    before=lambda model: None, batches=lambda loader: loader, outputs=lambda outputs: outputs, hits=torch.int64
-):
+def evaluating(before=lambda model: None, batches=lambda loader: loader, hits=torch.int64):
     """An answer with one difference."""
 
     def evaluate(model, loader):
@@ -2013,9 +2011,9 @@ def evaluating(
         correct, total, seen = torch.tensor(0, dtype=hits), torch.tensor(0.0, dtype=torch.float64), 0
         with torch.no_grad():
             for inputs, labels in batches(loader):
-                found = outputs(model(inputs))
-                correct += (found.argmax(-1) == labels).sum().to(hits)
-                total += F.cross_entropy(found.reshape(len(labels), -1), labels, reduction="sum")
+                outputs = model(inputs)
+                correct += (outputs.argmax(1) == labels).sum().to(hits)
+                total += F.cross_entropy(outputs, labels, reduction="sum")
                 seen += len(labels)
         model.train()
         return correct.item() / seen, total.item() / seen
@@ -2041,13 +2039,6 @@ def ten_batches():
 @wrong("evaluate", "the accuracy is the number of samples", several=True)
 def hits_in_eight_bits():
     return evaluating(hits=torch.uint8)
-
-
-@wrong(
-    "evaluate", "the accuracy is the number of samples|IndexError|RuntimeError", "failed|your code raised", several=True
-)
-def squeezes_the_last_batch():
-    return evaluating(outputs=lambda outputs: outputs.squeeze())
 
 
 @wrong("update", "train in training mode")

@@ -125,9 +125,9 @@ def flat(model):
     return torch.cat([value.flatten() for value in state(model).values()])
 
 
-def alone(n, count, size, seed, scale=1.0):
+def alone(n, count, size, seed, scale=1.0, left=0.0):
     """One process with the micro-batches of all ranks: its parameters after each update,
-    and losses. scale: of the gradients, a mistake that is made.
+    and losses. scale: of the gradients, and what is left in them of before: mistakes.
     """
     model = make_model(seed)
     optimizer, parameters, losses = make_optimizer(model, n), [], []
@@ -141,6 +141,9 @@ def alone(n, count, size, seed, scale=1.0):
             (mean * scale / count).backward()
             means.append(mean.item())
         losses.append(means)
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad += left
         optimizer.step()
         parameters.append(flat(model))
     return parameters, losses
@@ -157,7 +160,8 @@ def claims_about(count, size, seed, n):
     checked = f"{UPDATES} updates of {count} micro-batches on {n} ranks"
 
     def mistakes():
-        return [(alone(n, count, size, seed, scale)[0][0], cause) for scale, cause in {
+        return [(alone(n, count, size, seed, left=1.0)[0][0], LEFT)] + [
+            (alone(n, count, size, seed, scale)[0][0], cause) for scale, cause in {
             n: "that is the sum over the ranks: divide by their number",
             count: "that is the sum over the micro-batches: divide by their number",
             n * count: "that is a sum: divide by the number of ranks and of micro-batches",
