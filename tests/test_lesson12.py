@@ -685,6 +685,44 @@ def test_muon_wsd_dropout_and_the_model_of_today_train_alike_in_every_way(tmp_pa
         )  # it does something
 
 
+TOGETHER = {  # flags with DDP: those with other ways, and how equal
+    "--dropout 0.1": (
+        [
+            "ddp --recompute full",
+            "zero1 --recompute selective",
+            "fsdp --recompute full",
+        ],
+        2e-6,
+    ),
+    f"{MUON} --accumulate 2": (
+        ["zero1 --recompute full", "fsdp --offload", "hsdp --recompute selective"],
+        2e-4,
+    ),
+    f"{MUON} --precision bf16": (["fsdp --recompute full", "hsdp --offload"], 2e-3),
+    "--modern --precision bf16": (
+        ["zero1 --recompute selective", "fsdp --recompute full --offload"],
+        2e-3,
+    ),
+    " ".join(CHUNKED): (
+        ["zero1 --recompute full", "fsdp --recompute selective --offload", "hsdp"],
+        2e-6,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "flags", TOGETHER, ids=["dropout", "muon", "muon, bf16", "modern, bf16", "chunked"]
+)
+def test_more_flags_together_train_alike_in_other_ways(flags, tmp_path):
+    ways, rounding = TOGETHER[flags]
+    names = [f"--sharding {way} {flags}" for way in ("ddp", *ways)]
+    found = launch(whole_recipe, tmp_path, names, nproc=4, timeout=600)[0]
+    expected, held_out = found[names[0]]
+    for name, (losses, validation) in found.items():
+        assert losses == pytest.approx(expected, rel=rounding), name
+        assert validation == pytest.approx(held_out, abs=2e-3), name
+
+
 def test_the_recipe_clips_warms_up_and_spares_vectors_the_decay(tmp_path):
     """With one rank, against lesson 10's recipe by hand, on batches that are joined.
     Some gradients are clipped and some are not, or Adam would hide a factor of two.
