@@ -894,7 +894,7 @@ def without_the_last_word(model, parts):
     return counts(model)
 
 
-@wrong("train_only", "one parameter with two names")
+@wrong("train_only", "one parameter with two names|return two integers")
 def counts_by_the_state_dict(model, parts):
     trained = freeze_all_then_thaw(model, parts)[0]
     return trained, sum(value.numel() for value in model.state_dict().values())
@@ -1181,7 +1181,7 @@ def the_largest_number_of_a_rank(logits, tokens, questions, lengths):
     return sum_of(logits, labels) / number
 
 
-@wrong("answer_loss", "divided by the number of these tokens|a mean of 0/0|own mean")
+@wrong("answer_loss", "divided by the number of these tokens|a mean of 0/0|own mean|n times too large")
 def broadcast_instead_of_a_sum(logits, tokens, questions, lengths):
     labels = labels_of(tokens, questions, lengths)
     number = (labels != -100).sum()
