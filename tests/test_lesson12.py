@@ -685,6 +685,19 @@ def test_muon_wsd_dropout_and_the_model_of_today_train_alike_in_every_way(tmp_pa
         )  # it does something
 
 
+def bytes_of_optimizers(folder, way):
+    lesson12.SHAPES["tiny"] = TINY
+    flags = [*RECIPE, "--shape", "tiny", "--eval-windows", "4", *MUON.split()]
+    flags += ["--sharding", way, "--out", str(folder)]
+    return lesson12.main(flags)["optimizer_bytes"]
+
+
+def test_zero1_deals_out_the_states_of_muon_and_of_adamw(tmp_path):
+    whole, *_ = launch(bytes_of_optimizers, tmp_path, "ddp", nproc=2)
+    parts = launch(bytes_of_optimizers, tmp_path, "zero1", nproc=2)
+    assert sum(parts) == whole and max(parts) < 0.8 * whole
+
+
 TOGETHER = {  # flags with DDP: those with other ways, and how equal
     "--dropout 0.1": (
         [
