@@ -837,7 +837,7 @@ def on_a_mesh(attach, fault=None):
                 if hasattr(detector, "look"):
                     detector.look(inputs)
                 loss = model(inputs).pow(2).sum()
-                time.sleep(0.05 if fault == "slow" and rank in (2, 3) else 0)
+                time.sleep(0.3 if fault == "slow" and rank in (2, 3) else 0)
                 loss.backward()
                 for value in model.parameters():
                     part = getattr(value.grad, "_local_tensor", value.grad)
