@@ -10,6 +10,7 @@ import resource
 import shutil
 from contextlib import contextmanager
 from functools import partial
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from ddp_course import UsageError, lesson12
 from ddp_course.checkpoints import sharded as sharded_checkpoints
 from ddp_course.data.text import load_text
 from ddp_course.estimates import memory
-from ddp_course.models import six_ways, zero
+from ddp_course.models import dtensors, six_ways, zero
 from ddp_course.models.gpt import GPT
 from ddp_course.models.recipe import learning_rate, loss_of, parameter_groups
 from ddp_course.models.recompute import recompute
@@ -565,13 +566,25 @@ RECIPE = "--recipe --warmup 2 --max-norm 0.2 --batch-size 2 --train-samples 48".
 
 
 def whole_recipe(folder, combinations):
-    """For each combination of flags: its losses, and what is trained, on this rank."""
+    """For each combination of flags, on this rank: its losses, the gradients' norm in
+    each update, and the loss at the end. Adam and clipping hide a wrong scale of all
+    gradients from the losses, but the norms show it.
+    """
     lesson12.SHAPES["tiny"] = TINY
-    flags = [*RECIPE, "--shape", "tiny", "--eval-windows", "4"]
-    runs = [(folder, [*flags, *flags_of.split()]) for flags_of in combinations]
-    found = {}
-    for name, result in zip(combinations, programs(runs)):
-        found[name] = result["losses"], result["validation_loss"]
+    flags, found, norms = [*RECIPE, "--shape", "tiny", "--eval-windows", "4"], {}, []
+    clip = nn.utils.clip_grad_norm_
+
+    def noted(*args, **options):
+        norms.append(clip(*args, **options))
+        return norms[-1]
+
+    with process_group(), patch.object(nn.utils, "clip_grad_norm_", noted):
+        for name in combinations:
+            norms.clear()
+            result = program(folder, *flags, *name.split())
+            own = [dtensors.full(norm).item() for norm in norms]
+            found[name] = result["losses"], own, result["validation_loss"]
+            dist.barrier()
     return found
 
 
@@ -593,11 +606,12 @@ def train_alike(found):
     """In fp32 within rounding; in bf16 autocast, which DDP uses, rounds in other places
     than the policy of fully_shard.
     """
-    for name, (losses, validation) in found.items():
+    for name, (losses, norms, validation) in found.items():
         bf16, size = "bf16" in name, name.split("--accumulate ")[1][0]
         same = f"--precision {'bf16' if bf16 else 'fp32'} --accumulate {size} "
-        expected, held_out = found[f"{same}--recompute none --sharding ddp"]
+        expected, lengths, held_out = found[f"{same}--recompute none --sharding ddp"]
         assert losses == pytest.approx(expected, rel=1e-3 if bf16 else 2e-6), name
+        assert norms == pytest.approx(lengths, rel=2e-2 if bf16 else 1e-5), name
         assert validation == pytest.approx(held_out, abs=2e-3 if bf16 else 2e-4), name
 
 
@@ -674,11 +688,12 @@ def test_muon_wsd_dropout_and_the_model_of_today_train_alike_in_every_way(tmp_pa
     names = [f"--sharding {way} {MUON}" for way in ways]
     names += [f"--sharding {way} --modern --dropout 0.1" for way in ways]
     found = launch(whole_recipe, tmp_path, [*names, "--sharding ddp"], nproc=4)[0]
-    plain, _ = found.pop("--sharding ddp")
-    for name, (losses, validation) in found.items():
-        expected, held_out = found[names[0 if "muon" in name else 4]]
+    plain, *_ = found.pop("--sharding ddp")
+    for name, (losses, norms, validation) in found.items():
+        expected, lengths, held_out = found[names[0 if "muon" in name else 4]]
         rounding = 2e-4 if "muon" in name else 2e-6
         assert losses == pytest.approx(expected, rel=rounding), name
+        assert norms == pytest.approx(lengths, rel=10 * rounding), name
         assert validation == pytest.approx(held_out, abs=2e-3), name
         assert losses[-1] != pytest.approx(plain[-1], rel=1e-3), (
             name
@@ -730,9 +745,10 @@ def test_more_flags_together_train_alike_in_other_ways(flags, tmp_path):
     ways, rounding = TOGETHER[flags]
     names = [f"--sharding {way} {flags}" for way in ("ddp", *ways)]
     found = launch(whole_recipe, tmp_path, names, nproc=4, timeout=600)[0]
-    expected, held_out = found[names[0]]
-    for name, (losses, validation) in found.items():
+    expected, lengths, held_out = found[names[0]]
+    for name, (losses, norms, validation) in found.items():
         assert losses == pytest.approx(expected, rel=rounding), name
+        assert norms == pytest.approx(lengths, rel=10 * rounding), name
         assert validation == pytest.approx(held_out, abs=2e-3), name
 
 
@@ -948,7 +964,10 @@ TEXT = torch.arange(8)[None]
 
 
 def train_two_steps(model, optimizer):
-    return lesson12.train_one_epoch(model, [(TEXT, TEXT)] * 2, optimizer, CPU)
+    """Both losses, and the norm of the last gradient, whose scale Adam hides."""
+    losses = lesson12.train_one_epoch(model, [(TEXT, TEXT)] * 2, optimizer, CPU)
+    norm = nn.utils.get_total_norm([value.grad for value in model.parameters()])
+    return [*losses, norm.full_tensor().item()]
 
 
 def accumulate(model, optimizer, skip):

@@ -66,16 +66,16 @@ def engine_for(*flags, **more):
 def with_ddp():
     torch.manual_seed(0)
     model, optimizer, parameters_of_all = six_ways.ddp(GPT(**SHAPE), CPU)
-    return lesson12.train_one_epoch(
-        model, batches(), optimizer, CPU
-    ), parameters_of_all()
+    losses = lesson12.train_one_epoch(model, batches(), optimizer, CPU)
+    norm = nn.utils.get_total_norm([value.grad for value in model.parameters()])
+    return losses, parameters_of_all(), norm.item()
 
 
 # ---- offload, and ZeRO++ ----
 
 
 def train_and_count(stage, **zero):
-    """Losses of four steps; and for each kind of message in a fifth step, the numbers of
+    """Losses of four steps, and the last gradient's norm; and for each kind of message in a fifth step, the numbers of
     ranks that took part, each once.
     """
     config = configuration("--stage", stage)
@@ -83,6 +83,7 @@ def train_and_count(stage, **zero):
     torch.manual_seed(0)
     engine = lesson13.start_engine(GPT(**SHAPE), config, CPU)
     losses = lesson13.train_one_epoch(engine, batches(), CPU)
+    losses.append(float(engine.get_global_grad_norm()))  # Adam hides its scale
     before = len(flight_record()["entries"])
     lesson13.train_one_epoch(engine, batches()[:1], CPU)
     names = {
@@ -127,15 +128,16 @@ def test_offload_trains_alike_and_zero_plus_plus_is_for_gpus():
 
 
 def train_in_all_stages():
-    """Losses and parameters: of DDP, of each stage, and of stage 2 with the same batch
-    in two micro-batches.
+    """Losses, parameters, and the last gradient's norm, whose scale Adam hides: of DDP,
+    of each stage, and of stage 2 with the same batch in two micro-batches.
     """
     with process_group():
         results = {"ddp": with_ddp()}
         for stage in range(4):
             engine = engine_for("--stage", stage)
             losses = lesson13.train_one_epoch(engine, batches(), CPU)
-            results[stage] = losses, lesson13.whole_parameters(engine)
+            norm = engine.get_global_grad_norm()
+            results[stage] = losses, lesson13.whole_parameters(engine), norm
         engine = engine_for("--stage", 2, "--batch-size", 1, "--accumulate", 2)
         halves = [
             [part[None] for part in pair] for batch in batches() for pair in zip(*batch)
@@ -144,7 +146,8 @@ def train_in_all_stages():
         losses = [
             sum(losses[place : place + 2]) / 2 for place in range(0, len(losses), 2)
         ]
-        results["accumulated"] = losses, lesson13.whole_parameters(engine)
+        norm = engine.get_global_grad_norm()
+        results["accumulated"] = losses, lesson13.whole_parameters(engine), norm
         return results
 
 
@@ -153,9 +156,15 @@ def test_each_stage_trains_as_ddp_does(nproc):
     for rank, results in enumerate(
         launch(train_in_all_stages, nproc=nproc, timeout=600)
     ):
-        losses, expected = results.pop("ddp")
+        losses, expected, length = results.pop("ddp")
         assert len(results) == 5 and len(losses) == STEPS
-        for name, (of_stage, parameters) in results.items():
+        for name, (of_stage, parameters, norm) in results.items():
+            # stage 0 computes none where it does not clip
+            assert (
+                norm is None
+                if name == 0
+                else float(norm) == pytest.approx(length, rel=1e-5)
+            )
             torch.testing.assert_close(
                 of_stage, losses, rtol=1e-5, atol=1e-5, msg=f"{name}, rank {rank}"
             )
