@@ -164,6 +164,19 @@ def no_network():
     }
 
 
+def see_the_scale():
+    """For a rank: from now on, AdamW has a large ε. With the usual one it hides a wrong
+    scale of all gradients, because it divides them by their size.
+    """
+    import torch
+
+    class AdamW(torch.optim.AdamW):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options | {"eps": 1e-3})
+
+    torch.optim.AdamW = AdamW
+
+
 def python(*arguments, **options):
     """Run this Python in a process of its own; return what came of it, with stdout and
     stderr as text.

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from conftest import python
+from conftest import python, see_the_scale
 from safetensors.torch import load_file
 from torch.utils.data import DistributedSampler
 
@@ -18,11 +18,17 @@ from ddp_course.ranks.launch import RankError, launch
 DIGITS = ["--data", "digits", "--train-samples", "288", "--epochs", "2", "--no-dropout"]
 
 
+def train(main, flags):
+    see_the_scale()
+    return main(flags)
+
+
 def run(lesson, out, nproc, *options):
     """Run a lesson's program on ranks; the results, the losses, and the final
     parameters by name.
     """
-    results = launch(lesson.main, [*DIGITS, *options, "--out", str(out)], nproc=nproc)
+    flags = [*DIGITS, *options, "--out", str(out)]
+    results = launch(train, lesson.main, flags, nproc=nproc)
     losses = [
         json.loads(line)["loss"]
         for line in (out / "metrics.jsonl").read_text().splitlines()
@@ -75,13 +81,22 @@ def run_with_fault(fault, options):
         lesson07.DataLoaderConfiguration = lambda **_: DataLoaderConfiguration()
     elif fault == "the model is not wrapped":
         Accelerator.prepare_model = lambda self, model, **_: model
+    elif fault == "gradients are added up":
+        backward = Accelerator.backward
+        Accelerator.backward = lambda self, loss: backward(self, 2 * loss)
     elif fault == "zero_grad does nothing":
         torch.optim.AdamW.zero_grad = lambda self, set_to_none=True: None
-    return lesson07.main(options)
+    return train(lesson07.main, options)
 
 
 @pytest.mark.parametrize(
-    "fault", ["another shuffle", "the model is not wrapped", "zero_grad does nothing"]
+    "fault",
+    [
+        "another shuffle",
+        "the model is not wrapped",
+        "gradients are added up",
+        "zero_grad does nothing",
+    ],
 )
 def test_the_comparison_finds_planted_faults(fault, by_hand, tmp_path):
     options = [*DIGITS, "--batch-size", "24", "--out", str(tmp_path)]

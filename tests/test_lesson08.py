@@ -9,7 +9,7 @@ import shutil
 import pytest
 import torch
 import transformers
-from conftest import THOROUGH, python
+from conftest import THOROUGH, python, see_the_scale
 from safetensors.torch import load_file
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
@@ -27,9 +27,15 @@ def server():
     start_server("transformers.trainer", "datasets", "deepspeed")
 
 
+def train(main, flags):
+    see_the_scale()
+    return main(flags)
+
+
 def run(lesson, out, nproc, *options):
     """Run a lesson's program on ranks; the results and the losses."""
-    results = launch(lesson.main, [*DIGITS, *options, "--out", str(out)], nproc=nproc)
+    flags = [*DIGITS, *options, "--out", str(out)]
+    results = launch(train, lesson.main, flags, nproc=nproc)
     return results, [
         json.loads(line)["loss"]
         for line in (out / "metrics.jsonl").read_text().splitlines()

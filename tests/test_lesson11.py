@@ -17,6 +17,7 @@ from random import Random
 import pytest
 import torch
 import transformers
+from conftest import see_the_scale
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from torch import nn
@@ -324,7 +325,8 @@ def test_n_ranks_train_as_one(method, nproc, batch_size, base, question_file, tm
     def on(ranks, batch_size):
         options = ["--method", method, *EXACT, "--batch-size", str(batch_size)]
         folder = tmp_path / str(ranks)
-        return run(base, question_file, folder, *options, nproc=ranks)
+        how = {"nproc": ranks, "plant": see_the_scale}
+        return run(base, question_file, folder, *options, **how)
 
     [alone], one = on(1, 12)
     results, many = on(nproc, batch_size)

@@ -7,7 +7,7 @@ from io import StringIO
 
 import pytest
 import torch
-from conftest import THOROUGH
+from conftest import THOROUGH, see_the_scale
 from test_machines import needs_namespaces
 
 from ddp_course import lesson14
@@ -23,6 +23,7 @@ FLAGS = (
 
 def run(out, *more):
     """The program in each rank; its result."""
+    see_the_scale()
     with redirect_stdout(StringIO()):
         return lesson14.main([*FLAGS.split(), "--out", str(out), *more])
 
