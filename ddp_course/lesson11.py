@@ -136,8 +136,8 @@ def arguments(argv=()):
     flag("--accumulate", **number, default=2, help="micro-batches per update (2)")
     less = "recompute them in backward: less memory, more work"
     flag("--checkpoint-activations", action="store_true", help=less)
-    rate_help = "2e-4 suits large models (1e-2)"
-    flag("--learning-rate", type=runs.number, default=1e-2, help=rate_help)
+    rate_help = "(2e-4 with --model; 1e-2 for the small Llama, which is hardly trained)"
+    flag("--learning-rate", type=runs.number, help=rate_help)
     patience = "end after N epochs without a lower held-out loss, and keep the best"
     flag("--patience", type=runs.count, metavar="N", help=patience)
     flag("--resume", action="store_true", help="from the newest checkpoint in --out")
@@ -145,6 +145,8 @@ def arguments(argv=()):
     merged = {"choices": ["fp32", "bf16"], "default": "fp32"}
     flag("--merge-precision", **merged, help="of the merged model (fp32)")
     args = parser.parse_args(argv)
+    if args.learning_rate is None:
+        args.learning_rate = 2e-4 if args.model else 1e-2
     if args.merge and args.method == "full":
         parser.error("--merge is for adapters, and --method full has none")
     return args

@@ -123,6 +123,7 @@ def train(plant, flags):
 def run(base, question_file, out, *options, nproc=2, plant=lambda: None):
     """Run the program on ranks; the results and the losses."""
     flags = ["--model", str(base), "--data", str(question_file), "--out", str(out)]
+    flags += ["--learning-rate", "1e-2"]  # the model is small
     flags += ["--epochs", "1", "--train-samples", "48", *options]
     results = launch(train, plant, flags, nproc=nproc, timeout=600)
     lines = (out / "metrics.jsonl").read_text().splitlines()
@@ -797,6 +798,12 @@ def test_a_csv_that_will_not_do_gives_one_line(content, said, base, tmp_path):
 )
 def test_wrong_use_gives_one_line(options, said, base, question_file, tmp_path):
     assert_one_line(said, base, question_file, tmp_path / "out", *options)
+
+
+def test_with_a_model_of_ones_own_the_rate_suits_large_models():
+    rate = lambda *options: lesson11.arguments(options).learning_rate
+    assert rate() == 1e-2 and rate("--model", "runs/smollm2") == 2e-4
+    assert rate("--model", "runs/smollm2", "--learning-rate", "0") == 0
 
 
 def assert_one_line(said, *given):
