@@ -121,11 +121,7 @@ def run_with_fault(fault, options):
             return settings
 
         lesson08.training_arguments = training_arguments
-        original_optimizer = torch.optim.AdamW
-        lesson08.torch.optim.AdamW = lambda parameters, lr: original_optimizer(
-            parameters, lr=lr, eps=1e-2
-        )
-    return lesson08.main(options)
+    return train(lesson08.main, options)
 
 
 @pytest.mark.parametrize("fault", ["another shuffle", "mean of the batch", "clipped"])
@@ -251,7 +247,7 @@ def stop_after_one_epoch(options):
             self.add_callback(Stop())
 
     lesson08.transformers.Trainer = Stopped
-    lesson08.main(options)
+    train(lesson08.main, options)
 
 
 def main_that_counts_batches(flags):
@@ -264,7 +260,7 @@ def main_that_counts_batches(flags):
             return super().training_step(*args, **options)
 
     lesson08.transformers.Trainer = Counts
-    return lesson08.main(flags), len(batches)
+    return train(lesson08.main, flags), len(batches)
 
 
 @pytest.mark.parametrize("nproc", [1, 2] if THOROUGH else [2])

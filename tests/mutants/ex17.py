@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import zlib
 from contextlib import contextmanager, suppress
 
 import numpy
@@ -2397,7 +2398,74 @@ def written_into_copies(model, group):
             one.copy_(part)
 
 
+@wrong("sum_gradients", "its own tokens only|in its own heads only|still what backward left")
+def those_of_equal_numbers_are_one(model, group):
+    """New norms all have the same numbers."""
+    once = []
+    for value in chosen(model):
+        if not any(torch.equal(value, other) for other in once):
+            once.append(value)
+    sum_flat(once, group)
+
+
+@wrong("sum_gradients", "still what backward left")
+def in_the_first_step_only(model, group):
+    found = [value for value in chosen(model) if not hasattr(value, "is_summed")]
+    sum_flat(found, group)
+    for value in found:
+        value.is_summed = True
+
+
+@wrong("sum_gradients", "still what backward left")
+def nothing_where_the_first_is_frozen(model, group):
+    if next(model.parameters()).grad is not None:
+        sum_flat(chosen(model), group)
+
+
+BUFFERS = []
+
+
+@wrong("sum_gradients", "more is sent")
+def in_the_longest_buffer(model, group):
+    """Sends all of a buffer that is kept from call to call."""
+    gradients = [value.grad for value in chosen(model)]
+    if gradients:
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        if not BUFFERS or len(BUFFERS[0]) < len(flat):
+            BUFFERS[:] = [torch.zeros_like(flat)]
+        BUFFERS[0][: len(flat)] = flat
+        dist.all_reduce(BUFFERS[0], group=group)
+        sizes = [gradient.numel() for gradient in gradients]
+        for gradient, total in zip(gradients, BUFFERS[0][: sum(sizes)].split(sizes)):
+            gradient.copy_(total.view_as(gradient))
+
+
 # ---- runs that share a stream, and streams that overlap ----
+
+
+@wrong("dropout_states", "in the object \\(self\\)")
+class InTheClass(States):
+    """A second object takes over the first one's state."""
+
+    @property
+    def state(self):
+        return type(self).kept
+
+    @state.setter
+    def state(self, value):
+        type(self).kept = value
+
+
+@wrong("dropout_states", "runs with different seeds must not share a stream")
+class OfDigitsInARow(States):
+    """Seed 1 on data rank 11 has the digits of seed 11 on data rank 1."""
+
+    def of_replicated(self, seed, data_rank, tensor_rank):
+        return zlib.crc32(f"r{seed}{data_rank}".encode())
+
+    def of_sharded(self, seed, data_rank, tensor_rank):
+        return zlib.crc32(f"s{seed}{data_rank}{tensor_rank}".encode())
+
 
 OTHER_RUN = "runs with different seeds must not share a stream"
 MOVED = "one stream is another one, moved forward"

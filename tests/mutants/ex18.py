@@ -140,6 +140,16 @@ def more_forwards_than_micro_batches(limits, m):
     return ahead(lambda rank, limits, m: min(*limits[: rank + 1], len(limits) - rank))(limits, m)
 
 
+PLANS = {}
+
+
+@wrong("schedule", "limit")
+def keeps_its_plans(limits, m):
+    """The key leaves out the order of the limits."""
+    key = len(limits), m, limits[0], sum(limits)
+    return PLANS.setdefault(key, ahead(lambda rank, limits, m: min(*limits[: rank + 1], len(limits) - rank, m))(limits, m))
+
+
 @wrong("schedule", "before the next begins")
 def one_by_one(limits, m):
     return ahead(lambda *_: 1)(limits, m)
@@ -391,7 +401,7 @@ def equally_much_memory(layers, ranks, memory):
     return placed(layers, ranks, memory, time=lambda layer: layer[1])
 
 
-@wrong("balance", "faster|does not fit|each layer has to be|there is a placement")
+@wrong("balance", "faster|does not fit|each layer has to be|there is a placement|no placement fits")
 def filled_up_to_the_mean(layers, ranks, memory):
     mean, sizes, start = sum(layer[0] for layer in layers) / ranks, [], 0
     if len(layers) < ranks:
@@ -487,6 +497,20 @@ def with_fits(layers, ranks, memory, fits, time=lambda stage: sum(t for t, *_ in
 def needed(stage, number):
     """The memory of a stage that keeps activations of so many micro-batches."""
     return sum(w for _, w, _ in stage) + number * sum(a for *_, a in stage)
+
+
+@wrong("balance", "no placement fits")
+def no_memory_is_no_limit(layers, ranks, memory):
+    return placed(layers, ranks, memory or math.inf)
+
+
+@wrong("balance", "no placement fits")
+def sums_in_32_bits(layers, ranks, memory):
+    def fits(stage, rank):
+        terms = [w + (ranks - rank) * a for _, w, a in stage]
+        return torch.tensor(terms, dtype=torch.float32).sum().item() <= memory
+
+    return with_fits(layers, ranks, memory, fits)
 
 
 @right("balance")

@@ -677,6 +677,19 @@ def last_choice_only(*args):
     return travels(*args, mix=mix)
 
 
+detour("counts_in_a_byte", "split sizes", "failed|your code raised",
+       exchange=lambda counts, group: gather_counts(counts.to(torch.uint8), group).long())  # fmt: skip
+
+CHOICES = {}
+
+
+@wrong("there_and_back", "rows of other experts have arrived, or rows of other tokens")
+def keeps_the_first_choices(x, chosen, *rest):
+    """As if a router's choices stayed."""
+    key = chosen.shape, tuple(rest[1])
+    return travels(x, CHOICES.setdefault(key, chosen), *rest)
+
+
 @wrong("there_and_back", "pass group=group")
 def in_the_world(x, chosen, weights, owner, compute, group):
     """The counts are gathered in the world, and looked up for the group."""

@@ -60,6 +60,11 @@ def observe_masks(kind, seed, shape):
         states = begin()
         with states.sharded():
             seen["at_once"] = [mask() for _ in seen["sharded"]]
+        states = begin()
+        with kind((seed + 1) % SEEDS, data, tensor).sharded():
+            mask()
+        with states.sharded():
+            seen["beside"] = mask()
         seen["hashed"] = bool(hashed)
         dist.barrier()
     return seen

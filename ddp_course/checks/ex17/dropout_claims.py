@@ -47,6 +47,8 @@ def claims(words, shape, rank, of_ranks):
     for place, (got, expected) in enumerate(zip(seen["sharded"], seen["at_once"])):
         yield same(f"mask {place + 1} of the sharded region, over four blocks, and over one", got, expected,
                    "each block must continue where the last one ended, after an error, too")  # fmt: skip
+    yield same("the first mask of the sharded region, beside a second object of another run", seen["beside"], first,
+               "keep the state of the sharded region in the object (self), not in the class or a global")  # fmt: skip
     for r, others in enumerate(of_ranks):
         where = "data rank {}, tensor rank {}".format(*divmod(r, shape[1]))
         if r // shape[1] != data:

@@ -1,6 +1,7 @@
 """The models on which question 2 tries an answer, whole and cut."""
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from ddp_course.checks.ex17.gradient_causes import in_part
@@ -19,6 +20,15 @@ def classifier(case, n):
         for block in blocks:
             block.norm1, block.norm2 = blocks[0].norm1, blocks[0].norm2
     return Classifier(blocks, width, case["tokens"], CLASSES).double()
+
+
+def drawn(case):
+    """The whole model. A new one has norms as nn.LayerNorm makes them, all alike."""
+    model = fill(classifier(case, 1), case["seed"])
+    for module in model.modules():
+        if case["new"] and isinstance(module, nn.LayerNorm):
+            module.reset_parameters()
+    return model
 
 
 def cut(name, value, place, n):
@@ -44,7 +54,7 @@ def a_batch(case, number):
 
 
 def gradients_in_one_process(case, number):
-    model = freeze(fill(classifier(case, 1), case["seed"]), case["frozen"])
+    model = freeze(drawn(case), case["frozen"])
     texts, labels = a_batch(case, number)
     F.cross_entropy(model(texts, None), labels).backward()
     return gradients_of(model)
@@ -53,5 +63,7 @@ def gradients_in_one_process(case, number):
 def described(case):
     words = f"{in_words(case['groups'])}, a model of {case['blocks']} block{'s' * (case['blocks'] > 1)}"
     words += ", whose blocks share their norms" if case["shared"] else ""
+    words += ", with new norms" if case["new"] else ""
+    words += f", after the backward of step {case['step']}" if case["step"] > 1 else ""
     return words + (", all frozen that would need a sum" if case["frozen"] == in_part() else
                     ", some frozen" if case["frozen"] else "")  # fmt: skip

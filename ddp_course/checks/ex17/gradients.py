@@ -8,12 +8,20 @@ from torch.nn import functional as F
 
 from ddp_course.checks.checked_watch import CheckedWatch
 from ddp_course.checks.claims import on_every_rank
-from ddp_course.checks.ex17.gradient_cases import a_batch, classifier, cut, described, freeze, gradients_in_one_process
+from ddp_course.checks.ex17.gradient_cases import (
+    a_batch,
+    classifier,
+    cut,
+    described,
+    drawn,
+    freeze,
+    gradients_in_one_process,
+)
 from ddp_course.checks.ex17.gradient_causes import in_part
 from ddp_course.checks.ex17.gradient_claims import claims
 from ddp_course.checks.ex17.meshes import given, names_in, whole_world
 from ddp_course.checks.groups import group_of
-from ddp_course.checks.training import fill, gradients_of, state
+from ddp_course.checks.training import gradients_of, state
 from ddp_course.checks.works import noting_works
 from ddp_course.judge.answer import trying
 from ddp_course.judge.question import question
@@ -29,11 +37,15 @@ def observe_sums(sum_gradients, cases):
         for case in cases:
             group, place, number = group_of(case["groups"])
             n = dist.get_world_size(group)
-            whole, model = fill(classifier(case, 1), case["seed"]).state_dict(), classifier(case, n)
+            whole, model = drawn(case).state_dict(), classifier(case, n)
             model.load_state_dict({name: cut(name, value, place, n) for name, value in whole.items()})
             freeze(model, case["frozen"])
             texts, labels = a_batch(case, number)
-            F.cross_entropy(model(texts.chunk(n, dim=1)[place], group), labels).backward()
+            for step in range(case["step"]):
+                model.zero_grad()
+                F.cross_entropy(model(texts.chunk(n, dim=1)[place], group), labels).backward()
+                if step < case["step"] - 1:
+                    sum_gradients(model, group)
             before, parameters = gradients_of(model), state(model)
             dist.barrier()
             with trying(described(case)), CheckedWatch() as watch, noting_works() as works:
@@ -65,15 +77,19 @@ def check_sum_gradients(answer, draw):
     """
     few = draw.choice([2, 3])
     pairs = draw.choice([[[0, 1], [2, 3]], [[0, 2], [1, 3]]])
-    variants = [("", False), (draw.sample(SOME, 2), False), ("", True), (in_part(), draw.random() < 0.5)]
-    for n, groups, chosen in [(few, whole_world(few), variants), (4, pairs, variants[1:3])]:
+    first_frozen = [SOME[0], draw.choice(SOME[1:])], False
+    shared, all_frozen = ("", True), (in_part(), draw.random() < 0.5)
+    several = [("", False), first_frozen, shared, all_frozen, ("", False)]
+    for n, groups, chosen in [(few, whole_world(few), several), (4, pairs, [(draw.sample(SOME, 2), False), shared])]:
         cases = []
-        for frozen, shared in chosen:
-            case = {"groups": groups, "frozen": list(frozen), "shared": shared, "seed": draw.randrange(10**6)}
+        for number, (frozen, shares) in enumerate(chosen):
+            case = {"groups": groups, "frozen": list(frozen), "shared": shares, "seed": draw.randrange(10**6)}
             # the first case is the easiest; with eleven blocks, a number has two digits
-            blocks = 11 if n == 4 and shared else 3 if frozen or shared else 1
+            blocks = 11 if n == 4 and shares else 3 if frozen or shares else 1
             case |= {"heads": 6, "tokens": 6 * draw.choice([1, 2]), "blocks": blocks}
-            cases.append(case)
+            # a small new model after large ones
+            case |= {"tokens": 6, "new": True} if number == 4 else {"new": False}
+            cases.append(case | {"step": 1 + (shares and n < 4)})
         of_ranks = answer.on_ranks(observe_sums, cases, nproc=n, timeout=10)
         for number, case in enumerate(cases):
             wanted = [gradients_in_one_process(case, of_group) for of_group in range(len(groups))]

@@ -9,16 +9,18 @@ RANKS = [(0, 0), (1, 1), (2, 0), (DATA - 1, TENSOR - 1), (0, TENSOR - 1)]  # (da
 
 def places_to_try(seed, draw):
     """[seed, data rank, tensor rank]: the whole mesh of one seed; the first seeds and the
-    last; seeds a power of ten or two apart; some places of a block of 64 seeds.
+    last; seeds a power of ten or two apart; two with the same digits; some places of a
+    block of 64 seeds.
     """
     small = [(s, d, t) for s in range(4) for d in (0, 1, 2, 3, DATA - 1) for t in (0, 1, TENSOR - 1)]
+    digits = [(1, 11, 0), (11, 1, 0)]
     ends = [(s, d, t) for s in (SEEDS - 2, SEEDS - 1) for d, t in RANKS]
     powers = [10**k for k in range(6)] + [2**k for k in range(20)]
     apart = {(seed + power) % SEEDS for power in powers} | {(seed ^ 2**k) % SEEDS for k in range(20)}
     mesh = [(seed, d, t) for d in range(DATA) for t in (range(TENSOR) if d in (0, 1, DATA - 1) else (0, TENSOR - 1))]
     first = draw.randrange(SEEDS // 64) * 64
     block = [(first + draw.randrange(64), draw.randrange(DATA), draw.randrange(TENSOR)) for _ in range(800)]
-    return [*mesh, *small, *ends, *((s, d, t) for s in sorted(apart) for d, t in RANKS), *block]
+    return [*mesh, *small, *digits, *ends, *((s, d, t) for s in sorted(apart) for d, t in RANKS), *block]
 
 
 def likely(seed_of):

@@ -23,6 +23,8 @@ SIMPLE = [  # layers, ranks, memory
     ([(1, 1, 0), (1, 1, 0), (1, 1, 5), (1, 0, 0)], 3, 6),  # the third layer fits on the last rank only
     ([(1_000_001, 1, 1)] * 2, 2, 100),  # no time is too long, and all of them can be tried
     ([(0, 1, 1), (0, 0, 0)], 1, 7),  # the last layer costs nothing
+    ([(1, 1, 0)] * 2, 2, 0),  # no memory at all
+    ([(1, 2**30 + 1, 0), (1, 2**30, 0)], 1, 2**31),  # one byte too many
     ([(6, 0, 5), (19, 0, 4), (11, 3, 4), (13, 6, 0)], 3, 47),  # the sum of squares is smaller in a slower one
 ]
 

@@ -8,6 +8,7 @@ from ddp_course.judge.question import question
 
 SIMPLE = [  # limits, micro-batches
     ([3, 2, 1], 6),  # what 1F1B keeps
+    ([3, 1, 2], 6),  # the same numbers in another order
     ([4, 3, 2, 1], 2),  # fewer micro-batches than ranks
     ([5], 3),
     ([9, 9, 9], 4),  # no limit, really

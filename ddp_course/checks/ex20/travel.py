@@ -77,14 +77,17 @@ def check_there_and_back(answer, draw):
     three, pairs = [[0, 1, 2]], draw.choice([[[0, 1], [2, 3]], [[0, 2], [1, 3]]])
     some = lambda n: [draw.randrange(3, 8) for _ in range(n)]  # noqa: E731
     shuffled = draw.choice([[2, 0, 1, 0, 2, 1], [1, 2, 0, 2, 1, 0], [2, 1, 0, 1, 0, 2]])
+    twice = {"tokens": some(3), "k": 2, "owner": [0, 0, 1, 1, 2, 2], "never": []}  # with other choices
     few = [
         {"tokens": some(3), "k": 1, "owner": [0, 0, 1, 1, 2, 2], "never": []},
-        {"tokens": some(3), "k": 2, "owner": [0, 0, 1, 1, 2, 2], "never": []},
+        twice,
+        twice,
         {"tokens": some(3), "k": 2, "owner": shuffled, "never": []},
         {"tokens": [5, 0, 3], "k": 3, "owner": [1, 0, 0, 2, 1], "never": [1]},
         {"tokens": draw.sample([0, 4, 7], 3), "k": 2, "owner": draw.choice([[2, 0, 2, 0], [0, 1, 1, 0]]), "never": []},
         {"tokens": some(3), "k": 1, "owner": [2, 1, 0], "never": [0, 2]},
         {"tokens": [0, 0, 0], "k": 2, "owner": [2, 1, 0], "never": []},
+        {"tokens": [700, 3, 600], "k": 1, "owner": [2, 0], "never": []},  # more than 255 for one expert
     ]
     more = [
         {"tokens": some(4), "k": 2, "owner": [1, 0, 0, 1, 1], "never": []},
