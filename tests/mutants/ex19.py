@@ -153,6 +153,13 @@ def with_its_own_backward(blocks):
 handed_in("merge", *LESSON[:6], torch.stack, torch.cat, torch.logaddexp, torch.logsumexp, F.softmax)
 
 
+@wrong("merge", "with the shapes that they have in a block")
+def without_any_dimension_of_one(blocks):
+    """Squeezes all of them, where only the last one was meant."""
+    output, total = by_parts(blocks)
+    return output, total.squeeze()[..., None]
+
+
 @wrong("merge", r"-inf - \(-inf\) is NaN")
 def the_lessons_for_each_pair(blocks):
     return functools.reduce(lambda one, more: context_parallel.merge(*one, *more), blocks)

@@ -4,7 +4,7 @@ OTHER_TEMPLATE = (
     'tokenizer.chat_template = "{% for turn in messages %}'
     '{{ turn.content }}{{ eos_token }}{% endfor %}"'
 )
-ROWS = 'table([{"merged into": "the original weights", **agreement(original)},'
+ROWS = 'table([{"merged into": "the original weights", **theirs},'
 BASE = """
        {"merged into": "no adapter",
         **agreement(AutoModelForCausalLM.from_pretrained(base))},"""

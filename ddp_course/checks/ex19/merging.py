@@ -101,10 +101,12 @@ def check_merge(answer, draw):
             {"blocks": 1, "empty": "rows", "nan": True},
             {"blocks": draw.randrange(3, 6), "dtype": "float32"},
             {"blocks": draw.randrange(3, 6), "dtype": "float32", "empty": "rows", "around": draw.choice([1000, -1000])},
+            {"blocks": 3, "queries": 1},
         )
     ]
     for case in cases:
-        case |= {"seed": draw.randrange(10**6), "queries": draw.randrange(8, 12), "width": draw.randrange(3, 6)}
+        queries = case.get("queries", draw.randrange(8, 12))
+        case |= {"seed": draw.randrange(10**6), "queries": queries, "width": draw.randrange(3, 6)}
     [seen] = answer.on_ranks(observe_merged, cases)
     for case, got in zip(cases, seen):
         hold(claims(case, got))
