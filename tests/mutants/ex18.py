@@ -147,7 +147,9 @@ PLANS = {}
 def keeps_its_plans(limits, m):
     """The key leaves out the order of the limits."""
     key = len(limits), m, limits[0], sum(limits)
-    return PLANS.setdefault(key, ahead(lambda rank, limits, m: min(*limits[: rank + 1], len(limits) - rank, m))(limits, m))
+    return PLANS.setdefault(
+        key, ahead(lambda rank, limits, m: min(*limits[: rank + 1], len(limits) - rank, m))(limits, m)
+    )
 
 
 @wrong("schedule", "before the next begins")
