@@ -683,7 +683,7 @@ detour("counts_in_a_byte", "split sizes", "failed|your code raised",
 CHOICES = {}
 
 
-@wrong("there_and_back", "rows of other experts have arrived, or rows of other tokens")
+@wrong("there_and_back", "rows of other experts have arrived|only the rank's own rows|how many rows")
 def keeps_the_first_choices(x, chosen, *rest):
     """As if a router's choices stayed."""
     key = chosen.shape, tuple(rest[1])
