@@ -177,6 +177,11 @@ def see_the_scale():
     torch.optim.AdamW = AdamW
 
 
+def seeing_the_scale(main, *arguments):
+    see_the_scale()
+    return main(*arguments)
+
+
 def python(*arguments, **options):
     """Run this Python in a process of its own; return what came of it, with stdout and
     stderr as text.

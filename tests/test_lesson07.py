@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from conftest import python, see_the_scale
+from conftest import python, seeing_the_scale
 from safetensors.torch import load_file
 from torch.utils.data import DistributedSampler
 
@@ -18,17 +18,12 @@ from ddp_course.ranks.launch import RankError, launch
 DIGITS = ["--data", "digits", "--train-samples", "288", "--epochs", "2", "--no-dropout"]
 
 
-def train(main, flags):
-    see_the_scale()
-    return main(flags)
-
-
 def run(lesson, out, nproc, *options):
     """Run a lesson's program on ranks; the results, the losses, and the final
     parameters by name.
     """
     flags = [*DIGITS, *options, "--out", str(out)]
-    results = launch(train, lesson.main, flags, nproc=nproc)
+    results = launch(seeing_the_scale, lesson.main, flags, nproc=nproc)
     losses = [
         json.loads(line)["loss"]
         for line in (out / "metrics.jsonl").read_text().splitlines()
@@ -86,7 +81,7 @@ def run_with_fault(fault, options):
         Accelerator.backward = lambda self, loss: backward(self, 2 * loss)
     elif fault == "zero_grad does nothing":
         torch.optim.AdamW.zero_grad = lambda self, set_to_none=True: None
-    return train(lesson07.main, options)
+    return seeing_the_scale(lesson07.main, options)
 
 
 @pytest.mark.parametrize(

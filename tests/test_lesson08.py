@@ -9,7 +9,7 @@ import shutil
 import pytest
 import torch
 import transformers
-from conftest import THOROUGH, python, see_the_scale
+from conftest import THOROUGH, python, seeing_the_scale
 from safetensors.torch import load_file
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
@@ -27,15 +27,10 @@ def server():
     start_server("transformers.trainer", "datasets", "deepspeed")
 
 
-def train(main, flags):
-    see_the_scale()
-    return main(flags)
-
-
 def run(lesson, out, nproc, *options):
     """Run a lesson's program on ranks; the results and the losses."""
     flags = [*DIGITS, *options, "--out", str(out)]
-    results = launch(train, lesson.main, flags, nproc=nproc)
+    results = launch(seeing_the_scale, lesson.main, flags, nproc=nproc)
     return results, [
         json.loads(line)["loss"]
         for line in (out / "metrics.jsonl").read_text().splitlines()
@@ -121,7 +116,7 @@ def run_with_fault(fault, options):
             return settings
 
         lesson08.training_arguments = training_arguments
-    return train(lesson08.main, options)
+    return seeing_the_scale(lesson08.main, options)
 
 
 @pytest.mark.parametrize("fault", ["another shuffle", "mean of the batch", "clipped"])
@@ -247,7 +242,7 @@ def stop_after_one_epoch(options):
             self.add_callback(Stop())
 
     lesson08.transformers.Trainer = Stopped
-    train(lesson08.main, options)
+    seeing_the_scale(lesson08.main, options)
 
 
 def main_that_counts_batches(flags):
@@ -260,7 +255,7 @@ def main_that_counts_batches(flags):
             return super().training_step(*args, **options)
 
     lesson08.transformers.Trainer = Counts
-    return train(lesson08.main, flags), len(batches)
+    return seeing_the_scale(lesson08.main, flags), len(batches)
 
 
 @pytest.mark.parametrize("nproc", [1, 2] if THOROUGH else [2])

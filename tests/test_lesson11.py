@@ -14,10 +14,10 @@ import sys
 from functools import partial
 from random import Random
 
+import accelerate
 import pytest
 import torch
 import transformers
-from conftest import see_the_scale
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from torch import nn
@@ -115,9 +115,24 @@ def question_file(tmp_path_factory):
 
 
 def train(plant, flags):
-    plant()
+    noted = plant()
     with contextlib.redirect_stdout(io.StringIO()):
-        return lesson11.main(flags)
+        return lesson11.main(flags) | {"noted": noted}
+
+
+def note_norms():
+    """A list that gets the gradients' norm before each update: Adam and clipping hide a
+    wrong scale of all gradients from the losses.
+    """
+    norms, clip = [], accelerate.Accelerator.clip_grad_norm_
+
+    def noted(*args, **options):
+        norm = clip(*args, **options)
+        norms.append(norm.item())
+        return norm
+
+    accelerate.Accelerator.clip_grad_norm_ = noted
+    return norms
 
 
 def run(base, question_file, out, *options, nproc=2, plant=lambda: None):
@@ -326,13 +341,15 @@ def test_n_ranks_train_as_one(method, nproc, batch_size, base, question_file, tm
     def on(ranks, batch_size):
         options = ["--method", method, *EXACT, "--batch-size", str(batch_size)]
         folder = tmp_path / str(ranks)
-        how = {"nproc": ranks, "plant": see_the_scale}
+        how = {"nproc": ranks, "plant": note_norms}
         return run(base, question_file, folder, *options, **how)
 
     [alone], one = on(1, 12)
     results, many = on(nproc, batch_size)
     assert len(one) == 2 and one[0] != one[1]
     torch.testing.assert_close(many, one, rtol=1e-3, atol=1e-3)
+    assert len(alone["noted"]) == len(one)
+    assert results[0]["noted"] == pytest.approx(alone["noted"], rel=1e-2)
     assert results[0]["loss_after"] == pytest.approx(alone["loss_after"], abs=2e-3)
     assert len({result["params_sha256"] for result in results}) == 1
 

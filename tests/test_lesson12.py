@@ -583,6 +583,7 @@ def whole_recipe(folder, combinations):
             norms.clear()
             result = program(folder, *flags, *name.split())
             own = [dtensors.full(norm).item() for norm in norms]
+            assert len(own) == len(result["losses"]) > 0, "each update clips"
             found[name] = result["losses"], own, result["validation_loss"]
             dist.barrier()
     return found

@@ -22,10 +22,12 @@ from conftest import COURSE, THOROUGH, descendants, python
 from torch import nn
 
 from ddp_course import UsageError, lesson12, lesson13, runs
+from ddp_course.checkpoints import of_deepspeed
 from ddp_course.checkpoints.deepspeed_configurations import BATCH, check_batch
 from ddp_course.checks import ex13
 from ddp_course.data.tokenizers import Bytes
 from ddp_course.detectors.flight_record import flight_record
+from ddp_course.files import Unusable, tensors_of
 from ddp_course.models import gpt, six_ways
 from ddp_course.models.gpt import GPT, SHAPES
 from ddp_course.models.pipeline import token_loss
@@ -75,8 +77,8 @@ def with_ddp():
 
 
 def train_and_count(stage, **zero):
-    """Losses of four steps, and the last gradient's norm; and for each kind of message in a fifth step, the numbers of
-    ranks that took part, each once.
+    """Losses of four steps, with the last gradient's norm; and for each kind of message
+    in a fifth step, the numbers of ranks that took part, each once.
     """
     config = configuration("--stage", stage)
     config["zero_optimization"] |= zero
@@ -733,6 +735,31 @@ def test_shards_load_on_as_many_ranks_only(stage, tmp_path):
         ]
         with pytest.raises(RankError, match="check_ckpt_list"):
             launch(load_elsewhere, str(tmp_path), 3, nproc=2, timeout=600)
+
+
+class LooksUp:
+    """Pickled as Python 3.11.0 to 3.11.3 pickles a member of an enum."""
+
+    def __init__(self, *place):
+        self.place = place
+
+    def __reduce__(self):
+        return getattr, self.place
+
+
+def test_a_stage_is_read_as_early_pythons_3_11_write_it_and_no_other_attribute(
+    tmp_path,
+):
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+
+    torch.save({"zero_stage": LooksUp(ZeroStageEnum, "weights")}, tmp_path / "stage.pt")
+    classes = of_deepspeed.classes_of_deepspeed()
+    found = tensors_of(tmp_path / "stage.pt", classes)
+    assert found == {"zero_stage": ZeroStageEnum.weights}
+    for place in ((ZeroStageEnum, "__class__"), (of_deepspeed.Path, "home")):
+        torch.save(LooksUp(*place), tmp_path / "other.pt")
+        with pytest.raises(Unusable, match="holds more than tensors and numbers"):
+            tensors_of(tmp_path / "other.pt", classes)
 
 
 def test_a_wrong_configuration_and_a_missing_checkpoint_give_one_line(tmp_path):

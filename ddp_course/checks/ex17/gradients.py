@@ -45,7 +45,8 @@ def observe_sums(sum_gradients, cases):
                 model.zero_grad()
                 F.cross_entropy(model(texts.chunk(n, dim=1)[place], group), labels).backward()
                 if step < case["step"] - 1:
-                    sum_gradients(model, group)
+                    with trying(described(case)):
+                        sum_gradients(model, group)
             before, parameters = gradients_of(model), state(model)
             dist.barrier()
             with trying(described(case)), CheckedWatch() as watch, noting_works() as works:
